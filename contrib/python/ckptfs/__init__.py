@@ -19,17 +19,29 @@ The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names
 torch is imported only where tensors of it are made.
 """
 
+from ._boxes import load_boxes
+from ._comm import Comm
+from ._layout import load_layout
 from ._library import CkptError
 from ._objects import Opaque
-from ._comm import Comm
-from ._view import View, open
-from ._boxes import load_boxes
-from ._layout import load_layout
 from ._reloader import Reloader
 from ._running import Running, load_async
 from ._state_dict import load_state_dict
+from ._view import View, open
 
-__all__ = ["CkptError", "Comm", "Opaque", "Reloader", "Running", "View", "load_async", "load_boxes", "load_layout", "load_state_dict", "open"]
+__all__ = [
+    "CkptError",
+    "Comm",
+    "Opaque",
+    "Reloader",
+    "Running",
+    "View",
+    "load_async",
+    "load_boxes",
+    "load_layout",
+    "load_state_dict",
+    "open",
+]
 
 
 def __getattr__(name):

@@ -10,7 +10,8 @@ from ._fork import check_process
 
 def ahead(make, of, n):
     """make(x) for each x, in order; up to n of them are being made while the caller has another. Errors come in their turn.
-    CkptError "usage": this process was forked since the first x was asked for."""
+    CkptError "usage": this process was forked since the first x was asked for.
+    """
     if n <= 0:
         for x in of:
             yield make(x)
@@ -27,7 +28,9 @@ def ahead(make, of, n):
             yield waiting.popleft().result()
             check_process(process, "iterator")
     finally:
-        if process == os.getpid():  # else the pool's threads are not here, and its locks may be theirs
+        if (
+            process == os.getpid()
+        ):  # else the pool's threads are not here, and its locks may be theirs
             for future in waiting:
                 future.cancel()
             pool.shutdown()

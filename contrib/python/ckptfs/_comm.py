@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Literal, Union
 from ._device_memory import DRIVER, TORCH
 from ._exchange import exchange_of
 from ._fork import check_group, check_process
-from ._library import CODES, SHARE_NONE, CkptError, Err, library, nccl_library, nccl_problem, new, say_waits, to_device
+from ._library import (
+    CODES,
+    SHARE_NONE,
+    CkptError,
+    Err,
+    library,
+    nccl_library,
+    nccl_problem,
+    new,
+    say_waits,
+    to_device,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -56,20 +67,34 @@ class Comm:
     A load on a device comes after the work that is queued on the stream that is current where the load is called (load_async, reload, resume ...).
 
     `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
-    "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
+    "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group.
+    """
 
     # Another thread may close it while a load runs on it, or the thread that started the load, whose own thread goes on.
 
-    def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
-                 timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None,  # failure: this rank can't load; the others hear of it
-                 *, allocator: Literal["torch", "driver"] = "torch"):
+    def __init__(
+        self,
+        group: torch.distributed.ProcessGroup | Literal[False] | None = None,
+        device: int | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        failure: BaseException
+        | None = None,  # failure: this rank can't load; the others hear of it
+        *,
+        allocator: Literal["torch", "driver"] = "torch",
+    ):
         if allocator not in ("torch", "driver"):
-            failure = failure or ValueError(f"allocator={allocator!r}: expected 'torch' or 'driver'")
+            failure = failure or ValueError(
+                f"allocator={allocator!r}: expected 'torch' or 'driver'"
+            )
         self._memory = DRIVER if allocator == "driver" else TORCH
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         self._idle = threading.Condition()  # of the next line
-        self._users, self._running, self._closing = [], None, False  # threads that load; the Load that can be cancelled
+        self._users, self._running, self._closing = (
+            [],
+            None,
+            False,
+        )  # threads that load; the Load that can be cancelled
         self._process = os.getpid()  # a forked one has none of these threads
         self._loads = weakref.WeakSet()  # whose memory belongs to this comm
         dist = _distributed()
@@ -128,7 +153,7 @@ class Comm:
     def _reason(self, error):
         """Of an error: what a rank that is gone has said before it went, if it has."""
         try:
-            return error.code == "peer" and self.words.failure() or error
+            return (error.code == "peer" and self.words.failure()) or error
         except CkptError:  # nor is the store there
             return error
 
@@ -171,7 +196,9 @@ class Comm:
             raise
         without = [str(rank) for rank, (_, has_device) in enumerate(told) if not has_device]
         if self.device is not None and without:
-            _warn_of_detour(f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no CUDA device, or can't use NCCL")
+            _warn_of_detour(
+                f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no CUDA device, or can't use NCCL"
+            )
             self.device = None
         table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
         comm = c_void_p()
@@ -200,18 +227,25 @@ class Comm:
                 self.words.fail(failure)  # in full; the others wait below
             err.code = CODES.index(getattr(failure, "code", "usage"))
             err.text = " ".join(str(failure).split()).encode(errors="backslashreplace")[:1023]
-        rc = library().comm_agree_raw(self.handle, -1 if failure is not None else 0, self.timeout_ms, byref(err))
+        rc = library().comm_agree_raw(
+            self.handle, -1 if failure is not None else 0, self.timeout_ms, byref(err)
+        )
         if failure is not None:
             raise failure
         if rc < 0:
-            raise self.words.failure() or CkptError(CODES[err.code], err.text.decode(errors="replace"))
+            raise self.words.failure() or CkptError(
+                CODES[err.code], err.text.decode(errors="replace")
+            )
 
     def mesh(self, device_mesh, order):
         """A DeviceMesh's dimensions in this order, and its ranks here. KeyError: one is not in the group."""
         key = (device_mesh, *order)
         if key not in self._meshes:
             mesh = device_mesh.mesh.permute(order)
-            self._meshes[key] = (list(mesh.shape), [self.ranks[int(g)] for g in mesh.flatten().tolist()])
+            self._meshes[key] = (
+                list(mesh.shape),
+                [self.ranks[int(g)] for g in mesh.flatten().tolist()],
+            )
         return self._meshes[key]
 
     @property
@@ -220,13 +254,17 @@ class Comm:
 
     def close(self) -> None:
         """Close the connections. A load that runs on them in another thread, as from load_async(), is cancelled on all ranks, and its end waited for.
-        In a forked process nothing is closed: the connections are the parent's."""
+        In a forked process nothing is closed: the connections are the parent's.
+        """
         if self._process != os.getpid():
             self._comm = None
             return
         with self._idle:
             if threading.get_ident() in self._users:
-                raise CkptError("usage", "a load runs on this Comm in this very thread: close it when the load is over")
+                raise CkptError(
+                    "usage",
+                    "a load runs on this Comm in this very thread: close it when the load is over",
+                )
             self._closing = True
             if self._users:
                 self.words.fail(_closed())
@@ -265,11 +303,15 @@ def share_number(comm, group):
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return SHARE_NONE
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"load_options: share_with={group!r}: expected a process group of torch.distributed")
+        raise TypeError(
+            f"load_options: share_with={group!r}: expected a process group of torch.distributed"
+        )
     ranks = dist.get_process_group_ranks(group)
     outside = [g for g in ranks if g not in comm.ranks]
     if outside:
-        raise ValueError(f"load_options: share_with has rank {outside[0]}, which does not take part in the load")
+        raise ValueError(
+            f"load_options: share_with has rank {outside[0]}, which does not take part in the load"
+        )
     here = [comm.ranks[g] for g in ranks]
     return 1 + min(here) if comm.rank in here else SHARE_NONE
 
@@ -284,6 +326,7 @@ def _warn_of_detour(why):
 
 def _stream(device):
     import torch
+
     return torch.cuda.current_stream(device).cuda_stream
 
 
@@ -292,4 +335,5 @@ def _distributed():
     if torch is None:
         return None
     import torch.distributed as dist
+
     return dist if dist.is_available() else None

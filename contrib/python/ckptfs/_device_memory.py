@@ -10,6 +10,7 @@ from ._library import ALLOC, DEALLOC
 def _alloc(device, size, stream):
     try:
         import torch
+
         return torch.cuda.caching_allocator_alloc(size, device or 0, stream or 0)
     except Exception as e:  # the load fails with an error of its own, which has no room for torch's
         warnings.warn(f"torch's caching allocator: {e}", stacklevel=2)
@@ -19,8 +20,12 @@ def _alloc(device, size, stream):
 @DEALLOC
 def _dealloc(_, memory):
     import torch
+
     torch.cuda.caching_allocator_delete(memory)
 
 
-TORCH = _alloc, _dealloc  # they live as long as the process: a read that hangs gives its memory back late
+TORCH = (
+    _alloc,
+    _dealloc,
+)  # they live as long as the process: a read that hangs gives its memory back late
 DRIVER = ALLOC(), DEALLOC()

@@ -2,7 +2,8 @@
 """A few bytes from every rank to every rank of a torch process group, through the group's own store.
 
 Not through a collective: gloo and NCCL wait their own 10 to 30 minutes for a rank that does not come, and Ctrl-C is not heard meanwhile. Here
-every wait ends with the caller's deadline, names the ranks that are absent, hears Ctrl-C, and hears at once of a rank that has given up."""
+every wait ends with the caller's deadline, names the ranks that are absent, hears Ctrl-C, and hears at once of a rank that has given up.
+"""
 
 import json
 import logging
@@ -28,22 +29,29 @@ class Exchange:
     def __init__(self, store, rank, size, deadline_s):
         self.store, self.rank, self.size, self.deadline_s = store, rank, size, deadline_s
         self.turn, self.old = 0, None
-        self.number = self._asked(lambda: store.add(_count(rank), 1))  # the store knows how many there were: we keep no state
+        self.number = self._asked(
+            lambda: store.add(_count(rank), 1)
+        )  # the store knows how many there were: we keep no state
         self.load = f"ckptfs/{self.number}"
 
     def share(self, word, combine=list):
         """combine([word of rank 0, word of rank 1, ...]), made by rank 0; words and the result are what JSON has.
 
-        CkptError: the error of a rank that called fail(); TIMEOUT: a rank did not come; PEER: the store is gone, with its process."""
+        CkptError: the error of a rank that called fail(); TIMEOUT: a rank did not come; PEER: the store is gone, with its process.
+        """
         self.turn += 1
         top = f"{self.load}/{self.turn}"
         self._asked(lambda: self.store.set(f"{top}/{self.rank}", json.dumps(word)))
         if self.rank == 0:
             keys = [f"{top}/{r}" for r in range(self.size)]
             self._await(keys)
-            result = json.dumps(combine([json.loads(self._asked(lambda k=k: self.store.get(k))) for k in keys]))
+            result = json.dumps(
+                combine([json.loads(self._asked(lambda k=k: self.store.get(k))) for k in keys])
+            )
             self._asked(lambda: self.store.set(f"{top}/all", result))
-            for key in keys + ([self.old] if self.old else []):  # everybody came, so everybody has read the last result
+            for key in keys + (
+                [self.old] if self.old else []
+            ):  # everybody came, so everybody has read the last result
                 self._asked(lambda k=key: self.store.delete_key(k))
             self.old = f"{top}/all"
         else:
@@ -80,11 +88,18 @@ class Exchange:
             waited = time.monotonic() - begin
             if self.rank == 0 and waited > say:
                 say += SAY_AGAIN_S
-                logging.getLogger("ckptfs").warning("waiting for %s for %.0f s now, to come to this load", self._absent(keys), waited)
+                logging.getLogger("ckptfs").warning(
+                    "waiting for %s for %.0f s now, to come to this load",
+                    self._absent(keys),
+                    waited,
+                )
             if waited > patience:
                 self._count_absent()
-                raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {patience:g} s "
-                                           "(load_options={'exchange_timeout_ms': ...} is how long to wait)")
+                raise CkptError(
+                    "timeout",
+                    f"{self._absent(keys)} did not come to load within {patience:g} s "
+                    "(load_options={'exchange_timeout_ms': ...} is how long to wait)",
+                )
             time.sleep(pause)
             pause = min(2 * pause, LONG_S)
 
@@ -93,7 +108,9 @@ class Exchange:
         for rank in range(self.size):
             seen = self._asked(lambda: self.store.add(_count(rank), 0))
             if seen < self.number:  # unless it comes at this moment
-                self._asked(lambda: self.store.compare_set(_count(rank), str(seen), str(self.number)))
+                self._asked(
+                    lambda: self.store.compare_set(_count(rank), str(seen), str(self.number))
+                )
 
     def _absent(self, keys):
         if self.rank != 0:
@@ -108,7 +125,10 @@ class Exchange:
         except CkptError:
             raise
         except RuntimeError as e:  # torch's DistError and its children
-            raise CkptError("peer", f"the process group's store does not answer, its process has probably ended: {str(e).splitlines()[0]}") from None
+            raise CkptError(
+                "peer",
+                f"the process group's store does not answer, its process has probably ended: {str(e).splitlines()[0]}",
+            ) from None
 
 
 def _count(rank):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What survives fork(): views do, as long as the library's locks are free when the process is copied. Loads, the objects that control them, iterators
-that read ahead and process groups do not: in a child each use of them is an error, and closing them gives back nothing, for the parent goes on with them."""
+that read ahead and process groups do not: in a child each use of them is an error, and closing them gives back nothing, for the parent goes on with them.
+"""
 
 import contextlib
 import os
@@ -53,17 +54,24 @@ def loading(view):
 
 def check_process(process, what):
     """CkptError if `what` was made by that process, and this one was forked from it. To be called before any lock of `what` is taken: the thread that held
-    the lock at the fork is not here to release it."""
+    the lock at the fork is not here to release it.
+    """
     if process != os.getpid():
-        raise CkptError("usage", f"this {what} belongs to process {process}, from which this one was forked: its threads and connections are there only. "
-                                 "Use it there, or make another one here")
+        raise CkptError(
+            "usage",
+            f"this {what} belongs to process {process}, from which this one was forked: its threads and connections are there only. "
+            "Use it there, or make another one here",
+        )
 
 
 def check_group(group):
     """CkptError if a process group was made by the process that this one was forked from."""
     if group is not None and group is _groups:
-        raise CkptError("usage", "this process was forked from one with a process group, whose connections are not its own: call "
-                                 "torch.distributed.destroy_process_group() and make another group, or start processes by spawn")
+        raise CkptError(
+            "usage",
+            "this process was forked from one with a process group, whose connections are not its own: call "
+            "torch.distributed.destroy_process_group() and make another group, or start processes by spawn",
+        )
 
 
 def _before():

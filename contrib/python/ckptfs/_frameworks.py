@@ -13,7 +13,8 @@ def unusable(adapter, error, top, distribution, install, supported=None):
     top           the framework's modules, of which one is missing if it is not installed
     distribution  the name that pip knows it by
     install       what to tell pip
-    supported     the versions that the adapter is tested with"""
+    supported     the versions that the adapter is tested with
+    """
     if isinstance(error, ModuleNotFoundError) and error.name in top:
         return ImportError(f"{adapter} needs {distribution}: pip install {install}")
     try:
@@ -23,6 +24,8 @@ def unusable(adapter, error, top, distribution, install, supported=None):
     said = f"{adapter} can't use the installed {distribution} {version}: {error}"
     if supported:
         said += f". {adapter} is tested with {distribution} {supported}"
-    if error.name is None and top[-1] not in sys.modules:  # no module is missing, the framework itself gave up
+    if (
+        error.name is None and top[-1] not in sys.modules
+    ):  # no module is missing, the framework itself gave up
         said += f". Perhaps it is to be installed anew: pip install {install}"
     return ImportError(said)

@@ -22,10 +22,21 @@ class Layout(dict):
     boxes, stats = None, None
 
 
-def load_layout(run: Path | View, layout: str, process_group: Group = None, *, device: torch.device | str | int | None = None,
-                view: str | None = None, base: Path | None = None, step: str | int | None = None, options: Mapping[str, Any] | None = None,
-                readers: str = "auto", load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
-                **more: Any) -> Layout:
+def load_layout(
+    run: Path | View,
+    layout: str,
+    process_group: Group = None,
+    *,
+    device: torch.device | str | int | None = None,
+    view: str | None = None,
+    base: Path | None = None,
+    step: str | int | None = None,
+    options: Mapping[str, Any] | None = None,
+    readers: str = "auto",
+    load_options: Mapping[str, Any] | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+    **more: Any,
+) -> Layout:
     """Everything that this rank has of a model under a parallel layout, loaded by all ranks of a process group together.
 
     layout  "tp=2,pp=2,ep=1,dp=2" or "fsdp=4"; sizes that are not given are 1, their product is the number of ranks. Of consecutive ranks tp varies
@@ -36,7 +47,8 @@ def load_layout(run: Path | View, layout: str, process_group: Group = None, *, d
     Returns a Layout: a dict of tensors, by the view's names, in the view's dtypes. A tensor that fuses several parts (gate and up) is divided part by
     part, and the rank's pieces of them are joined in that dimension.
 
-    CkptError, on all ranks: "usage": a layout that does not fit the ranks or the model; "unsupported": a view that no model file divides."""
+    CkptError, on all ranks: "usage": a layout that does not fit the ranks or the model; "unsupported": a view that no model file divides.
+    """
     spec = native = failure = home = None
     try:
         home = _home(device)
@@ -48,7 +60,13 @@ def load_layout(run: Path | View, layout: str, process_group: Group = None, *, d
     result, found = Layout(), {}
     with joined(process_group, _number(home), timeout_ms, failure) as comm, spec:
         spec.check(comm)
-        result.stats = run_together(comm, lambda: next(spec.views(comm)), lambda load: found.update(load.want_layout(layout)), native, progress)
+        result.stats = run_together(
+            comm,
+            lambda: next(spec.views(comm)),
+            lambda load: found.update(load.want_layout(layout)),
+            native,
+            progress,
+        )
     result.update({name: tensor.to(home) for name, (tensor, _) in found.items()})
     result.boxes = {name: boxes for name, (_, boxes) in found.items()}
     return result
@@ -56,13 +74,16 @@ def load_layout(run: Path | View, layout: str, process_group: Group = None, *, d
 
 def _home(device):
     import torch
+
     from ._tensors import home
+
     return torch.device(device) if device is not None else home()
 
 
 def _number(device):
     """The number of a CUDA device; None: it is none."""
     import torch
+
     if device is None or device.type != "cuda":
         return None
     return device.index if device.index is not None else torch.cuda.current_device()

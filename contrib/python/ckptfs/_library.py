@@ -4,8 +4,19 @@
 import ctypes
 import logging
 import os
+from ctypes import (
+    POINTER,
+    byref,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from types import SimpleNamespace
-from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 VERSION = "0.2.0"  # of this package, and so of the library whose structs are below
 NAME = "libckptfs_load.so.0"
@@ -13,7 +24,21 @@ NCCL_NAME = "libckptfs_load_nccl.so.0"
 RANK = 12  # most dimensions
 NO_LIMIT = 0xFFFFFFFF
 SHARE_NONE = 0xFFFFFFFF
-CODES = ["ok", "io", "format", "unsupported", "missing", "conflict", "stale", "limit", "nomem", "usage", "timeout", "peer", "cancelled"]
+CODES = [
+    "ok",
+    "io",
+    "format",
+    "unsupported",
+    "missing",
+    "conflict",
+    "stale",
+    "limit",
+    "nomem",
+    "usage",
+    "timeout",
+    "peer",
+    "cancelled",
+]
 READERS = {"auto": 0, "once": 1, "node": 2, "each": 3}
 
 
@@ -30,12 +55,24 @@ class Err(ctypes.Structure):
 
 
 class TensorInfo(ctypes.Structure):
-    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", POINTER(c_uint64)), ("rank", c_uint32), ("nbytes", c_uint64),
-                ("file", c_void_p), ("file_off", c_uint64)]
+    _fields_ = [
+        ("name", c_char_p),
+        ("dtype", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("rank", c_uint32),
+        ("nbytes", c_uint64),
+        ("file", c_void_p),
+        ("file_off", c_uint64),
+    ]
 
 
 class Step(ctypes.Structure):
-    _fields_ = [("name", c_char_p), ("generation", c_uint64), ("mtime_ns", ctypes.c_int64), ("is_latest", c_bool)]
+    _fields_ = [
+        ("name", c_char_p),
+        ("generation", c_uint64),
+        ("mtime_ns", ctypes.c_int64),
+        ("is_latest", c_bool),
+    ]
 
 
 class Dest(ctypes.Structure):
@@ -51,18 +88,38 @@ class Place(ctypes.Structure):
 
 
 class WantInfo(ctypes.Structure):
-    _fields_ = [("tensor", c_char_p), ("dtype", c_char_p), ("rank", c_uint32), ("lo", c_uint64 * RANK), ("n", c_uint64 * RANK),
-                ("nbytes", c_uint64)]
+    _fields_ = [
+        ("tensor", c_char_p),
+        ("dtype", c_char_p),
+        ("rank", c_uint32),
+        ("lo", c_uint64 * RANK),
+        ("n", c_uint64 * RANK),
+        ("nbytes", c_uint64),
+    ]
 
 
 class Rates(ctypes.Structure):
-    _fields_ = [(n, c_double) for n in ("node_storage", "shared_storage", "page_cache", "copy", "local_link", "network")]
+    _fields_ = [
+        (n, c_double)
+        for n in ("node_storage", "shared_storage", "page_cache", "copy", "local_link", "network")
+    ]
 
 
 class LoadOptions(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("readers", c_int), ("host_bytes", c_uint64), ("device_bytes", c_uint64), ("window_bytes", c_uint64),
-                ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates),
-                ("direct", c_int), ("share", c_uint32)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("readers", c_int),
+        ("host_bytes", c_uint64),
+        ("device_bytes", c_uint64),
+        ("window_bytes", c_uint64),
+        ("threads", c_uint32),
+        ("read_timeout_ms", c_uint32),
+        ("exchange_timeout_ms", c_uint32),
+        ("verify", c_bool),
+        ("rates", Rates),
+        ("direct", c_int),
+        ("share", c_uint32),
+    ]
 
 
 ALLOC = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_void_p)
@@ -71,13 +128,30 @@ LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
 class Nccl(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("alloc", ALLOC), ("dealloc", DEALLOC), ("user", c_void_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("device", c_int),
+        ("stream", c_void_p),
+        ("alloc", ALLOC),
+        ("dealloc", DEALLOC),
+        ("user", c_void_p),
+    ]
 
 
 class Stats(ctypes.Structure):
-    _fields_ = ([(n, c_uint64) for n in ("needed_bytes", "unique_bytes", "read_bytes", "reads", "sent_bytes", "received_bytes",
-                                         "buffer_bytes", "device_bytes")] +
-                [(n, c_double) for n in ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")])
+    _fields_ = [
+        (n, c_uint64)
+        for n in (
+            "needed_bytes",
+            "unique_bytes",
+            "read_bytes",
+            "reads",
+            "sent_bytes",
+            "received_bytes",
+            "buffer_bytes",
+            "device_bytes",
+        )
+    ] + [(n, c_double) for n in ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")]
 
 
 P, E = c_void_p, POINTER(Err)
@@ -118,16 +192,37 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_transport": (c_char_p, [P]),
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
     "ckpt_comm_step": (c_int, [P, P, c_char_p, c_uint32, POINTER(P), E]),
-    "ckpt_load_open": (c_int, [P, c_char_p, P, c_char_p, c_uint32, POINTER(P), POINTER(P), POINTER(P), E]),
+    "ckpt_load_open": (
+        c_int,
+        [P, c_char_p, P, c_char_p, c_uint32, POINTER(P), POINTER(P), POINTER(P), E],
+    ),
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
     "ckpt_tcp_free": (None, [P]),
-    "ckpt_tcp_connect": (c_int, [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E]),
+    "ckpt_tcp_connect": (
+        c_int,
+        [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E],
+    ),
     "ckpt_load_new": (c_int, [P, P, POINTER(LoadOptions), POINTER(P), E]),
     "ckpt_load_free": (None, [P]),
-    "ckpt_load_want": (c_int, [P, c_char_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(Dest), POINTER(c_size_t), E]),
-    "ckpt_load_want_part": (c_int, [P, c_char_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(Mesh), POINTER(Place), POINTER(Dest),
-                                    POINTER(c_size_t), E]),
+    "ckpt_load_want": (
+        c_int,
+        [P, c_char_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(Dest), POINTER(c_size_t), E],
+    ),
+    "ckpt_load_want_part": (
+        c_int,
+        [
+            P,
+            c_char_p,
+            POINTER(c_uint64),
+            POINTER(c_uint64),
+            POINTER(Mesh),
+            POINTER(Place),
+            POINTER(Dest),
+            POINTER(c_size_t),
+            E,
+        ],
+    ),
     "ckpt_load_want_layout": (c_int, [P, c_char_p, E]),
     "ckpt_load_wants": (c_size_t, [P]),
     "ckpt_load_set_dest": (c_int, [P, c_size_t, POINTER(Dest), E]),
@@ -153,23 +248,34 @@ def _open():
         for folder in (top, os.path.join(top, "core"), os.path.join(top, "lib")):
             if os.path.exists(os.path.join(folder, NAME)):
                 return ctypes.CDLL(os.path.join(folder, NAME))
-        raise ImportError(f"CKPTFS_LIBRARY_PATH={top}: there is no {NAME} in it, nor in core/ or lib/ below")
-    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", NAME)  # in a package that pip installed
+        raise ImportError(
+            f"CKPTFS_LIBRARY_PATH={top}: there is no {NAME} in it, nor in core/ or lib/ below"
+        )
+    own = os.path.join(
+        os.path.dirname(os.path.abspath(__file__)), "lib", NAME
+    )  # in a package that pip installed
     try:
         return ctypes.CDLL(own if os.path.exists(own) else NAME)
     except OSError as e:
-        raise ImportError(f"{NAME} is not installed; CKPTFS_LIBRARY_PATH names the directory of a build ({e})") from None
+        raise ImportError(
+            f"{NAME} is not installed; CKPTFS_LIBRARY_PATH names the directory of a build ({e})"
+        ) from None
 
 
 def _wrap(fn):
     def call(*args):
-        if any(isinstance(arg, bytes) and 0 in arg for arg in args):  # C would see what is before it
-            raise ValueError(f"embedded null byte: {next(arg for arg in args if isinstance(arg, bytes) and 0 in arg)!r}")
+        if any(
+            isinstance(arg, bytes) and 0 in arg for arg in args
+        ):  # C would see what is before it
+            raise ValueError(
+                f"embedded null byte: {next(arg for arg in args if isinstance(arg, bytes) and 0 in arg)!r}"
+            )
         err = Err()
         result = fn(*args, byref(err))
         if result < 0:
             raise CkptError(CODES[err.code], err.text.decode(errors="replace"))
         return result
+
     return call
 
 
@@ -178,8 +284,10 @@ def _check_version(dll):
     dll.ckpt_version.restype = c_char_p
     version = dll.ckpt_version().decode()
     if version != VERSION:
-        raise ImportError(f"{dll._name} is of version {version}, the Python package ckptfs in '{os.path.dirname(os.path.abspath(__file__))}' of {VERSION}: "
-                          "install both of one version, or name the directory of its build in CKPTFS_LIBRARY_PATH")
+        raise ImportError(
+            f"{dll._name} is of version {version}, the Python package ckptfs in '{os.path.dirname(os.path.abspath(__file__))}' of {VERSION}: "
+            "install both of one version, or name the directory of its build in CKPTFS_LIBRARY_PATH"
+        )
 
 
 class _Library:
@@ -208,9 +316,15 @@ def nccl_library():
         folder = os.path.dirname(library().path)
         try:
             dll = ctypes.CDLL(os.path.join(folder, NCCL_NAME))
-            dll.ckpt_comm_nccl.restype, dll.ckpt_comm_nccl.argtypes = c_int, [P, POINTER(Nccl), POINTER(P), E]
+            dll.ckpt_comm_nccl.restype, dll.ckpt_comm_nccl.argtypes = (
+                c_int,
+                [P, POINTER(Nccl), POINTER(P), E],
+            )
             dll.ckpt_comm_nccl_stream.restype, dll.ckpt_comm_nccl_stream.argtypes = c_int, [P, P, E]
-            _nccl = SimpleNamespace(comm_nccl=_wrap(dll.ckpt_comm_nccl), comm_nccl_stream=_wrap(dll.ckpt_comm_nccl_stream))
+            _nccl = SimpleNamespace(
+                comm_nccl=_wrap(dll.ckpt_comm_nccl),
+                comm_nccl_stream=_wrap(dll.ckpt_comm_nccl_stream),
+            )
         except OSError as e:
             _nccl, _nccl_problem = False, str(e)
     return _nccl or None
@@ -222,7 +336,8 @@ def nccl_problem():
 
 def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
     """Give a comm over host memory this rank's CUDA device. memory: functions that allocate and free memory of it, which get the device's number, and
-    must live as long as the process; by default the driver's."""
+    must live as long as the process; by default the driver's.
+    """
     how = Nccl(ctypes.sizeof(Nccl), device, stream, *memory, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 

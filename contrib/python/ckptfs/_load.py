@@ -5,11 +5,33 @@ import contextlib
 import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
+from . import _overlap
 from ._comm import share_number
 from ._fork import loading
-from . import _overlap
-from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
-from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, is_strided, loses, places, same_bits, written
+from ._library import (
+    READERS,
+    CkptError,
+    Dest,
+    LoadOptions,
+    Mesh,
+    Place,
+    Stats,
+    WantInfo,
+    library,
+    new,
+    u32s,
+    u64s,
+)
+from ._tensors import (
+    SAFETENSORS,
+    is_dtensor,
+    is_sharded_tensor,
+    is_strided,
+    loses,
+    places,
+    same_bits,
+    written,
+)
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
@@ -46,8 +68,11 @@ class Load:
 
     def __init__(self, view, comm, options):
         import torch
+
         self.view, self.comm = view, comm
-        self.device = torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
+        self.device = (
+            torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
+        )
         self.keep = []  # what C holds pointers into
         self.late = []  # what is to be done after the load
         self.puts = []  # and after that: [(entry, local tensor that it gets)]
@@ -76,18 +101,33 @@ class Load:
 
     def _destination(self, tensor, stored, entry):
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
-        device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales."""
+        device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales.
+        """
         import torch
+
         if not is_strided(tensor):
-            raise CkptError("unsupported", f"'{entry.name}' is a {type(tensor).__name__} ({tensor.layout}) without memory of its own that could be filled")
+            raise CkptError(
+                "unsupported",
+                f"'{entry.name}' is a {type(tensor).__name__} ({tensor.layout}) without memory of its own that could be filled",
+            )
         if loses(stored, tensor.dtype):
-            raise CkptError("conflict", f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to {tensor.dtype}")
+            raise CkptError(
+                "conflict",
+                f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to {tensor.dtype}",
+            )
         wanted = SAFETENSORS.get(str(entry.dtype_of(tensor)).removeprefix("torch."))
         castable = stored in CASTABLE and wanted in CASTABLE
-        alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and entry.retype
+        alone = (
+            stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and entry.retype
+        )
         if tensor.is_meta or alone:
             wanted = stored if alone else wanted
-            tensor = torch.empty_like(tensor, dtype=getattr(torch, TORCH[wanted]), device=entry.home(), requires_grad=False)
+            tensor = torch.empty_like(
+                tensor,
+                dtype=getattr(torch, TORCH[wanted]),
+                device=entry.home(),
+                requires_grad=False,
+            )
             self.puts.append((entry, tensor))
         direct = tensor.device == self.device and (stored == wanted or castable)
         direct = direct and not tensor.is_neg() and not tensor.is_conj()
@@ -102,7 +142,11 @@ class Load:
         self.filled.setdefault(entry, []).append(tensor)
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
-        return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
+        return Dest(
+            c_void_p(to.data_ptr()),
+            stride,
+            SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode(),
+        )
 
     def _remember(self, entry, source, lo):
         """What _destination() has just made a place for."""
@@ -119,7 +163,9 @@ class Load:
         """Elements [lo, lo + n) of the view's `source` into a local tensor of shape n."""
         dest = self._destination(tensor, self.view._tensors[source].dtype, entry)
         self._remember(entry, source, lo)
-        library().load_want(self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t()))
+        library().load_want(
+            self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t())
+        )
 
     def want(self, entry, source):
         """The whole of an entry's tensor is the view's `source`, of the same shape."""
@@ -128,7 +174,13 @@ class Load:
             self._want_dtensor(entry, source)
         elif is_sharded_tensor(tensor):
             for shard in tensor.local_shards():
-                self.want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor, entry)
+                self.want_box(
+                    source,
+                    shard.metadata.shard_offsets,
+                    shard.metadata.shard_sizes,
+                    shard.tensor,
+                    entry,
+                )
         else:
             self.want_box(source, [0] * tensor.dim(), list(tensor.shape), tensor, entry)
 
@@ -141,42 +193,63 @@ class Load:
         try:
             dims, ranks = self.comm.mesh(tensor.device_mesh, order)
         except KeyError as e:
-            raise CkptError("usage", f"'{name}': rank {e} of its mesh is not in the process group") from None
+            raise CkptError(
+                "usage", f"'{name}': rank {e} of its mesh is not in the process group"
+            ) from None
         mesh = Mesh(len(dims), u32s(dims), u32s(ranks))
         place = (Place * max(len(kinds), 1))(*[Place(k, d) for k, d in kinds])
         dest = self._destination(local, self.view._tensors[source].dtype, entry)
-        lib.load_want_part(self.load, source.encode(), None, None, byref(mesh), place, byref(dest), byref(number))
+        lib.load_want_part(
+            self.load, source.encode(), None, None, byref(mesh), place, byref(dest), byref(number)
+        )
         lib.load_want_info(self.load, number, byref(got))
         self._remember(entry, source, got.lo)
         have = list(local.shape)
         if [got.n[d] for d in range(got.rank)] != have and local.numel():
-            raise CkptError("unsupported", f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}")
+            raise CkptError(
+                "unsupported",
+                f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}",
+            )
 
     def want_layout(self, layout):
         """Everything that this rank has of the model under a layout: {name: (tensor, [(offset, shape)])}.
-        Boxes of one tensor, as fused ones have them, are joined along the dimension in which they are divided."""
+        Boxes of one tensor, as fused ones have them, are joined along the dimension in which they are divided.
+        """
         lib, boxes = library(), {}
         lib.load_want_layout(self.load, layout.encode())
         for number in range(lib.load_wants(self.load)):
             info = WantInfo()
             lib.load_want_info(self.load, number, byref(info))
-            box = list(info.lo[:info.rank]), list(info.n[:info.rank])
+            box = list(info.lo[: info.rank]), list(info.n[: info.rank])
             boxes.setdefault(info.tensor.decode(), []).append((number, *box))
-        return {name: (self._joined(name, parts), [(lo, n) for _, lo, n in parts]) for name, parts in boxes.items()}
+        return {
+            name: (self._joined(name, parts), [(lo, n) for _, lo, n in parts])
+            for name, parts in boxes.items()
+        }
 
     def _joined(self, name, parts):
         import torch
+
         dim = _joint(name, parts)
         shape = list(parts[0][2])
         if len(parts) > 1:
             shape[dim] = sum(n[dim] for _, _, n in parts)
-        whole, at = torch.empty(shape, dtype=getattr(torch, TORCH[self.view._tensors[name].dtype]), device=self.device), 0
+        whole, at = (
+            torch.empty(
+                shape,
+                dtype=getattr(torch, TORCH[self.view._tensors[name].dtype]),
+                device=self.device,
+            ),
+            0,
+        )
         for number, _, n in parts:
             to = whole.narrow(dim, at, n[dim]) if len(parts) > 1 else whole
             at += n[dim] if n else 0
             stride = u64s(list(to.stride()))
             self.keep.append((to, stride))
-            library().load_set_dest(self.load, number, byref(Dest(c_void_p(to.data_ptr()), stride, None)))
+            library().load_set_dest(
+                self.load, number, byref(Dest(c_void_p(to.data_ptr()), stride, None))
+            )
         return whole
 
     def run(self, progress):
@@ -193,6 +266,7 @@ class Load:
 
     def _run(self, progress):
         import torch
+
         lib = library()
         lib.load_start(self.load)
         bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
@@ -234,10 +308,21 @@ class Load:
 
     def _difference(self):
         """Is what the checkpoint has under several names of one tensor the same?"""
-        differ = [entry for entry, tensors in self.filled.items() if entry.of is not None and not all(map(same_bits, tensors, self.filled[entry.of]))]
+        differ = [
+            entry
+            for entry, tensors in self.filled.items()
+            if entry.of is not None and not all(map(same_bits, tensors, self.filled[entry.of]))
+        ]
         names = ", ".join(f"'{entry.name}' and '{entry.of.name}'" for entry in differ)
-        return CkptError("conflict", f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
-                                     "(tie_word_embeddings=False), or say with names= which to fill") if differ else None
+        return (
+            CkptError(
+                "conflict",
+                f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
+                "(tie_word_embeddings=False), or say with names= which to fill",
+            )
+            if differ
+            else None
+        )
 
     def _agree(self, failure):
         """All ranks hear of it, where they wait for each other's comparisons."""
@@ -277,8 +362,13 @@ def _joint(name, parts):
     """The dimension in which the boxes of one tensor are divided."""
     _, lo, n = parts[0]
     apart = {d for _, other, _ in parts for d in range(len(lo)) if other[d] != lo[d]}
-    if len(apart) > 1 or any(m[d] != n[d] for _, _, m in parts for d in range(len(n)) if d not in apart):
-        raise CkptError("unsupported", f"'{name}': this layout divides it in {sorted(apart)}, in boxes that do not join: {parts}")
+    if len(apart) > 1 or any(
+        m[d] != n[d] for _, _, m in parts for d in range(len(n)) if d not in apart
+    ):
+        raise CkptError(
+            "unsupported",
+            f"'{name}': this layout divides it in {sorted(apart)}, in boxes that do not join: {parts}",
+        )
     return apart.pop() if apart else 0
 
 
@@ -307,12 +397,20 @@ def _bar(progress, total):
     try:
         from tqdm import tqdm
     except ImportError:
+
         def show(done, of):
-            print(f"\rckptfs: {done}/{of} tensors", end="\n" if done == of else "", file=sys.stderr, flush=True)
+            print(
+                f"\rckptfs: {done}/{of} tensors",
+                end="\n" if done == of else "",
+                file=sys.stderr,
+                flush=True,
+            )
+
         return show
     bar = tqdm(total=total, unit="tensor", desc="ckptfs")
 
     def update(done, of):
         bar.update(done - bar.n)
+
     update.close = bar.close
     return update

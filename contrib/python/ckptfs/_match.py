@@ -15,7 +15,8 @@ class Match:
     pairs    [(entry, the view's name)]
     copies   the same of a Copy for each further name of one memory that the view has a tensor for
     lacking  per part: [entries that get nothing]
-    values   [(what is no tensor, its stored value)]"""
+    values   [(what is no tensor, its stored value)]
+    """
 
     def __init__(self, view, parts, key_mapping):
         self.view, self.parts = view, parts
@@ -23,7 +24,12 @@ class Match:
         stored = view.keys()
         self._unused, self._filled = set(stored), {}
         for part in parts:
-            names = Names(stored, key_mapping, part.model, lambda source, part=part: self._hooked(part, source))
+            names = Names(
+                stored,
+                key_mapping,
+                part.model,
+                lambda source, part=part: self._hooked(part, source),
+            )
             self.lacking.append([e for e in part.entries if not self._place(e, names.find(e.name))])
         # tied: its twin is loaded
         self.lacking = [[e for e in lacking if not self._twin(e)] for lacking in self.lacking]
@@ -38,6 +44,7 @@ class Match:
         def like(stored):
             info = self.view._tensors[stored]
             return info.shape, getattr(torch, TORCH[info.dtype])
+
         names, errors = part.run_pre_hooks(source, like)
         self._unused -= set(source.values()) - set(names.values())  # hooks have dropped them
         self.mismatched += errors
@@ -50,13 +57,19 @@ class Match:
             for value in wanted:
                 if value.name in self._shown:
                     self._unused.discard(self._shown[value.name])
-                    self.mismatched.append(f"{value.name} is a tensor in the checkpoint, but not in what is to be filled: give it a torch.Tensor.")
+                    self.mismatched.append(
+                        f"{value.name} is a tensor in the checkpoint, but not in what is to be filled: give it a torch.Tensor."
+                    )
             return
         objects = flattened(self.view.objects())
         names = Names(objects, key_mapping)
         objects = {name: objects[source] for name, source in names.source.items()}
         for value in wanted:
-            stored = objects[value.name] if value.name in objects else self._gathered(objects, value.name)
+            stored = (
+                objects[value.name]
+                if value.name in objects
+                else self._gathered(objects, value.name)
+            )
             if value.put is not None and is_whole(stored):
                 self.values.append((value, stored))
             else:
@@ -73,15 +86,23 @@ class Match:
         self._unused.discard(source)
         if list(entry.tensor.shape) != self.view._tensors[source].shape:
             import torch
-            self.mismatched.append(f"size mismatch for {entry.name}: copying a param with shape {torch.Size(self.view._tensors[source].shape)} from checkpoint, "
-                                   f"the shape in current model is {torch.Size(entry.tensor.shape)}.")
+
+            self.mismatched.append(
+                f"size mismatch for {entry.name}: copying a param with shape {torch.Size(self.view._tensors[source].shape)} from checkpoint, "
+                f"the shape in current model is {torch.Size(entry.tensor.shape)}."
+            )
         elif loses(self.view._tensors[source].dtype, entry.tensor.dtype):
-            self.mismatched.append(f"dtype mismatch for {entry.name}: {self.view._tensors[source].dtype} from checkpoint can't be copied to "
-                                   f"{entry.tensor.dtype} of the current model.")
+            self.mismatched.append(
+                f"dtype mismatch for {entry.name}: {self.view._tensors[source].dtype} from checkpoint can't be copied to "
+                f"{entry.tensor.dtype} of the current model."
+            )
         elif not self._twin(entry):
             self._filled[memory(entry.tensor)] = entry
             self.pairs.append((entry, source))
-        elif not is_sharded_tensor(entry.tensor) and (self._filled[memory(entry.tensor)], source) not in self.pairs:
+        elif (
+            not is_sharded_tensor(entry.tensor)
+            and (self._filled[memory(entry.tensor)], source) not in self.pairs
+        ):
             self.copies.append((Copy(entry, self._filled[memory(entry.tensor)]), source))
         return True
 
@@ -98,13 +119,22 @@ class Match:
 
     def word(self, other):
         """For the other ranks, in what JSON has. `unused`: a bit for each of the view's tensors, 1 if nothing of this rank's is called so. `other`:
-        is there another view to try?"""
+        is there another view to try?
+        """
         import torch
+
         unused = "".join("1" if name in self._unused else "0" for name in self._stored)
         missing = [e.name for lacking in self.lacking for e in lacking] + self._lost_values
-        return {"missing": missing, "mismatched": self.mismatched, "stored": len(self._stored),
-                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed(), "copies": bool(self.copies),
-                "adapter": any(is_adapter(e.name) for part in self.parts for e in part.entries)}
+        return {
+            "missing": missing,
+            "mismatched": self.mismatched,
+            "stored": len(self._stored),
+            "unused": hex(int(unused or "0", 2)),
+            "other": other,
+            "seed": torch.initial_seed(),
+            "copies": bool(self.copies),
+            "adapter": any(is_adapter(e.name) for part in self.parts for e in part.entries),
+        }
 
     def unexpected(self, verdict):
         """The names that nobody asked for."""
@@ -118,8 +148,16 @@ def combined(words):
     unused = int(words[0]["unused"], 16)
     for word in words:
         unused &= int(word["unused"], 16)
-    return {"missing": _union(words, "missing"), "mismatched": _union(words, "mismatched"), "unused": hex(unused), "seed": words[0]["seed"],
-            "other": all(word["other"] for word in words), "copies": any(word["copies"] for word in words), "adapter": any(word["adapter"] for word in words), "same": len({word["stored"] for word in words}) == 1}
+    return {
+        "missing": _union(words, "missing"),
+        "mismatched": _union(words, "mismatched"),
+        "unused": hex(unused),
+        "seed": words[0]["seed"],
+        "other": all(word["other"] for word in words),
+        "copies": any(word["copies"] for word in words),
+        "adapter": any(word["adapter"] for word in words),
+        "same": len({word["stored"] for word in words}) == 1,
+    }
 
 
 def _union(words, key):
@@ -130,20 +168,35 @@ def judge(match, verdict, strict, lenient, chosen=False):
     """What load_state_dict returns, or errors in torch's words. lenient: what is missing is no error; chosen: nothing is unexpected."""
     result = _result(verdict["missing"], [] if chosen else match.unexpected(verdict))
     if not verdict["same"]:
-        raise CkptError("conflict", "the ranks see different checkpoints: their numbers of tensors differ")
+        raise CkptError(
+            "conflict", "the ranks see different checkpoints: their numbers of tensors differ"
+        )
     adapter = next((name for name in match.view.keys() if is_adapter(name)), None)
     if adapter and result.missing_keys and not verdict["adapter"]:
-        raise CkptError("unsupported", f"the checkpoint is of a PEFT model or adapter (it has '{adapter}'), and what is to be loaded has no adapter: "
-                                       "lora='merge' adds the adapter to the weights of base=, a model directory; else wrap the model by peft first")
+        raise CkptError(
+            "unsupported",
+            f"the checkpoint is of a PEFT model or adapter (it has '{adapter}'), and what is to be loaded has no adapter: "
+            "lora='merge' adds the adapter to the weights of base=, a model directory; else wrap the model by peft first",
+        )
     lines = []
     if strict and not lenient and result.missing_keys:
-        lines.append("Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")
+        lines.append(
+            "Missing key(s) in state_dict: "
+            + ", ".join(f'"{k}"' for k in result.missing_keys)
+            + ". "
+        )
     if strict and result.unexpected_keys:
-        lines.append("Unexpected key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.unexpected_keys) + ". ")
+        lines.append(
+            "Unexpected key(s) in state_dict: "
+            + ", ".join(f'"{k}"' for k in result.unexpected_keys)
+            + ". "
+        )
     lines += verdict["mismatched"]
     if lines:
         name = ", ".join(dict.fromkeys(part.name for part in match.parts)) or "an empty list"
-        raise RuntimeError("Error(s) in loading state_dict for {}:\n\t{}".format(name, "\n\t".join(lines)))
+        raise RuntimeError(
+            "Error(s) in loading state_dict for {}:\n\t{}".format(name, "\n\t".join(lines))
+        )
     return result
 
 
@@ -152,4 +205,5 @@ def _result(missing, unexpected):
 
     class Loaded(_IncompatibleKeys):
         stats = None
+
     return Loaded(missing, unexpected)

@@ -23,12 +23,17 @@ class Modules:
     def run_pre_hooks(self, names, like, strict):
         """Run load_state_dict's pre-hooks, as torch does, on a state dict of stand-ins on the meta device: {name: stored name}, and like(stored)
         -> shape and dtype. Hooks may rename, drop and repeat entries; what they compute themselves can't be had without the values: CkptError.
-        Returns {name: stored name} as the hooks leave it, and their error messages."""
+        Returns {name: stored name} as the hooks leave it, and their error messages.
+        """
         import torch
+
         hooked = [(n, m) for n, m in self.model.named_modules() if m._load_state_dict_pre_hooks]
         if not hooked:
             return names, []
-        state = {n: torch.empty(like(stored)[0], dtype=like(stored)[1], device="meta") for n, stored in names.items()}
+        state = {
+            n: torch.empty(like(stored)[0], dtype=like(stored)[1], device="meta")
+            for n, stored in names.items()
+        }
         source, errors = {id(t): names[n] for n, t in state.items()}, []
         stand_ins = list(state.values())  # keeps their ids
         for name, module in hooked:
@@ -36,8 +41,11 @@ class Modules:
                 hook(state, f"{name}." if name else "", {}, strict, [], [], errors)
         made = [n for n, t in state.items() if id(t) not in source]
         if made:
-            raise CkptError("unsupported", f"a load_state_dict pre-hook of the model makes '{made[0]}' from values, which are not read yet: load a "
-                                           "state dict, and give it to the model's own load_state_dict")
+            raise CkptError(
+                "unsupported",
+                f"a load_state_dict pre-hook of the model makes '{made[0]}' from values, which are not read yet: load a "
+                "state dict, and give it to the model's own load_state_dict",
+            )
         del stand_ins
         return {n: source[id(t)] for n, t in state.items()}, errors
 
@@ -45,7 +53,9 @@ class Modules:
         """What takes "layer._extra_state"; None: nothing does."""
         owner, _, key = name.rpartition(".")
         try:
-            return self.model.get_submodule(owner).set_extra_state if key == "_extra_state" else None
+            return (
+                self.model.get_submodule(owner).set_extra_state if key == "_extra_state" else None
+            )
         except AttributeError:
             return None
 
@@ -67,18 +77,26 @@ class Modules:
 
     def check_initialise(self, tensors):
         """Can each of these parameters and buffers be initialised by its class? CkptError names those that can't."""
-        lost = [name for name, module, _ in self._owners(tensors) if not _ways(self.model, name, module)]
+        lost = [
+            name for name, module, _ in self._owners(tensors) if not _ways(self.model, name, module)
+        ]
         if lost:
-            raise CkptError("unsupported", f"missing='init': {', '.join(lost) or 'the model itself'} lack{'s' if len(lost) == 1 else ''} parameters, and "
-                                           "neither the class has reset_parameters() nor a transformers model around it _init_weights()")
+            raise CkptError(
+                "unsupported",
+                f"missing='init': {', '.join(lost) or 'the model itself'} lack{'s' if len(lost) == 1 else ''} parameters, and "
+                "neither the class has reset_parameters() nor a transformers model around it _init_weights()",
+            )
 
     def initialise(self, tensors, seed, dtype=None):
         """Fill these parameters and buffers (the model's own, found by identity) as their classes do for a new model.
 
         Each is made whole, on every rank from the same numbers, and DTensors keep their part of it: replicas are equal, and so is the model
-        under any mesh. `seed` must be the same on all ranks."""
+        under any mesh. `seed` must be the same on all ranks.
+        """
         wanted, made = {id(t): t for t in tensors}, {}
-        for name, module, own in reversed(self._owners(tensors)):  # children first, as when they are made
+        for name, module, own in reversed(
+            self._owners(tensors)
+        ):  # children first, as when they are made
             with _seeded(seed ^ zlib.crc32(name.encode())):
                 self._initialise(name, module, own, wanted, made)
         for key, whole in made.items():
@@ -98,23 +116,34 @@ class Modules:
 
     def _initialise(self, name, module, own, wanted, made):
         import torch
+
         for way in _ways(self.model, name, module):
             with _set_aside(module, wanted, made), torch.no_grad():
                 way()
             if not any(_is_untouched(made[id(t)]) for t in own):
                 return
-        raise CkptError("unsupported", f"missing='init': the class of '{name}', {type(module).__name__}, leaves a parameter as it is")
+        raise CkptError(
+            "unsupported",
+            f"missing='init': the class of '{name}', {type(module).__name__}, leaves a parameter as it is",
+        )
 
 
 def _slots(model, recurse=True):
     """[(table, key, tensor)] of parameters and buffers."""
     modules = model.modules() if recurse else (model,)
-    return [(table, key, t) for m in modules for table in (m._parameters, m._buffers) for key, t in table.items() if t is not None]
+    return [
+        (table, key, t)
+        for m in modules
+        for table in (m._parameters, m._buffers)
+        for key, t in table.items()
+        if t is not None
+    ]
 
 
 def _dressed(old, new):
-    """new in the place of a parameter: a parameter, with the attributes of the old one."""
+    """New in the place of a parameter: a parameter, with the attributes of the old one."""
     import torch
+
     if isinstance(old, torch.nn.Parameter):
         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
         new.__dict__.update(old.__dict__)
@@ -126,6 +155,7 @@ def _part(old, whole):
     if not is_dtensor(old):
         return whole
     from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(whole.detach(), old.device_mesh, old.placements, src_data_rank=None)
 
 
@@ -133,7 +163,12 @@ def _part(old, whole):
 def _seeded(seed):
     """Random numbers from a seed; the caller's generators go on afterwards as if nothing had been."""
     import torch
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+
+    devices = (
+        [torch.cuda.current_device()]
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else []
+    )
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield
@@ -142,15 +177,25 @@ def _seeded(seed):
 @contextlib.contextmanager
 def _set_aside(module, wanted, made):
     """In a module: whole tensors with memory for those that are wanted, made[id], and for all others shadows on the meta device, which
-    initialisation may write to."""
+    initialisation may write to.
+    """
     import torch
+
     before = _slots(module)
     try:
         for table, key, t in before:
             if id(t) in wanted and id(t) not in made:
                 made[id(t)] = _untouched(torch.empty(t.shape, dtype=t.dtype, device=home_of(t)))
-            shadow = made[id(t)] if id(t) in wanted else torch.empty(t.shape, dtype=t.dtype, device="meta")
-            table[key] = torch.nn.Parameter(shadow, t.requires_grad) if isinstance(t, torch.nn.Parameter) else shadow
+            shadow = (
+                made[id(t)]
+                if id(t) in wanted
+                else torch.empty(t.shape, dtype=t.dtype, device="meta")
+            )
+            table[key] = (
+                torch.nn.Parameter(shadow, t.requires_grad)
+                if isinstance(t, torch.nn.Parameter)
+                else shadow
+            )
         yield
     finally:
         for table, key, t in before:
@@ -170,7 +215,11 @@ def _ways(model, name, module):
     """Functions that initialise a module, the best first: that of the transformers model that it belongs to, its class's own."""
     found = _transformers_model(model, name)
     ways = [lambda: found._init_weights(module)] if found is not None else []
-    return ways + [getattr(module, n) for n in ("reset_parameters", "_reset_parameters") if callable(getattr(module, n, None))]
+    return ways + [
+        getattr(module, n)
+        for n in ("reset_parameters", "_reset_parameters")
+        if callable(getattr(module, n, None))
+    ]
 
 
 def _transformers_model(model, name):
@@ -186,12 +235,19 @@ def _transformers_model(model, name):
 def _revive(model):
     """Buffers that are not saved and still are on the meta device are what the model's class computes (transformers' rotary frequencies)."""
     import torch
+
     lost = []
     for name, module in model.named_modules():
-        meta = [k for k in module._non_persistent_buffers_set if module._buffers.get(k) is not None and module._buffers[k].is_meta]
+        meta = [
+            k
+            for k in module._non_persistent_buffers_set
+            if module._buffers.get(k) is not None and module._buffers[k].is_meta
+        ]
         if not meta:
             continue
-        owner = None if any(True for _ in module.parameters()) else _transformers_model(model, name)  # it shall touch no parameter
+        owner = (
+            None if any(True for _ in module.parameters()) else _transformers_model(model, name)
+        )  # it shall touch no parameter
         if owner is None:
             lost += [f"{name}.{k}" if name else k for k in meta]
             continue

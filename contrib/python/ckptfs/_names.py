@@ -5,15 +5,22 @@ import re
 
 from ._library import CkptError
 
-WRAPPERS = re.compile(r"(^|\.)(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")  # FSDP, torch.compile, activation checkpoints
+WRAPPERS = re.compile(
+    r"(^|\.)(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)(?=\.|$)"
+)  # FSDP, torch.compile, activation checkpoints
 # peft has the adapter's name in its names, and does not save it
-ADAPTER = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.[^.]+(?=\.weight$|\.bias$|$)")
+ADAPTER = re.compile(
+    r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.[^.]+(?=\.weight$|\.bias$|$)"
+)
 SAVED_WITH_ADAPTER = re.compile(r"\.(?:modules_to_save\.[^.]+|original_module)(?=\.)")
 
 
 def is_adapter(name):
     """Is it the name of a LoRA's tensor, or of what one is put around?"""
-    return re.search(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)", name) is not None
+    return (
+        re.search(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)", name)
+        is not None
+    )
 
 
 def _clean(name):
@@ -29,7 +36,7 @@ def _spellings(name):
     name = _clean(name)
     yield name
     while name.startswith("module."):  # DistributedDataParallel
-        name = name[len("module."):]
+        name = name[len("module.") :]
         yield name
     plain = SAVED_WITH_ADAPTER.sub("", ADAPTER.sub(r".\1", name))
     if plain != name:
@@ -43,7 +50,8 @@ class Names:
     """What the tensors of a view are called in a model: by key_mapping, patterns as transformers' from_pretrained has them (the first that
     matches renames), by the model's own hooks, and with its wrappers, its tied weights and its prefix taken into account.
 
-    stored: the view's names. model: torch's, or None. hooks: a function of {name: name in the view} that gives another such dict."""
+    stored: the view's names. model: torch's, or None. hooks: a function of {name: name in the view} that gives another such dict.
+    """
 
     def __init__(self, stored, key_mapping=None, model=None, hooks=None):
         self.tied = tied_names(model)
@@ -52,7 +60,10 @@ class Names:
         for name in stored:
             shown = _renamed(name, key_mapping or {})
             if shown in self.source:
-                raise CkptError("conflict", f"key_mapping gives '{shown}' to '{self.source[shown]}' and '{name}'")
+                raise CkptError(
+                    "conflict",
+                    f"key_mapping gives '{shown}' to '{self.source[shown]}' and '{name}'",
+                )
             self.source[shown] = name
         if hooks is not None:
             self.source = hooks(self.source)
@@ -62,15 +73,21 @@ class Names:
         names = list(_spellings(name))
         names += [_clean(self.tied[n]) for n in names if n in self.tied]
         if self.prefix:
-            names += [n.removeprefix(self.prefix) if n.startswith(self.prefix) else self.prefix + n for n in names]
+            names += [
+                n.removeprefix(self.prefix) if n.startswith(self.prefix) else self.prefix + n
+                for n in names
+            ]
         return next((self.source[n] for n in names if n in self.source), None)
 
 
 def base_prefix(model):
-    """"model." of a transformers model: its task's classes have the base model under that name, the base model's own class has not, and
-    from_pretrained loads either from what the other has saved. None: there is no such thing."""
+    """ "model." of a transformers model: its task's classes have the base model under that name, the base model's own class has not, and
+    from_pretrained loads either from what the other has saved. None: there is no such thing.
+    """
     while model is not None and not hasattr(model, "base_model_prefix"):
-        model = getattr(model, "module", getattr(model, "_orig_mod", None))  # DistributedDataParallel, torch.compile
+        model = getattr(
+            model, "module", getattr(model, "_orig_mod", None)
+        )  # DistributedDataParallel, torch.compile
     prefix = getattr(model, "base_model_prefix", None)
     return f"{prefix}." if isinstance(prefix, str) and prefix else None
 

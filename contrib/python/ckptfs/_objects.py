@@ -6,7 +6,8 @@ import argparse
 
 class Opaque:
     """What stands in a checkpoint and only code of its own could make: `name` is what the pickle calls it, `state` what it kept, if known.
-    Nothing of it was run."""
+    Nothing of it was run.
+    """
 
     def __init__(self, name, state=None):
         self.name, self.state = name, state
@@ -20,8 +21,13 @@ class Opaque:
     __hash__ = None
 
 
-MARKS = {"$float": float, "$bytes": bytes.fromhex, "$text": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
-         "$tuple": lambda v: tuple(map(value, v)), "$dict": lambda v: {_key(k): value(x) for k, x in v}}
+MARKS = {
+    "$float": float,
+    "$bytes": bytes.fromhex,
+    "$text": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
+    "$tuple": lambda v: tuple(map(value, v)),
+    "$dict": lambda v: {_key(k): value(x) for k, x in v},
+}
 
 
 def value(j):
@@ -36,7 +42,11 @@ def value(j):
     if mark != "$object":
         return {k: value(v) for k, v in j.items()}
     state = {k: value(v) for k, v in j["state"].items()} if "state" in j else None
-    return argparse.Namespace(**state) if j[mark] == "argparse.Namespace" and state is not None else Opaque(j[mark], state)
+    return (
+        argparse.Namespace(**state)
+        if j[mark] == "argparse.Namespace" and state is not None
+        else Opaque(j[mark], state)
+    )
 
 
 def _key(j):
@@ -64,6 +74,7 @@ def flattened(objects):
                 add(f"{name}.{key}", x)
         else:
             out[name] = v
+
     for name, v in objects.items():
         add(name, v)
     return out
@@ -74,7 +85,7 @@ def gathered(objects, name):
     inside = {}
     for full, v in objects.items():
         if full.startswith(name + "."):
-            at, keys = inside, full[len(name) + 1:].split(".")
+            at, keys = inside, full[len(name) + 1 :].split(".")
             for key in keys[:-1]:
                 at = at.setdefault(key, {})
                 if not isinstance(at, dict):

@@ -10,28 +10,48 @@ class Place:
     """Where elements from `lo` on of the view's tensor `source` are written: `tensor`, for `name`."""
 
     def __init__(self, name, tensor, source, lo):
-        self.name, self.source, self.device, self.dtype = name, source, str(tensor.device), tensor.dtype
+        self.name, self.source, self.device, self.dtype = (
+            name,
+            source,
+            str(tensor.device),
+            tensor.dtype,
+        )
         self.item, self.start = tensor.element_size(), tensor.data_ptr()
-        self.dims = [(s * self.item, n) for s, n in zip(tensor.stride(), tensor.shape)]  # bytes, elements
+        self.dims = [
+            (s * self.item, n) for s, n in zip(tensor.stride(), tensor.shape)
+        ]  # bytes, elements
         self.end = self.start + sum(s * (n - 1) for s, n in self.dims) + self.item
-        self.origin = self.start - sum(s * at for (s, _), at in zip(self.dims, lo))  # where its element 0 would be
+        self.origin = self.start - sum(
+            s * at for (s, _), at in zip(self.dims, lo)
+        )  # where its element 0 would be
         self._check_storage(tensor)
 
     def _check_storage(self, tensor):
         storage = tensor.untyped_storage()
         has, needs = storage.nbytes(), self.end - self.start + tensor.storage_offset() * self.item
         if has < needs:
-            raise CkptError("usage", f"'{self.name}' needs {needs} bytes of its storage, which has {has}: was it resized to free memory?")
+            raise CkptError(
+                "usage",
+                f"'{self.name}' needs {needs} bytes of its storage, which has {has}: was it resized to free memory?",
+            )
 
     def overlaps_itself(self):
         """Are two of its elements in one place?"""
         dims = sorted(((s, 1 - n, n - 1) for s, n in self.dims if n > 1), reverse=True)
-        return any(_meets([(s, 1, most), *dims[i + 1:]], 0, self.item - 1, self.item - 1) for i, (s, _, most) in enumerate(dims))
+        return any(
+            _meets([(s, 1, most), *dims[i + 1 :]], 0, self.item - 1, self.item - 1)
+            for i, (s, _, most) in enumerate(dims)
+        )
 
     def is_same(self, other):
         """Would both write the same values to the bytes that they share?"""
         mine, theirs = ([s for s, n in p.dims] for p in (self, other))
-        return (self.source, self.origin, self.dtype, mine) == (other.source, other.origin, other.dtype, theirs)
+        return (self.source, self.origin, self.dtype, mine) == (
+            other.source,
+            other.origin,
+            other.dtype,
+            theirs,
+        )
 
     def overlaps(self, other):
         """Has it a byte of the other's?"""
@@ -49,18 +69,25 @@ def check(places):
     active = []
     for place in sorted(places, key=lambda p: (p.device, p.start)):
         if place.overlaps_itself():
-            raise CkptError("usage", f"'{place.name}' has several elements in one place of memory, as expanded tensors have: give it memory of its own (clone())")
+            raise CkptError(
+                "usage",
+                f"'{place.name}' has several elements in one place of memory, as expanded tensors have: give it memory of its own (clone())",
+            )
         active = [p for p in active if p.end > place.start and p.device == place.device]
         for other in active:
             if not place.is_same(other) and place.overlaps(other):
-                raise CkptError("conflict", f"'{other.name}' and '{place.name}' share a part of their memory, but have values of their own in the checkpoint: give "
-                                            "one of them other memory (clone()), or leave it out")
+                raise CkptError(
+                    "conflict",
+                    f"'{other.name}' and '{place.name}' share a part of their memory, but have values of their own in the checkpoint: give "
+                    "one of them other memory (clone()), or leave it out",
+                )
         active.append(place)
 
 
 def _meets(dims, at, below, above):
     """Is there an integer for each dimension, of [(stride, least, most)], the largest stride first, with which `at` and the products add up to something
-    in [-below, above]?"""
+    in [-below, above]?
+    """
     rest = [(0, 0)]
     for s, lo, hi in reversed(dims):
         rest.append((rest[-1][0] + s * lo, rest[-1][1] + s * hi))

@@ -8,7 +8,9 @@ import sys
 def _run(name):
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
     if not os.path.exists(path):
-        sys.exit(f"{name}: {path} is not there: this package was not installed by pip, so use the program of the build")
+        sys.exit(
+            f"{name}: {path} is not there: this package was not installed by pip, so use the program of the build"
+        )
     os.execv(path, [name, *sys.argv[1:]])
 
 

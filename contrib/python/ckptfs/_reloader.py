@@ -35,18 +35,35 @@ class Reloader(Watch):
 
     All ranks make it and call its methods together. process_group may be a Comm, which must stay open; else the connections are the Reloader's own.
     Only tensors are filled again: not lr, _extra_state and the like of raw views. They must stay in the memory where they are.
-    Errors: those of load_state_dict."""
+    Errors: those of load_state_dict.
+    """
 
-    def __init__(self, model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
-                 process_group: Group = None, **given: Any):
+    def __init__(
+        self,
+        model_or_state_dict: torch.nn.Module
+        | Mapping[str, Any]
+        | Sequence[torch.nn.Module | Mapping[str, Any]],
+        run: Path | View,
+        process_group: Group = None,
+        **given: Any,
+    ):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
         self._target, self._load, self._own = model_or_state_dict, None, None
         self._closing, self._process = False, os.getpid()
-        self._changed, self._runs = threading.Condition(), None  # the thread that is in reload(): close() waits for it
-        self._comm = self._checked(process_group) if isinstance(process_group, Comm) else self._joined(process_group)
+        self._changed, self._runs = (
+            threading.Condition(),
+            None,
+        )  # the thread that is in reload(): close() waits for it
+        self._comm = (
+            self._checked(process_group)
+            if isinstance(process_group, Comm)
+            else self._joined(process_group)
+        )
         try:
-            self.result = load_state_dict(model_or_state_dict, run, self._comm, progress=self, **given)
+            self.result = load_state_dict(
+                model_or_state_dict, run, self._comm, progress=self, **given
+            )
             self._places = _places(parts_of(model_or_state_dict))
         except BaseException:
             self.close()
@@ -55,7 +72,8 @@ class Reloader(Watch):
     def reload(self, run: Path | None = None, *, step: str | int | None = None) -> dict[str, Any]:
         """Fill the same tensors from `step` (None: the latest, rank 0's) of `run` (None: the run as before). Returns the statistics of all ranks.
         CkptError: "conflict": the step has other tensors, shapes or dtypes, and nothing was changed; "usage": a tensor was moved. After an error another
-        step may be loaded; if it came while data was being loaded, the tensors are filled in part until then."""
+        step may be loaded; if it came while data was being loaded, the tensors are filled in part until then.
+        """
         with self._running():
             return self._reload(run, step)
 
@@ -63,7 +81,14 @@ class Reloader(Watch):
         comm, old = self._comm, self._load.view
         with comm.in_use(comm.timeout_ms):
             comm.share(self._check)
-            view = View(old._run if run is None else run, old._framework, old._device, step, options=old._options, comm=comm)
+            view = View(
+                old._run if run is None else run,
+                old._framework,
+                old._device,
+                step,
+                options=old._options,
+                comm=comm,
+            )
             try:
                 with loading(view):
                     stats = self._load.rerun(view, None)
@@ -91,13 +116,16 @@ class Reloader(Watch):
 
     def close(self) -> None:
         """Give back memory and connections. A reload() that runs in another thread is cancelled on all ranks, and its end waited for.
-        In a forked process nothing is given back: it is the parent's."""
+        In a forked process nothing is given back: it is the parent's.
+        """
         if self._process != os.getpid():
             self._load = self._own = None
             return
         with self._changed:
             if self._runs == threading.get_ident():
-                raise CkptError("usage", "reload() runs in this very thread: close the Reloader when it is over")
+                raise CkptError(
+                    "usage", "reload() runs in this very thread: close the Reloader when it is over"
+                )
             self._closing = True
             if self._runs is not None:
                 self._load.cancel()
@@ -123,7 +151,10 @@ class Reloader(Watch):
         """The parts of what is to be filled, all of whose tensors stay where they are."""
         parts = parts_of(self._target)
         if any(isinstance(part, Fsdp1) for part in parts):
-            raise CkptError("unsupported", "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; fully_shard (FSDP2) it does")
+            raise CkptError(
+                "unsupported",
+                "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; fully_shard (FSDP2) it does",
+            )
         return parts
 
     def _checked(self, comm):
@@ -145,9 +176,16 @@ class Reloader(Watch):
         """Are all tensors where they were?"""
         for name, place in _places(parts_of(self._target)).items():
             if self._places.get(name) != place:
-                raise CkptError("usage", f"'{name}' is not in the memory where it was when the Reloader was made: make another one")
+                raise CkptError(
+                    "usage",
+                    f"'{name}' is not in the memory where it was when the Reloader was made: make another one",
+                )
 
 
 def _places(parts):
     """{name: addresses of its local tensors}"""
-    return {entry.name: [t.data_ptr() for t in local_tensors(entry.tensor)] for part in parts for entry in part.entries}
+    return {
+        entry.name: [t.data_ptr() for t in local_tensors(entry.tensor)]
+        for part in parts
+        for entry in part.entries
+    }

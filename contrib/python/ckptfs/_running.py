@@ -24,19 +24,32 @@ if TYPE_CHECKING:
 
 class Running(Watch):
     """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread of this
-    process; in one that was forked from it each call is a CkptError "usage"."""
+    process; in one that was forked from it each call is a CkptError "usage".
+    """
 
     def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
         self._process = os.getpid()
-        self._lock, self._over, self._news = threading.Lock(), threading.Event(), queue.SimpleQueue()
+        self._lock, self._over, self._news = (
+            threading.Lock(),
+            threading.Event(),
+            queue.SimpleQueue(),
+        )
         self._changed = threading.Condition(self._lock)  # the three that follow
-        self._load, self._ended, self._pausing = None, False, 0  # pausing: threads that wait in pause()
+        self._load, self._ended, self._pausing = (
+            None,
+            False,
+            0,
+        )  # pausing: threads that wait in pause()
         self._cancelled, self._shown = False, (0, 0)
         self._result = self._failure = None
         self._left = {}  # {entry: wants that have not arrived}
         self._late = []  # entries that are copied to their places at the end
         surroundings = _surroundings()
-        self._thread = threading.Thread(target=self._run, args=(surroundings, target, run, process_group, given), name="ckptfs-load")
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(surroundings, target, run, process_group, given),
+            name="ckptfs-load",
+        )
         self._thread.start()
 
     # ---- the caller's side ----
@@ -56,7 +69,9 @@ class Running(Watch):
         """What load_state_dict returns; raises what it raises. TimeoutError: it is not over after `timeout` seconds, and goes on."""
         self._check()
         if not self._over.wait(timeout):
-            raise TimeoutError(f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived")
+            raise TimeoutError(
+                f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived"
+            )
         if self._failure is not None:
             raise self._failure
         return self._result
@@ -64,7 +79,8 @@ class Running(Watch):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) pairs as they arrive, each once; one iterator. The tensor is filled where it will stay: this rank's part of the model's own,
         or, for what was on the meta device, the one that the model gets at the end. Those that are cast or copied on the way come at the end. Raises
-        what the load raises: until the last pair has come, it can fail."""
+        what the load raises: until the last pair has come, it can fail.
+        """
         self._check()
         return self._arriving()
 
@@ -77,7 +93,8 @@ class Running(Watch):
 
     def cancel(self) -> None:
         """Stop it: wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled in part. It takes effect when the
-        ranks have agreed on what to load; a load that is over stays as it is."""
+        ranks have agreed on what to load; a load that is over stays as it is.
+        """
         self._check()
         with self._lock:
             self._cancelled = True
@@ -88,7 +105,8 @@ class Running(Watch):
         """On all ranks: stop exchanging data, all after the same piece of work, and return once that is so, or once the load is over. Until resume(), the
         program may use its network, and NCCL on its devices. Each rank goes on reading what it alone needs. The ranks call pause() and resume() equally
         often, each within the load's exchange_timeout_ms of the others. Raises what the load raises. TimeoutError: not after `timeout` seconds; call it
-        again before anything else."""
+        again before anything else.
+        """
         self._check()
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -160,11 +178,22 @@ class Running(Watch):
         if tensor is None:
             self._late += [] if entry in self._late else [entry]
         elif not self._left[entry] and entry not in self._late:
-            self._news.put((entry.name, entry.tensor if is_sharded_tensor(entry.tensor) else like(entry.tensor, tensor)))
+            self._news.put(
+                (
+                    entry.name,
+                    entry.tensor if is_sharded_tensor(entry.tensor) else like(entry.tensor, tensor),
+                )
+            )
 
 
-def load_async(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
-               process_group: Group = None, **given: Any) -> Running:
+def load_async(
+    model_or_state_dict: torch.nn.Module
+    | Mapping[str, Any]
+    | Sequence[torch.nn.Module | Mapping[str, Any]],
+    run: Path | View,
+    process_group: Group = None,
+    **given: Any,
+) -> Running:
     """load_state_dict(model_or_state_dict, run, process_group, **given) beside the caller: returns at once, with a Running.
 
         load = ckptfs.load_async(model, run)
@@ -175,7 +204,8 @@ def load_async(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequen
     A program that uses NCCL meanwhile, for a training step, does so between load.pause() and load.resume(), on all ranks.
 
     All arguments are load_state_dict's, but for progress=, which the Running has. Models and state dicts are not to be touched before wait() returns,
-    and until then no other load runs on the same process group or Comm. Python ends only when the load has ended: cancel() it first."""
+    and until then no other load runs on the same process group or Comm. Python ends only when the load has ended: cancel() it first.
+    """
     if "progress" in given:
         raise ValueError("progress=: load_async() gives a Running, which has progress")
     return Running(model_or_state_dict, run, process_group, given)
@@ -186,6 +216,7 @@ def _surroundings():
     import contextlib
 
     import torch
+
     device, stream = torch.get_default_device(), None
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         stream = torch.cuda.current_stream()
@@ -198,4 +229,5 @@ def _surroundings():
             if device.type != "cpu":
                 stack.enter_context(torch.device(device))
             yield
+
     return same

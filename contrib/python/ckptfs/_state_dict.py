@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import warnings
-
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
@@ -26,13 +25,28 @@ if TYPE_CHECKING:
     from ._view import Path
 
 
-def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
-                    process_group: Group = None, view: str | None = None, base: Path | None = None, key_mapping: Mapping[str, str] | Path | None = None,
-                    strict: bool = True, *, step: str | int | None = None, missing: str | None = None,
-                    names: Iterable[str] | Callable[[str], bool] | None = None, device: torch.device | str | int | None = None,
-                    dtype: torch.dtype | str | None = None, options: Mapping[str, Any] | None = None, readers: str = "auto",
-                    load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
-                    **more: Any) -> torch.nn.modules.module._IncompatibleKeys:
+def load_state_dict(
+    model_or_state_dict: torch.nn.Module
+    | Mapping[str, Any]
+    | Sequence[torch.nn.Module | Mapping[str, Any]],
+    run: Path | View,
+    process_group: Group = None,
+    view: str | None = None,
+    base: Path | None = None,
+    key_mapping: Mapping[str, str] | Path | None = None,
+    strict: bool = True,
+    *,
+    step: str | int | None = None,
+    missing: str | None = None,
+    names: Iterable[str] | Callable[[str], bool] | None = None,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
+    options: Mapping[str, Any] | None = None,
+    readers: str = "auto",
+    load_options: Mapping[str, Any] | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+    **more: Any,
+) -> torch.nn.modules.module._IncompatibleKeys:
     """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
 
     Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta
@@ -83,7 +97,9 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
                 stack.enter_context(_default(device))
             parts = parts_of(model_or_state_dict)
             lost = _choose(parts, names, dtype)
-        except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
+        except (
+            Exception
+        ) as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
             failure = e
         timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
         on = device_of(parts) if parts is not None and failure is None else None
@@ -99,6 +115,7 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
 
 def _default(device):
     import torch
+
     return torch.device(device)
 
 
@@ -106,15 +123,20 @@ def _choose(parts, names, dtype):
     """Narrow the parts to what is to be filled, as it is to be. Returns the names that none of them has."""
     if dtype is not None:
         import torch
+
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype!r}: expected a floating torch.dtype, or a word for what is read")
+            raise ValueError(
+                f"dtype={dtype!r}: expected a floating torch.dtype, or a word for what is read"
+            )
         for part in parts:
             for entry in part.entries:
                 entry.dtype = dtype
     if names is None:
         return []
     if isinstance(names, str):
-        raise ValueError(f"names={names!r}: expected a collection of names, or a function of a name")
+        raise ValueError(
+            f"names={names!r}: expected a collection of names, or a function of a name"
+        )
     wanted = names if callable(names) else set(names).__contains__
     found = set().union(*[part.choose(wanted) for part in parts])
     return [] if callable(names) else sorted(set(names) - found)
@@ -124,7 +146,9 @@ def _check_names(comm, lost):
     """names= must be somebody's: a stage of a pipeline has not all of them."""
     lost = comm.share(lambda: lost, lambda words: sorted(set(words[0]).intersection(*words[1:])))
     if lost:
-        raise ValueError(f"names=: nothing that is to be filled is called {', '.join(lost[:8])}{' ...' if len(lost) > 8 else ''}")
+        raise ValueError(
+            f"names=: nothing that is to be filled is called {', '.join(lost[:8])}{' ...' if len(lost) > 8 else ''}"
+        )
 
 
 def _finish(parts, match, result, seed, dtype):
@@ -143,14 +167,21 @@ class Spec:
 
     def __init__(self, run, view, options, more):
         if view is not None and not isinstance(view, str):
-            raise ValueError(f"view={view!r}: expected a word such as 'hf', 'memory', 'raw' or 'torchtitan'")
-        self.run, self.given = run, dict(spelled(options, more), view=None if view == "hf" else view)
+            raise ValueError(
+                f"view={view!r}: expected a word such as 'hf', 'memory', 'raw' or 'torchtitan'"
+            )
+        self.run, self.given = (
+            run,
+            dict(spelled(options, more), view=None if view == "hf" else view),
+        )
         self.opened = []
         if isinstance(run, View):
             named = sorted(k for k, v in dict(self.given, view=view).items() if v is not None)
             if named:
-                raise ValueError(f"{', '.join(n + '=' for n in named)} with an open View: it was opened with its own options; give the run's path, "
-                                 "or open the View with these")
+                raise ValueError(
+                    f"{', '.join(n + '=' for n in named)} with an open View: it was opened with its own options; give the run's path, "
+                    "or open the View with these"
+                )
             run.check()
 
     def check(self, comm):
@@ -165,8 +196,13 @@ class Spec:
 
     def views(self, comm):
         """Opened by all ranks together: the view that was asked for, then one whose names may fit better where it lacks some: the hub's names first, then those that the
-        model's class has in memory (transformers stacks experts, for one)."""
-        first = self.run if isinstance(self.run, View) else self._keep(View(self.run, comm=comm, **self.given))
+        model's class has in memory (transformers stacks experts, for one).
+        """
+        first = (
+            self.run
+            if isinstance(self.run, View)
+            else self._keep(View(self.run, comm=comm, **self.given))
+        )
         yield first
         yield self._keep(first.again(comm, view="memory"))
 
@@ -189,16 +225,23 @@ class Spec:
 def _difference(words):
     """What is wrong with all ranks' [is it a View, of which step]: [code, text], or None."""
     if len({is_view for is_view, _ in words}) > 1:
-        return ["usage", "run is an open View on some ranks and a path on others: give all ranks the same"]
+        return [
+            "usage",
+            "run is an open View on some ranks and a path on others: give all ranks the same",
+        ]
     others = sorted({step or "" for _, step in words} - {words[0][1] or ""})
     if others:
-        return ["conflict", f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': all load the same step"]
+        return [
+            "conflict",
+            f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': all load the same step",
+        ]
     return None
 
 
 def step_folder(run, step=None, group=None):
     """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own. A `run` that is a link, as
-    a mount's `latest`, means what it leads to now, for all ranks what it leads to on rank 0."""
+    a mount's `latest`, means what it leads to now, for all ranks what it leads to on rank 0.
+    """
     seen = failure = None
     asked = None if step is None else str(step)
     try:
@@ -208,13 +251,31 @@ def step_folder(run, step=None, group=None):
     except Exception as e:  # the other ranks must hear of it
         failure = e
     with joined(group, failure=failure) as comm, seen:
-        found, other, name = comm.share(lambda: [asked, seen.find_step(asked) if comm.rank == 0 else None, os.path.basename(at)], _one_step)
+        found, other, name = comm.share(
+            lambda: [
+                asked,
+                seen.find_step(asked) if comm.rank == 0 else None,
+                os.path.basename(at),
+            ],
+            _one_step,
+        )
         if other is not None:
-            raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load the same step")
+            raise CkptError(
+                "conflict",
+                f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load the same step",
+            )
         text = c_void_p()  # a rank may see it a little later
-        library().comm_step(comm.handle, seen.handle, os.fsencode(found) if found else None, comm.timeout_ms, byref(text))
+        library().comm_step(
+            comm.handle,
+            seen.handle,
+            os.fsencode(found) if found else None,
+            comm.timeout_ms,
+            byref(text),
+        )
         beside = os.path.join(os.path.dirname(at), name)
-        if at != run and not found and os.path.exists(beside):  # the link has moved between two ranks
+        if (
+            at != run and not found and os.path.exists(beside)
+        ):  # the link has moved between two ranks
             at = beside
         return os.path.join(at, os.fsdecode(take_bytes(text)))
 
@@ -240,6 +301,7 @@ def _agreed(comm, spec, parts, key_mapping, init):
     def verdict():
         view = next(views)
         return comm.share(lambda: prepare(view), combined)
+
     verdicts = [verdict()]
     if verdicts[0]["missing"] and verdicts[0]["other"]:
         verdicts.append(verdict())
@@ -253,6 +315,7 @@ def _fill(comm, match, copies, native, progress):
         load.compares = copies
         for entry, source in match.pairs + match.copies:
             load.want(entry, source)
+
     return run_together(comm, lambda: match.view, declare, native, progress)
 
 
@@ -260,8 +323,11 @@ def _warn_of_meta(lacking):
     """What the checkpoint lacks and has no memory can't be computed with."""
     names = [e.name for part in lacking for e in part if is_meta(e.tensor)]
     if names:
-        warnings.warn(f"not in the checkpoint, so still on the meta device (missing='init' initialises them): {', '.join(names[:8])}"
-                      f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}", stacklevel=3)
+        warnings.warn(
+            f"not in the checkpoint, so still on the meta device (missing='init' initialises them): {', '.join(names[:8])}"
+            f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}",
+            stacklevel=3,
+        )
 
 
 def _mapping(key_mapping):

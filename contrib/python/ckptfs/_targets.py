@@ -10,7 +10,8 @@ from ._tensors import home_of, is_dtensor, is_meta, is_sharded_tensor, like, loc
 
 class Entry:
     """One tensor to be filled. What has no memory yet, and what takes another dtype, is given to its owner with put() once the load is over: a
-    load that fails leaves it as it was."""
+    load that fails leaves it as it was.
+    """
 
     of = None  # of a Copy: the entry whose values it must have
 
@@ -27,7 +28,11 @@ class Entry:
 
     def dtype_of(self, local):
         """What a local part of it shall have."""
-        return self.dtype if self.dtype is not None and local.is_meta and local.is_floating_point() else local.dtype
+        return (
+            self.dtype
+            if self.dtype is not None and local.is_meta and local.is_floating_point()
+            else local.dtype
+        )
 
     def put(self, local):
         """The rank's part of the tensor, filled."""
@@ -38,7 +43,8 @@ class Entry:
 
 class Copy(Entry):
     """An entry whose memory another one has, while the checkpoint has a tensor for each (tied weights that were saved under both names): it is read into
-    memory of its own, and compared."""
+    memory of its own, and compared.
+    """
 
     def __init__(self, entry, of):
         local = local_tensors(entry.tensor)[0]
@@ -72,7 +78,9 @@ class Part:
     def check_initialise(self, tensors):
         """missing="init": can these be initialised? They are the part's own tensors, as in entries."""
         if tensors:
-            raise ValueError(f"missing='init' initialises parameters of models; {self.name} is none, or FSDP1 around one")
+            raise ValueError(
+                f"missing='init' initialises parameters of models; {self.name} is none, or FSDP1 around one"
+            )
 
     def initialise(self, tensors, seed, dtype=None):
         pass
@@ -93,11 +101,21 @@ class StateDict(Part):
         for key, v in items:
             name = f"{prefix}.{key}" if prefix else str(key)
             if _is_tensor(v):
-                self.entries.append(Entry(name, v, _setter(value, key, name) if is_meta(v) else None))
-            elif isinstance(v, dict) or is_open(v) or (isinstance(v, (list, tuple)) and _has_tensors(v)):
+                self.entries.append(
+                    Entry(name, v, _setter(value, key, name) if is_meta(v) else None)
+                )
+            elif (
+                isinstance(v, dict)
+                or is_open(v)
+                or (isinstance(v, (list, tuple)) and _has_tensors(v))
+            ):
                 self._add(name, v)
             else:
-                self.values.append(Value(name, _setter(value, key, name) if hasattr(value, "__setitem__") else None))
+                self.values.append(
+                    Value(
+                        name, _setter(value, key, name) if hasattr(value, "__setitem__") else None
+                    )
+                )
 
 
 class Fsdp1(Part):
@@ -122,12 +140,19 @@ class Model(Part):
         self.model, self.name = model, type(model).__name__
         self.modules = Modules(model)
         state = model.state_dict(keep_vars=True)
-        self.entries = [Entry(n, t, self._putter(n, t), retype=True) for n, t in state.items() if _is_tensor(t)]
-        self.values = [Value(n, self.modules.extra_state_setter(n)) for n, t in state.items() if not _is_tensor(t)]
+        self.entries = [
+            Entry(n, t, self._putter(n, t), retype=True) for n, t in state.items() if _is_tensor(t)
+        ]
+        self.values = [
+            Value(n, self.modules.extra_state_setter(n))
+            for n, t in state.items()
+            if not _is_tensor(t)
+        ]
 
     def _putter(self, name, tensor):
         def put(new):
             self.modules.replace(tensor, new)
+
         return put
 
     def run_pre_hooks(self, names, like):
@@ -146,6 +171,7 @@ class Model(Part):
 def parts_of(target):
     """The parts of what load_state_dict was given: a model, a state dict, or a list of them (stages of a pipeline)."""
     import torch
+
     if isinstance(target, (list, tuple)):
         return [part for t in target for part in parts_of(t)]
     if not isinstance(target, torch.nn.Module):
@@ -158,13 +184,19 @@ def parts_of(target):
 def device_of(parts):
     """The number of the CUDA device that all tensors are on, or shall be; None: on the CPU, or on several."""
     import torch
+
     found = {home_of(e.tensor) for part in parts for e in part.entries if local_tensors(e.tensor)}
-    found = {d.index if d.index is not None else torch.cuda.current_device() for d in found if d.type == "cuda"}
+    found = {
+        d.index if d.index is not None else torch.cuda.current_device()
+        for d in found
+        if d.type == "cuda"
+    }
     return found.pop() if len(found) == 1 else None
 
 
 def _is_tensor(value):
     import torch
+
     return isinstance(value, torch.Tensor) or is_dtensor(value) or is_sharded_tensor(value)
 
 
@@ -179,18 +211,24 @@ def _has_tensors(value):
 def _setter(holder, key, name):
     """A function that replaces a value of a dict or list."""
     if not hasattr(holder, "__setitem__"):
-        raise TypeError(f"'{name}' is on the meta device, in a {type(holder).__name__}: that can't be given another tensor")
+        raise TypeError(
+            f"'{name}' is on the meta device, in a {type(holder).__name__}: that can't be given another tensor"
+        )
 
     def put(new):
         holder[key] = new
+
     return put
 
 
 def _is_fsdp1(model):
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+    return fsdp is not None and any(
+        isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules()
+    )
 
 
 def _sharded(model):
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
     return FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT)

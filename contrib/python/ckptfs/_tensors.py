@@ -35,6 +35,7 @@ def is_meta(t):
 def home():
     """The device of plain tensors that get memory: the default one."""
     import torch
+
     device = torch.get_default_device()
     return torch.device("cpu") if device.type == "meta" else device
 
@@ -42,6 +43,7 @@ def home():
 def home_of(t):
     """Where a tensor is, or shall be if it is on the meta device: DTensors where their mesh is."""
     import torch
+
     local = local_tensors(t)
     if local and not local[0].is_meta:
         return local[0].device
@@ -51,12 +53,15 @@ def home_of(t):
 def places(dtensor):
     """(an order of its mesh's dimensions, [(kind, dimension of the tensor)] for each of them in that order): the first that divides a dimension of the
     tensor is the outermost. Torch divides in the order of the mesh, but a _StridedShard as if split_factor parts were there already: those that
-    later dimensions of the mesh make. So it belongs behind as many of them as make so many parts; if there are none, a rank's part is no box."""
+    later dimensions of the mesh make. So it belongs behind as many of them as make so many parts; if there are none, a rank's part is no box.
+    """
     sizes, kinds, orders = dtensor.device_mesh.shape, {}, {}
     for m, p in reversed([*enumerate(dtensor.placements)]):
         dim = getattr(p, "dim", 0)
         dim += dtensor.dim() if dim < 0 else 0
-        is_shard = p.is_shard() or hasattr(p, "split_factor")  # a _StridedShard is none in some versions of torch
+        is_shard = p.is_shard() or hasattr(
+            p, "split_factor"
+        )  # a _StridedShard is none in some versions of torch
         if p.is_replicate() or (is_shard and sizes[m] == 1):
             kinds[m] = REPLICATE, 0
             continue
@@ -65,8 +70,11 @@ def places(dtensor):
         while parts < factor and at < len(order):
             parts, at = parts * sizes[order[at]], at + 1
         if parts != factor or not is_shard:
-            raise CkptError("unsupported", f"a parameter with the placements {tuple(dtensor.placements)} on a mesh of {tuple(sizes)} can't be loaded"
-                                           f"{'' if parts == factor else f': of dimension {dim}, {p} takes rows that do not lie together'}")
+            raise CkptError(
+                "unsupported",
+                f"a parameter with the placements {tuple(dtensor.placements)} on a mesh of {tuple(sizes)} can't be loaded"
+                f"{'' if parts == factor else f': of dimension {dim}, {p} takes rows that do not lie together'}",
+            )
         order.insert(at, m)
         kinds[m] = SHARD, dim
     order = sorted(kinds)
@@ -78,6 +86,7 @@ def places(dtensor):
 def is_strided(t):
     """Has a local tensor elements in memory of its own, as sparse ones and wrappers of other tensors have not?"""
     import torch
+
     try:
         return t.layout is torch.strided and (t.is_meta or t.data_ptr() is not None)
     except RuntimeError:  # torch's, for what has no storage
@@ -96,12 +105,15 @@ def memory(t):
 
 def loses(stored, dtype):
     """Has a cast of what is stored (safetensors' word) to this torch.dtype no place for fractions or imaginary parts?"""
-    return not dtype.is_complex and stored.startswith("C" if dtype.is_floating_point else ("F", "BF", "C"))
+    return not dtype.is_complex and stored.startswith(
+        "C" if dtype.is_floating_point else ("F", "BF", "C")
+    )
 
 
 def same_bits(a, b):
     """Two plain tensors of one shape and dtype."""
     import torch
+
     a, b = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (a, b))
     return bool(torch.equal(a, b))
 
@@ -111,7 +123,10 @@ def like(t, local):
     if not is_dtensor(t):
         return local
     from torch.distributed.tensor import DTensor
-    return DTensor.from_local(local, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
+
+    return DTensor.from_local(
+        local, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride()
+    )
 
 
 def written(t):

@@ -21,9 +21,27 @@ if TYPE_CHECKING:
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 
-TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
-         "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
-         "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
+TORCH = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
 
 MOST_READ = 1 << 30  # bytes
 MOST_TOLD = 8  # warnings
@@ -35,7 +53,12 @@ class Info:
     """Of one tensor of a view."""
 
     def __init__(self, index, t):
-        self.index, self.name, self.dtype, self.nbytes = index, t.name.decode(), t.dtype.decode(), t.nbytes
+        self.index, self.name, self.dtype, self.nbytes = (
+            index,
+            t.name.decode(),
+            t.dtype.decode(),
+            t.nbytes,
+        )
         self.file, self.offset = t.file, t.file_off
         self.shape = [t.shape[d] for d in range(t.rank)]
 
@@ -44,9 +67,13 @@ def _empty(framework, shape, dtype):
     """An uninitialised array, and the address of its bytes."""
     if framework in TORCHES:
         import torch
-        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]), device="cpu")  # whatever the default device is
+
+        t = torch.empty(
+            shape, dtype=getattr(torch, TORCH[dtype]), device="cpu"
+        )  # whatever the default device is
         return t, t.data_ptr()
     import numpy
+
     if dtype == "BF16" or dtype.startswith("F8"):
         raise TypeError(f"numpy has no {dtype}; framework='pt' does, or dtype='float32' converts")
     a = numpy.empty(shape, dtype=TORCH[dtype])
@@ -72,22 +99,36 @@ class Slice:
         index = index if isinstance(index, tuple) else (index,)
         if any(i is Ellipsis for i in index):
             at = next(k for k, i in enumerate(index) if i is Ellipsis)
-            index = index[:at] + (slice(None),) * (len(shape) - len(index) + 1) + index[at + 1:]
+            index = index[:at] + (slice(None),) * (len(shape) - len(index) + 1) + index[at + 1 :]
         for i in index:
-            if i is None or isinstance(i, bool) or str(getattr(i, "dtype", "")).removeprefix("torch.") == "bool" or \
-                    (isinstance(i, (list, tuple)) and any(isinstance(k, bool) for k in i)):
-                raise TypeError(f"{i!r} is no index of a slice: expected integers, slices, '...' or a list of integers")
+            if (
+                i is None
+                or isinstance(i, bool)
+                or str(getattr(i, "dtype", "")).removeprefix("torch.") == "bool"
+                or (isinstance(i, (list, tuple)) and any(isinstance(k, bool) for k in i))
+            ):
+                raise TypeError(
+                    f"{i!r} is no index of a slice: expected integers, slices, '...' or a list of integers"
+                )
         if sum(isinstance(i, (list, tuple)) for i in index) > 1:
-            raise TypeError("a slice takes one list of integers: index what it gives with the others")
+            raise TypeError(
+                "a slice takes one list of integers: index what it gives with the others"
+            )
         if len(index) > len(shape):
-            raise IndexError(f"'{self._info.name}' has {len(shape)} dimensions, {len(index)} indices were given")
+            raise IndexError(
+                f"'{self._info.name}' has {len(shape)} dimensions, {len(index)} indices were given"
+            )
         index += (slice(None),) * (len(shape) - len(index))
         lo, n, after = [], [], []
         for d, (i, size) in enumerate(zip(index, shape)):
             if isinstance(i, slice):
                 picked = range(size)[i]
                 first, last = (min(picked), max(picked)) if picked else (0, -1)
-                after.append([p - first for p in picked] if abs(picked.step) != 1 or picked.step < 0 else slice(None))
+                after.append(
+                    [p - first for p in picked]
+                    if abs(picked.step) != 1 or picked.step < 0
+                    else slice(None)
+                )
             elif isinstance(i, (list, tuple)):
                 picked = [range(size)[k] for k in i]
                 first, last = (min(picked), max(picked)) if picked else (0, -1)
@@ -114,7 +155,11 @@ def spelled(options, more):
 
 def _word(value):
     """An option's value as the library has it: a torch.dtype is its name."""
-    return os.fsencode(value if isinstance(value, os.PathLike) else str(value).removeprefix("torch." if type(value).__name__ == "dtype" else ""))
+    return os.fsencode(
+        value
+        if isinstance(value, os.PathLike)
+        else str(value).removeprefix("torch." if type(value).__name__ == "dtype" else "")
+    )
 
 
 @contextlib.contextmanager
@@ -143,7 +188,15 @@ class Run:
 
     def find_step(self, wanted=None):
         """The name of the step that a name, or the number that it ends in, means; None: the latest. "" if there is only one checkpoint."""
-        return os.fsdecode(take_bytes(new(library().run_find_step, self.handle, None if wanted is None else os.fsencode(str(wanted)))))
+        return os.fsdecode(
+            take_bytes(
+                new(
+                    library().run_find_step,
+                    self.handle,
+                    None if wanted is None else os.fsencode(str(wanted)),
+                )
+            )
+        )
 
     def steps(self):
         """The names of the steps, oldest first; none of one checkpoint."""
@@ -172,27 +225,49 @@ class View:
     """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open().
 
     Reading is safe from many threads, and in forked children. A closed view raises CkptError. Pickling keeps path and options, and opens the same
-    step again."""
+    step again.
+    """
 
     _view = None  # also where __init__ fails
     _lost = None  # why it is no good in this process
 
-    def __init__(self, run: Path, framework: str = "pt", device: torch.device | str | int = "cpu", step: str | int | None = None, *,
-                 options: Mapping[str, Any] | None = None, comm: Any = None, **more: Any):
+    def __init__(
+        self,
+        run: Path,
+        framework: str = "pt",
+        device: torch.device | str | int = "cpu",
+        step: str | int | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        comm: Any = None,
+        **more: Any,
+    ):
         if framework not in TORCHES + NUMPIES:
             raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
-        self._run, self._framework, self._device = os.path.abspath(os.fsdecode(run)), framework, device
-        self._options = {k: v for k, v in spelled(dict(options or {}), more).items() if v is not None and v is not False}
+        self._run, self._framework, self._device = (
+            os.path.abspath(os.fsdecode(run)),
+            framework,
+            device,
+        )
+        self._options = {
+            k: v
+            for k, v in spelled(dict(options or {}), more).items()
+            if v is not None and v is not False
+        }
         step = self._options.pop("step", None) if step is None else step
         self._step = step if step is None else str(step)
         self._view = self._open() if comm is None else self._open_together(comm)
-        self._tensors = {info.name: info for info in map(self._info, range(library().view_tensors(self._view)))}
+        self._tensors = {
+            info.name: info for info in map(self._info, range(library().view_tensors(self._view)))
+        }
         if comm is None or comm.rank == 0:
             self._warn()
 
     def _open(self):
         with Run(self._run, **self._options) as run:
-            self._step = run.find_step(self._step or None)  # "": there is only one. For again(): the same, whatever the latest is by then
+            self._step = run.find_step(
+                self._step or None
+            )  # "": there is only one. For again(): the same, whatever the latest is by then
             return new(library().run_view, run.handle, os.fsencode(self._step))
 
     def _open_together(self, comm):
@@ -204,7 +279,16 @@ class View:
             except CkptError as e:
                 comm.agree(e)  # the others are in load_open
             asked = os.fsencode(self._step) if self._step else None
-            lib.load_open(comm.handle, os.fsencode(self._run), opt, asked, comm.timeout_ms, None, byref(step), byref(view))
+            lib.load_open(
+                comm.handle,
+                os.fsencode(self._run),
+                opt,
+                asked,
+                comm.timeout_ms,
+                None,
+                byref(step),
+                byref(view),
+            )
         self._step = os.fsdecode(take_bytes(step))
         return view
 
@@ -219,11 +303,21 @@ class View:
         for text in said[:MOST_TOLD]:
             warnings.warn(f"'{self._run}': {text}", stacklevel=4)
         if len(said) > MOST_TOLD:
-            warnings.warn(f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which View.info()['warnings'] lists", stacklevel=4)
+            warnings.warn(
+                f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which View.info()['warnings'] lists",
+                stacklevel=4,
+            )
 
     def again(self, comm: Any = None, **changed: Any) -> View:
         """The same step, opened anew, with other options; by all ranks of a comm together, if one is given."""
-        return View(self._run, self._framework, self._device, self._step, options={**self._options, **changed}, comm=comm)
+        return View(
+            self._run,
+            self._framework,
+            self._device,
+            self._step,
+            options={**self._options, **changed},
+            comm=comm,
+        )
 
     def is_plain(self) -> bool:
         """Has it the usual names, the hub's?"""
@@ -261,7 +355,14 @@ class View:
 
     def __reduce__(self):
         with reading(self) as view:
-            return _reopened, (self._run, self._framework, str(self._device), self._step, self._options, library().view_generation(view))
+            return _reopened, (
+                self._run,
+                self._framework,
+                str(self._device),
+                self._step,
+                self._options,
+                library().view_generation(view),
+            )
 
     def keys(self) -> list[str]:
         """The tensors' names, in the checkpoint's order."""
@@ -305,13 +406,17 @@ class View:
         with reading(self) as view:
             node = None if "\0" in os.fsdecode(name) else lib.view_find(view, os.fsencode(name))
             if not node or lib.node_is_dir(node):
-                raise CkptError("missing", f"there is no file '{name}' in the view: files() lists them")
+                raise CkptError(
+                    "missing", f"there is no file '{name}' in the view: files() lists them"
+                )
             size, got = lib.node_size(node), c_size_t()
             if size > MOST_READ:
-                raise CkptError("limit", f"'{name}' has {size} bytes: read() gives files of at most {MOST_READ}")
+                raise CkptError(
+                    "limit", f"'{name}' has {size} bytes: read() gives files of at most {MOST_READ}"
+                )
             buffer = (c_char * max(size, 1))()
             lib.node_pread(view, node, buffer, size, 0, byref(got))
-            return buffer.raw[:got.value]
+            return buffer.raw[: got.value]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -330,17 +435,29 @@ class View:
         with reading(self) as view:
             return json.loads(take_text(new(library().view_explain, view, name.encode())))
 
-    def items(self, names: Iterable[str] | None = None, prefetch: int = 2) -> Iterator[tuple[str, torch.Tensor | numpy.ndarray]]:
+    def items(
+        self, names: Iterable[str] | None = None, prefetch: int = 2
+    ) -> Iterator[tuple[str, torch.Tensor | numpy.ndarray]]:
         """(name, tensor) pairs in the order of the files, `prefetch` tensors read ahead by as many threads.
 
         names: which tensors, in any order; None: all. Tensors are get_tensor()'s, on the view's device, each the caller's own. The iterator reads
-        while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps."""
-        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), self.infos(names), prefetch)
+        while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps.
+        """
+        return ahead(
+            lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)),
+            self.infos(names),
+            prefetch,
+        )
 
     def infos(self, names: Iterable[str] | None = None) -> list[Info]:
         """What is known of the tensors (all, or those with these names), in the order of the files: list of objects with name, dtype (safetensors'
-        word), shape and nbytes."""
-        infos = list(self._tensors.values()) if names is None else [self._find(n) for n in dict.fromkeys(names)]
+        word), shape and nbytes.
+        """
+        infos = (
+            list(self._tensors.values())
+            if names is None
+            else [self._find(n) for n in dict.fromkeys(names)]
+        )
         with reading(self) as view:
             place = {file: i for i, file in enumerate(_nodes(library().view_root(view)))}
         return sorted(infos, key=lambda info: (place[info.file], info.offset))
@@ -351,9 +468,13 @@ class View:
         An optimizer's param_groups, a scheduler's state, the run's arguments: of DCP, Megatron's common.pt and rank files, nanotron's optimizer and
         lr_scheduler, torch.save files; of what every rank wrote, the first rank's. Named as torch's distributed checkpoints name them. The
         pickles are read as data: nothing is imported or called, and what only that could make is a ckptfs.Opaque. Sets come as lists.
-        Read anew at each call. CkptError "unsupported": a pickle that only an attack has; "limit": more than a pickle may hold."""
+        Read anew at each call. CkptError "unsupported": a pickle that only an attack has; "limit": more than a pickle may hold.
+        """
         with reading(self) as view:
-            return {k: value(v) for k, v in json.loads(take_text(new(library().view_objects, view))).items()}
+            return {
+                k: value(v)
+                for k, v in json.loads(take_text(new(library().view_objects, view))).items()
+            }
 
     def _find(self, name):
         self.check()
@@ -367,7 +488,11 @@ class View:
             out, address = _empty(self._framework, n, info.dtype)
             if all(n):
                 library().view_box_pread(view, info.index, u64s(lo), u64s(n), c_void_p(address))
-        return out if str(self._device) == "cpu" or self._framework in NUMPIES else out.to(self._device)
+        return (
+            out
+            if str(self._device) == "cpu" or self._framework in NUMPIES
+            else out.to(self._device)
+        )
 
     def get_tensor(self, name: str) -> torch.Tensor | numpy.ndarray:
         """The whole tensor: torch's or numpy's, of the shape and dtype that get_slice() tells. CkptError "missing": there is none."""
@@ -376,7 +501,8 @@ class View:
 
     def get_slice(self, name: str) -> Slice:
         """The tensor as something to index: slice[2:4, ..., :8] reads only that box, of the dtype that get_dtype() tells (safetensors' word) and the
-        shape that indexing get_shape() gives. CkptError "missing": there is none."""
+        shape that indexing get_shape() gives. CkptError "missing": there is none.
+        """
         return Slice(self, self._find(name))
 
 
@@ -409,8 +535,15 @@ def _reopened(run, framework, device, step, options, generation):
     return view
 
 
-def open(run: Path, framework: str = "pt", device: torch.device | str | int = "cpu", step: str | int | None = None, *,
-         options: Mapping[str, Any] | None = None, **more: Any) -> View:
+def open(
+    run: Path,
+    framework: str = "pt",
+    device: torch.device | str | int = "cpu",
+    step: str | int | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> View:
     """Open a run (or one checkpoint) like safetensors.safe_open: keys(), metadata(), get_tensor(), get_slice(); a context manager.
 
     step       of a run with several: its directory's name, or the number that this ends in (10, "10", "global_step_10"); the latest if None

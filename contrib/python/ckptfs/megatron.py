@@ -27,10 +27,15 @@ try:
     import torch
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException
-    from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge, nested_values
     from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace as replace_values
+    from megatron.core.dist_checkpointing.dict_utils import (
+        extract_matching_values,
+        merge,
+        nested_values,
+    )
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
     from megatron.core.dist_checkpointing.strategies.base import LoadShardedStrategy as _Base
+
     _problem = None
 except ImportError as e:
     _problem, _Base = e, object
@@ -48,24 +53,42 @@ class LoadShardedStrategy(_Base):
     allow_shape_mismatch clips, and makes zeros of what the checkpoint does not have (the padding of a vocabulary), as Megatron does. ShardedObjects of torch_dist, and the rare tensors with a
     flattened_range (distributed optimizers up to 0.15), are read by Megatron's own strategy. `stats`: those of the last load.
     CheckpointingException: a key that the checkpoint lacks, another global shape (the ranks that did not find it get a CkptError that tells of it);
-    CkptError: what reading found."""
+    CkptError: what reading found.
+    """
 
-    def __init__(self, group: Group = None, *, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
-                 progress: bool | Callable[[int, int], None] = False):
+    def __init__(
+        self,
+        group: Group = None,
+        *,
+        readers: str = "auto",
+        load_options: Mapping[str, Any] | None = None,
+        progress: bool | Callable[[int, int], None] = False,
+    ):
         if _problem is not None:
-            raise unusable("ckptfs.megatron", _problem, ("torch", "megatron", "megatron.core"), "megatron-core", "megatron-core", "0.15 and 0.16") from _problem
+            raise unusable(
+                "ckptfs.megatron",
+                _problem,
+                ("torch", "megatron", "megatron.core"),
+                "megatron-core",
+                "megatron-core",
+                "0.15 and 0.16",
+            ) from _problem
         super().__init__()
         self.stats, self._group, self._backend = None, group, "torch_dist"
         self._load = dict(readers=readers, load_options=load_options, progress=progress)
 
     def check_backend_compatibility(self, loaded_backend):
         if loaded_backend not in ("torch_dist", "zarr"):
-            raise CheckpointingException(f"ckptfs.megatron reads torch_dist and zarr, not '{loaded_backend}'")
+            raise CheckpointingException(
+                f"ckptfs.megatron reads torch_dist and zarr, not '{loaded_backend}'"
+            )
         self._backend = loaded_backend
 
     def check_version_compatibility(self, loaded_version):
         if loaded_version != 1:
-            raise CheckpointingException(f"version {loaded_version} of '{self._backend}' is not known to ckptfs")
+            raise CheckpointingException(
+                f"version {loaded_version} of '{self._backend}' is not known to ckptfs"
+            )
 
     @property
     def can_handle_sharded_objects(self):
@@ -83,7 +106,15 @@ class LoadShardedStrategy(_Base):
         def check(view):
             for t in tensors:
                 shapes[t.key] = _checked_shape(view, t)
-        self.stats = fill_boxes(destinations, (os.fspath(checkpoint_dir), "raw", {}, {}), self._group, clip=True, check=check, **self._load)
+
+        self.stats = fill_boxes(
+            destinations,
+            (os.fspath(checkpoint_dir), "raw", {}, {}),
+            self._group,
+            clip=True,
+            check=check,
+            **self._load,
+        )
         for t, (key, offset, data) in zip(tensors, boxes):
             if t.allow_shape_mismatch:
                 _zero_beyond(data, offset, shapes[key])
@@ -95,9 +126,15 @@ class LoadShardedStrategy(_Base):
     def load_tensors_metadata(self, checkpoint_dir, metadata=None):
         """{key: ShardedTensor without data}: shapes and dtypes, no tensor is opened."""
         from ._view import TORCH
+
         with View(os.fspath(checkpoint_dir), view="raw") as view:
-            return {i.name: ShardedTensor.from_rank_offsets(i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="meta"))
-                    .without_data() for i in view._tensors.values()}
+            return {
+                i.name: ShardedTensor.from_rank_offsets(
+                    i.name,
+                    torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="meta"),
+                ).without_data()
+                for i in view._tensors.values()
+            }
 
     def load_sharded_metadata(self, checkpoint_dir):
         if not self.can_handle_sharded_objects:
@@ -106,27 +143,46 @@ class LoadShardedStrategy(_Base):
 
     def _megatron(self):
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+
         if self._backend != "torch_dist":
-            raise CheckpointingException("flattened tensors of a zarr checkpoint are not supported: load it with the optimizer's unflattened keys")
+            raise CheckpointingException(
+                "flattened tensors of a zarr checkpoint are not supported: load it with the optimizer's unflattened keys"
+            )
         return TorchDistLoadShardedStrategy()
 
 
-def load(sharded_state_dict: dict[str, Any], run: Path, *, group: Group = None, step: str | int | None = None, strict: Any = None,
-         readers: str = "auto", load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
-         **more: Any) -> Any:
+def load(
+    sharded_state_dict: dict[str, Any],
+    run: Path,
+    *,
+    group: Group = None,
+    step: str | int | None = None,
+    strict: Any = None,
+    readers: str = "auto",
+    load_options: Mapping[str, Any] | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+    **more: Any,
+) -> Any:
     """dist_checkpointing.load(sharded_state_dict, folder of the run's step) through LoadShardedStrategy.
 
     run    a run, of which `step` (None: the latest, rank 0's on all ranks) is loaded; or the folder of one iteration
     strict None: Megatron's default; or one of its StrictHandling values
-    more   what else dist_checkpointing.load takes. Returns what it returns."""
-    strategy = LoadShardedStrategy(group, readers=readers, load_options=load_options, progress=progress)
+    more   what else dist_checkpointing.load takes. Returns what it returns.
+    """
+    strategy = LoadShardedStrategy(
+        group, readers=readers, load_options=load_options, progress=progress
+    )
     if strict is not None:
         more["strict"] = strict
-    return dist_checkpointing.load(sharded_state_dict, step_folder(run, step, group), strategy, **more)
+    return dist_checkpointing.load(
+        sharded_state_dict, step_folder(run, step, group), strategy, **more
+    )
 
 
 def _is_theirs(value):
-    return isinstance(value, ShardedObject) or (isinstance(value, ShardedTensor) and getattr(value, "flattened_range", None) is not None)
+    return isinstance(value, ShardedObject) or (
+        isinstance(value, ShardedTensor) and getattr(value, "flattened_range", None) is not None
+    )
 
 
 def _zero_beyond(data, offset, shape):
@@ -142,14 +198,20 @@ def _checked_shape(view, t):
     if info is None:
         raise CheckpointingException(f"'{t.key}' is not in the checkpoint {view}")
     if list(info.shape) != list(t.global_shape) and not t.allow_shape_mismatch:
-        raise CheckpointingException(f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected ({tuple(t.global_shape)}) tensor for key {t.key}")
+        raise CheckpointingException(
+            f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected ({tuple(t.global_shape)}) tensor for key {t.key}"
+        )
     return info.shape
 
 
 def _box(t):
     """(name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
     if t.data is None:
-        t.init_data(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
+        t.init_data(
+            torch.device("cuda", torch.cuda.current_device())
+            if torch.cuda.is_available()
+            else "cpu"
+        )
     data = t.data.detach()
     for _ in range(t.prepend_axis_num):
         data = data[None]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """nanotron's models from nanotron's checkpoints, written under any parallel sizes, each byte read once per job:
 
-    from ckptfs.nanotron import load_weights
+from ckptfs.nanotron import load_weights
 
-    param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
-    load_weights(model, parallel_context, "org/model", view="nanotron")               # from a model directory of Hugging Face, for one
+param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
+load_weights(model, parallel_context, "org/model", view="nanotron")               # from a model directory of Hugging Face, for one
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 try:
     from nanotron.parallel.parameters import NanotronParameter
     from nanotron.serialize.metadata import TensorMetadata
+
     _problem = None
 except ImportError as e:
     _problem = e
 
-SHARD = re.compile(r"_pp-rank-(\d+)-of-(\d+)_tp-rank-(\d+)-of-(\d+)(?:_exp-rank-\d+-of-\d+)?\.safetensors$")
+SHARD = re.compile(
+    r"_pp-rank-(\d+)-of-(\d+)_tp-rank-(\d+)-of-(\d+)(?:_exp-rank-\d+-of-\d+)?\.safetensors$"
+)
 MOST_HEADER = 100 << 20  # bytes, safetensors' own limit
 
 
@@ -43,10 +46,19 @@ class ParamShardMetadata(dict):
     stats = None
 
 
-def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Path, filtered_state_dict: Mapping[str, torch.Tensor] | None = None, *,
-                 step: str | int | None = None, view: str = "raw", options: Mapping[str, Any] | None = None,
-                 readers: str = "auto", load_options: Mapping[str, Any] | None = None,
-                 progress: bool | Callable[[int, int], None] = False) -> ParamShardMetadata:
+def load_weights(
+    model: torch.nn.Module,
+    parallel_context: Any,
+    root_folder: Path,
+    filtered_state_dict: Mapping[str, torch.Tensor] | None = None,
+    *,
+    step: str | int | None = None,
+    view: str = "raw",
+    options: Mapping[str, Any] | None = None,
+    readers: str = "auto",
+    load_options: Mapping[str, Any] | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+) -> ParamShardMetadata:
     """nanotron.serialize.load_weights over a shared load: all ranks of parallel_context.world_pg call it together.
 
     model                the module whose parameters are NanotronParameters, in memory (not on the meta device). Sharded ones get their slices
@@ -64,9 +76,16 @@ def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Pat
     tensor parallel sizes how they were, and {} for the others.
 
     ImportError: nanotron is not installed. On all ranks: CkptError "missing": a parameter that the checkpoint lacks; "conflict": it has another
-    shape there; "unsupported": a parameter that is no NanotronParameter, or slices with a step. Parameters are as before then."""
+    shape there; "unsupported": a parameter that is no NanotronParameter, or slices with a step. Parameters are as before then.
+    """
     if _problem is not None:
-        raise unusable("ckptfs.nanotron", _problem, ("torch", "nanotron"), "nanotron", "git+https://github.com/huggingface/nanotron") from _problem
+        raise unusable(
+            "ckptfs.nanotron",
+            _problem,
+            ("torch", "nanotron"),
+            "nanotron",
+            "git+https://github.com/huggingface/nanotron",
+        ) from _problem
     group = parallel_context.world_pg
     with View(step_folder(root_folder, step, group), view=view, options=options) as source:
         state = model.state_dict() if filtered_state_dict is None else filtered_state_dict
@@ -76,7 +95,10 @@ def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Pat
             sources = _Sources(model, source)
             metadata.update({name: sources.metadata(name, parallel_context) for name in state})
             return [box for name, tensor in state.items() for box in sources.boxes(name, tensor)]
-        metadata.stats = load_boxes(boxes, source, group, readers=readers, load_options=load_options, progress=progress)
+
+        metadata.stats = load_boxes(
+            boxes, source, group, readers=readers, load_options=load_options, progress=progress
+        )
     return metadata
 
 
@@ -93,13 +115,18 @@ class _Sources:
         except AttributeError:
             found = None
         if not isinstance(found, NanotronParameter):
-            raise CkptError("unsupported", f"'{name}' of the model is a {type(found).__name__}, not a NanotronParameter: nanotron saves nothing else")
+            raise CkptError(
+                "unsupported",
+                f"'{name}' of the model is a {type(found).__name__}, not a NanotronParameter: nanotron saves nothing else",
+            )
         return found
 
     def _stored(self, name, parameter):
         """The view's name of a parameter: a tied one is stored once."""
         if parameter.is_tied:
-            name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(module_id_to_prefix=self.prefixes)
+            name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(
+                module_id_to_prefix=self.prefixes
+            )
         if name not in self.view:
             raise CkptError("missing", f"'{name}' is not in {self.view}")
         return name
@@ -108,13 +135,21 @@ class _Sources:
         """[(stored name, offset, part of the tensor)] that fill a parameter's tensor."""
         parameter = self._parameter(name)
         stored, tensor = self._stored(name, parameter), tensor.detach()
-        have, sharded = self.view._tensors[stored].shape, parameter.get_sharded_info() if parameter.is_sharded else None
+        have, sharded = (
+            self.view._tensors[stored].shape,
+            parameter.get_sharded_info() if parameter.is_sharded else None,
+        )
         want = [int(n) for n in (sharded.unsharded_shape if sharded else tensor.shape)]
         if want != have:
-            raise CkptError("conflict", f"'{name}': the model's whole tensor has shape {want}, that of the checkpoint's '{stored}' is {have}")
+            raise CkptError(
+                "conflict",
+                f"'{name}': the model's whole tensor has shape {want}, that of the checkpoint's '{stored}' is {have}",
+            )
         if not sharded:
             return [(stored, [0] * tensor.dim(), tensor)]
-        return [_box(name, stored, pair, tensor, have) for pair in sharded.local_global_slices_pairs]
+        return [
+            _box(name, stored, pair, tensor, have) for pair in sharded.local_global_slices_pairs
+        ]
 
     def metadata(self, name, parallel_context):
         """How a parameter was sharded when it was saved, unless that was over the same sizes as now."""
@@ -123,12 +158,15 @@ class _Sources:
             return {}
         shards = {}
         for piece in self.view.explain(self._stored(name, parameter))["pieces"]:
-            if (found := SHARD.search(piece["file"])):
+            if found := SHARD.search(piece["file"]):
                 shards[piece["file"]] = found
         now = [str(group.size()) for group in (parallel_context.pp_pg, parallel_context.tp_pg)]
         if any([found[2], found[4]] == now for found in shards.values()):
             return {}
-        return {(found[1], found[3]): TensorMetadata.from_str_dict(_metadata_of(file)) for file, found in shards.items()}
+        return {
+            (found[1], found[3]): TensorMetadata.from_str_dict(_metadata_of(file))
+            for file, found in shards.items()
+        }
 
 
 def _box(name, stored, pair, tensor, shape):
@@ -138,7 +176,10 @@ def _box(name, stored, pair, tensor, shape):
     ranges = [s.indices(size) for s, size in zip(pair.global_slices, shape)]
     n = [hi - lo for lo, hi, _ in ranges]
     if list(local.shape) != n:
-        raise CkptError("conflict", f"'{name}': its slices {pair} take {list(local.shape)} of the parameter, but {n} of the whole tensor")
+        raise CkptError(
+            "conflict",
+            f"'{name}': its slices {pair} take {list(local.shape)} of the parameter, but {n} of the whole tensor",
+        )
     return stored, [lo for lo, _, _ in ranges], local
 
 

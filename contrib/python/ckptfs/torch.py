@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint (and so torchtitan, Lightning, NeMo Automodel) reads what ckptfs reads:
 
-    import torch.distributed.checkpoint as dcp
-    from ckptfs.torch import StorageReader
+import torch.distributed.checkpoint as dcp
+from ckptfs.torch import StorageReader
 
-    dcp.load(model.state_dict(), storage_reader=StorageReader("run/checkpoints"))           # nanotron, Megatron, Hugging Face ...
-    dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))         # a DCP: optimizer, lr and step as well
+dcp.load(model.state_dict(), storage_reader=StorageReader("run/checkpoints"))           # nanotron, Megatron, Hugging Face ...
+dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))         # a DCP: optimizer, lr and step as well
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 try:
     import torch
     from torch.distributed.checkpoint import StorageReader as _Base
+
     _problem = None
 except ImportError as e:
     _problem, _Base = e, object
@@ -42,16 +43,30 @@ class StorageReader(_Base):
     base, step, options, readers, load_options, progress and others: as for ckptfs.load_state_dict
 
     Floating tensors are cast to the dtype of their destinations. Tied weights have all the names that the model's class has for them. `stats`: the statistics of the last load, of all ranks together.
-    Errors: CkptError, which dcp.load wraps in its CheckpointException; KeyError and ValueError are the planner's."""
+    Errors: CkptError, which dcp.load wraps in its CheckpointException; KeyError and ValueError are the planner's.
+    """
 
-    def __init__(self, run: Path, *, view: str | None = None, base: Path | None = None, step: str | int | None = None,
-                 options: Mapping[str, Any] | None = None, process_group: torch.distributed.ProcessGroup | None = None, readers: str = "auto",
-                 load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False, **more: Any):
+    def __init__(
+        self,
+        run: Path,
+        *,
+        view: str | None = None,
+        base: Path | None = None,
+        step: str | int | None = None,
+        options: Mapping[str, Any] | None = None,
+        process_group: torch.distributed.ProcessGroup | None = None,
+        readers: str = "auto",
+        load_options: Mapping[str, Any] | None = None,
+        progress: bool | Callable[[int, int], None] = False,
+        **more: Any,
+    ):
         if _problem is not None:
             raise unusable("ckptfs.torch", _problem, ("torch",), "torch", "torch") from _problem
         super().__init__()
         self.checkpoint_id, self.stats = os.fspath(run), None
-        self._given = dict(more, view=None if view == "hf" else view, base=base, step=step, options=options)
+        self._given = dict(
+            more, view=None if view == "hf" else view, base=base, step=step, options=options
+        )
         self._load = dict(readers=readers, load_options=load_options, progress=progress)
         self._group, self._view, self._tied = process_group, None, {}
 
@@ -66,22 +81,38 @@ class StorageReader(_Base):
 
     def read_metadata(self):
         """The view's tensors as torch's Metadata, each one chunk. This rank alone: no other takes part."""
-        from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties,
-                                                           TensorStorageMetadata)
+        from torch.distributed.checkpoint.metadata import (
+            BytesStorageMetadata,
+            ChunkStorageMetadata,
+            Metadata,
+            StorageMeta,
+            TensorProperties,
+            TensorStorageMetadata,
+        )
+
         self._close()
         self._view = View(self.checkpoint_id, **self._given)
         found = {}
         for info in self._view._tensors.values():
             size = torch.Size(info.shape)
-            found[info.name] = TensorStorageMetadata(TensorProperties(dtype=getattr(torch, TORCH[info.dtype])), size,
-                                                     [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+            found[info.name] = TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, TORCH[info.dtype])),
+                size,
+                [ChunkStorageMetadata(torch.Size([0] * len(size)), size)],
+            )
         self._tied = self._view.tied()
-        found.update({name: found[stored] for name, stored in self._tied.items()})  # state dicts have both names
+        found.update(
+            {name: found[stored] for name, stored in self._tied.items()}
+        )  # state dicts have both names
         if self._view.is_raw():
             for name, value in self._view.objects().items():
                 if name not in found and is_whole(value):
                     found[name] = BytesStorageMetadata()
-        return Metadata(found, planner_data={name: (name,) for name in found}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
+        return Metadata(
+            found,
+            planner_data={name: (name,) for name in found},
+            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+        )
 
     def set_up_storage_reader(self, metadata, is_coordinator):
         pass
@@ -97,6 +128,7 @@ class StorageReader(_Base):
 
     def read_data(self, plan, planner):
         from torch.distributed.checkpoint.planner import LoadItemType
+
         boxes, todo, objects = [], [], []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -104,11 +136,16 @@ class StorageReader(_Base):
                 continue
             tensor = planner.resolve_tensor(item).detach()
             if list(tensor.shape) != list(item.lengths):
-                raise CkptError("usage", f"'{item.storage_index.fqn}': the planner's tensor has shape {list(tensor.shape)}, its plan {list(item.lengths)}")
+                raise CkptError(
+                    "usage",
+                    f"'{item.storage_index.fqn}': the planner's tensor has shape {list(tensor.shape)}, its plan {list(item.lengths)}",
+                )
             name = item.storage_index.fqn
             boxes.append((self._tied.get(name, name), tuple(item.storage_offsets), tensor))
             todo.append((item, tensor))
-        self.stats = load_boxes(boxes, self._view, self._loading_group(plan.storage_data), **self._load)
+        self.stats = load_boxes(
+            boxes, self._view, self._loading_group(plan.storage_data), **self._load
+        )
         for item, tensor in todo:
             planner.commit_tensor(item, tensor)
         values = self._view.objects() if objects else {}
@@ -129,8 +166,11 @@ class StorageReader(_Base):
             return False
         group = self._group if self._group is not None else dist.group.WORLD
         if dist.get_world_size(group) != ranks:
-            raise CkptError("usage", f"{ranks} ranks load, but the group of this reader has {dist.get_world_size(group)}: give StorageReader the "
-                                     "process_group that dcp.load has")
+            raise CkptError(
+                "usage",
+                f"{ranks} ranks load, but the group of this reader has {dist.get_world_size(group)}: give StorageReader the "
+                "process_group that dcp.load has",
+            )
         return group
 
     def _close(self):

@@ -29,12 +29,20 @@ try:
     import torch
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader as _Base
+
     _problem = None
 except ImportError as e:
     _problem, _Base = e, object
 
 BATCH_BYTES = 256 << 20
-OWN = {"run": None, "step": None, "prefetch": 2, "readers": "auto", "batch_bytes": BATCH_BYTES, "load_options": None}
+OWN = {
+    "run": None,
+    "step": None,
+    "prefetch": 2,
+    "readers": "auto",
+    "batch_bytes": BATCH_BYTES,
+    "load_options": None,
+}
 
 
 class ModelLoader(_Base):
@@ -52,14 +60,17 @@ class ModelLoader(_Base):
     All other members are options of ckptfs.open: base, lora, dtype, dequantize ...
 
     ValueError: a parameter of the model got nothing; CkptError: what reading found; "conflict": the model ties two parameters that have different values
-    in the run, as an lm_head and an embedding."""
+    in the run, as an lm_head and an embedding.
+    """
 
     def __init__(self, load_config: Any):
         _need()
         super().__init__(load_config)
         given = load_config.model_loader_extra_config or {}
         if not isinstance(given, dict):
-            raise ValueError(f"--model-loader-extra-config of the load format ckptfs is a JSON object, not a {type(given).__name__}")
+            raise ValueError(
+                f"--model-loader-extra-config of the load format ckptfs is a JSON object, not a {type(given).__name__}"
+            )
         self._own = {name: given.get(name, default) for name, default in OWN.items()}
         self._options = {name: value for name, value in given.items() if name not in OWN}
 
@@ -71,34 +82,59 @@ class ModelLoader(_Base):
         """Fill the engine's model, by its own load_weights()."""
         others = [source.model_or_path for source in getattr(model, "secondary_weights", ())]
         if others:
-            raise CkptError("unsupported", f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
-                                           "run with ckptfs and use vLLM's own load format")
-        loaded = model.load_weights(_without_lost(model, self.weights(self._run(model_config), self._base(model_config))))
+            raise CkptError(
+                "unsupported",
+                f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
+                "run with ckptfs and use vLLM's own load format",
+            )
+        loaded = model.load_weights(
+            _without_lost(model, self.weights(self._run(model_config), self._base(model_config)))
+        )
         if loaded is not None and getattr(model_config, "quantization", None) is None:
             _check_complete(model, loaded)
 
     def weights(self, run: Path, base: Path | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor on the CPU) pairs in the order of the files."""
         group = _group()
-        view = self._open(step_folder(run, self._own["step"], group) if group else run, None if group else self._own["step"], base)
+        view = self._open(
+            step_folder(run, self._own["step"], group) if group else run,
+            None if group else self._own["step"],
+            base,
+        )
         with view:
             if group is False or self._own["readers"] == "each":
                 yield from view.items(prefetch=self._own["prefetch"])
                 return
             with Comm(group) as comm:
-                for batch in ahead(lambda infos: self._loaded(infos, view, comm), _batches(view.infos(), self._own["batch_bytes"]), 1):
+                for batch in ahead(
+                    lambda infos: self._loaded(infos, view, comm),
+                    _batches(view.infos(), self._own["batch_bytes"]),
+                    1,
+                ):
                     yield from batch
 
     def _loaded(self, infos, view, comm):
         """One batch, on all ranks together."""
-        pairs = [(i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="cpu")) for i in infos]
-        load_boxes([(name, [0] * t.dim(), t) for name, t in pairs], view, comm, readers=self._own["readers"], load_options=self._own["load_options"])
+        pairs = [
+            (i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="cpu"))
+            for i in infos
+        ]
+        load_boxes(
+            [(name, [0] * t.dim(), t) for name, t in pairs],
+            view,
+            comm,
+            readers=self._own["readers"],
+            load_options=self._own["load_options"],
+        )
         return pairs
 
     def _run(self, model_config):
         run = self._own["run"] or model_config.model
         if not os.path.exists(run):
-            raise CkptError("missing", f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' says where it is")
+            raise CkptError(
+                "missing",
+                f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' says where it is",
+            )
         return run
 
     def _base(self, model_config):
@@ -112,7 +148,7 @@ class ModelLoader(_Base):
 
 @functools.cache
 def register() -> None:
-    """vLLM's plug-in entry point: the load format "ckptfs". ImportError: vLLM is not installed."""
+    """VLLM's plug-in entry point: the load format "ckptfs". ImportError: vLLM is not installed."""
     _need()
     register_model_loader("ckptfs")(ModelLoader)
 
@@ -128,6 +164,7 @@ def _group():
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return False
     from vllm.distributed import get_world_group
+
     return get_world_group().cpu_group
 
 
@@ -153,10 +190,19 @@ def _without_lost(model, weights):
     mapper, given = getattr(model, "hf_to_vllm_mapper", None), {}
     for name, tensor in weights:
         for own in mapper.apply_list([name]) if mapper is not None else [name]:
-            other, value = given.setdefault(tied[own], (name, tensor)) if own in tied else (name, tensor)
-            if value is not tensor and not (value.shape == tensor.shape and value.dtype == tensor.dtype and same_bits(value, tensor)):
-                raise CkptError("conflict", f"'{name}' differs from '{other}' in the run, but vLLM's {type(model).__name__} ties them: does config.json of the "
-                                            "folder that vLLM serves say tie_word_embeddings=true of another model? `ckpt export --no-weights` makes the folder")
+            other, value = (
+                given.setdefault(tied[own], (name, tensor)) if own in tied else (name, tensor)
+            )
+            if value is not tensor and not (
+                value.shape == tensor.shape
+                and value.dtype == tensor.dtype
+                and same_bits(value, tensor)
+            ):
+                raise CkptError(
+                    "conflict",
+                    f"'{name}' differs from '{other}' in the run, but vLLM's {type(model).__name__} ties them: does config.json of the "
+                    "folder that vLLM serves say tie_word_embeddings=true of another model? `ckpt export --no-weights` makes the folder",
+                )
         yield name, tensor
 
 
@@ -165,7 +211,11 @@ def _check_complete(model, loaded):
     missing = {name for name, _ in model.named_parameters()} - set(loaded)
     for at, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if getattr(method, "uses_meta_device", False) or getattr(method, "process_weights_after_loading", None):
+        if getattr(method, "uses_meta_device", False) or getattr(
+            method, "process_weights_after_loading", None
+        ):
             missing -= {f"{at}.{name}" if at else name for name, _ in module.named_parameters()}
     if missing:
-        raise ValueError(f"these parameters got nothing from the checkpoint: {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"these parameters got nothing from the checkpoint: {', '.join(sorted(missing))}"
+        )
