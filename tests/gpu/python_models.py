@@ -69,7 +69,7 @@ def loaders(a, folder):
 
     def into_new_memory():
         state = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in shapes(folder).items()}
-        ckptfs.load_state_dict(state, folder, process_group=False)
+        ckptfs.load_state_dict(state, folder, no_dist=True)
         return state
 
     def opened():
@@ -140,7 +140,7 @@ def model(a):
     with torch.no_grad():
         assert torch.equal(got(tokens).logits, want(tokens).logits), "other logits"
     filled = empty_model(GOLDEN, device_of(a))
-    ckptfs.load_state_dict(filled, GOLDEN, process_group=False)
+    ckptfs.load_state_dict(filled, GOLDEN, no_dist=True)
     want = dict(want.named_parameters())
     assert all(torch.equal(t, want[name].to(t.dtype)) for name, t in filled.named_parameters()), "other parameters"
     return {"parameters": len(want)}
@@ -198,7 +198,7 @@ def graph(a):
 
     def load():
         try:
-            ckptfs.load_state_dict(state, folder, process_group=False)
+            ckptfs.load_state_dict(state, folder, no_dist=True)
         except Exception as e:
             failed.append(e)
         done.set()
@@ -236,10 +236,10 @@ def first(a):
     at["CUDA context"] = time.monotonic()
     import ckptfs
     state = {"model.norm.weight": torch.empty(32, dtype=torch.bfloat16, device=device_of(a))}
-    ckptfs.load_state_dict(state, GOLDEN, strict=False, process_group=False)
+    ckptfs.load_state_dict(state, GOLDEN, strict=False, no_dist=True)
     sync(a)
     at["the first load"] = time.monotonic()
-    ckptfs.load_state_dict(state, GOLDEN, strict=False, process_group=False)
+    ckptfs.load_state_dict(state, GOLDEN, strict=False, no_dist=True)
     sync(a)
     at["the second load"] = time.monotonic()
     names = list(at)
@@ -262,7 +262,7 @@ def memory(a):
 
     thread = threading.Thread(target=watch)
     thread.start()
-    ckptfs.load_state_dict(state, folder, process_group=False, load_options={"device_bytes": 256 << 20})
+    ckptfs.load_state_dict(state, folder, no_dist=True, load_options={"device_bytes": 256 << 20})
     after = torch.cuda.mem_get_info()[0]
     done.set()
     thread.join()

@@ -306,7 +306,7 @@ dll = ctypes.CDLL(library().path)
 def load(allocator):
     asked.clear()
     given, wants = [], 0
-    with ckptfs.Comm(False, device=0, allocator=allocator) as comm, ckptfs.View(sys.argv[1]) as view:
+    with ckptfs.Comm(no_dist=True, device=0, allocator=allocator) as comm, ckptfs.View(sys.argv[1]) as view:
         handle = new(library().load_new, view._view, comm.handle, byref(make_options("auto", {})))
         try:
             library().load_want_layout(handle, b"tp=1")
@@ -338,7 +338,7 @@ with warnings.catch_warnings(record=True) as said:
         load("torch")
     print(*sorted({str(w.message) for w in said}))
 try:
-    ckptfs.Comm(False, device=0, allocator="mine")
+    ckptfs.Comm(no_dist=True, device=0, allocator="mine")
 except ValueError as e:
     print(e)
 """
@@ -368,7 +368,7 @@ def new_stream():
     current[0] = stream.value
     streams.append(stream)
 
-with ckptfs.Comm(False, device=0) as comm, ckptfs.View(sys.argv[1]) as view, ckptfs.View(sys.argv[1]) as other:
+with ckptfs.Comm(no_dist=True, device=0) as comm, ckptfs.View(sys.argv[1]) as view, ckptfs.View(sys.argv[1]) as other:
     made = []
     for _ in range(2):  # loads on one comm
         new_stream()
@@ -427,7 +427,7 @@ import sys, warnings
 import ckptfs
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    with ckptfs.Comm(False, device=0) as comm:
+    with ckptfs.Comm(no_dist=True, device=0) as comm:
         print(comm.device, *[str(w.message) for w in said])
 """
 

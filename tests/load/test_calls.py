@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import pickle
 import shutil
 import sys
 import threading
@@ -278,7 +279,33 @@ def half(name, t, rank):
     return t.chunk(2, 1 if "o_proj" in name or "down_proj" in name else 0)[rank]
 
 
-RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, a_load_that_pauses, a_comm_that_is_closed_under_a_load, a_model_that_follows, names_of_either_rank, layouts_without_a_model)
+def a_mesh_in_place_of_a_group(top):
+    """A DeviceMesh is taken where a process group is; no_dist=True is this process alone, whatever the others do."""
+    for shape, names in (((2,), ("tp",)), ((1, 2), ("dp", "tp"))):
+        mesh, state = init_device_mesh("cpu", shape, mesh_dim_names=names), zeros()
+        ckptfs.load_state_dict(state, RUN, mesh, load_options={"share_with": mesh["tp"]})
+        equal(state)
+    state = zeros()
+    ckptfs.load_boxes([(name, [0] * t.dim(), t) for name, t in state.items()], RUN, mesh["tp"])
+    equal(state)
+    equal(ckptfs.load_layout(RUN, "tp=1", mesh["dp"]))
+    with ckptfs.Comm(mesh) as comm:
+        assert repr(comm) == f"<ckptfs.Comm: rank {comm.rank} of 2, through host memory>", comm
+    assert repr(comm) == f"<ckptfs.Comm: rank {comm.rank} of 2, closed>", comm
+    if dist.get_rank() == 0:  # the other rank loads nothing
+        state = zeros()
+        ckptfs.load_state_dict(state, RUN, no_dist=True)
+        equal(state)
+        equal(ckptfs.load_layout(RUN, "tp=1", no_dist=True))
+        with ckptfs.Reloader(state, RUN, no_dist=True) as weights:
+            weights.reload()
+    for call in (lambda: ckptfs.load_state_dict(zeros(), RUN, mesh, no_dist=True), lambda: ckptfs.Comm(dist.group.WORLD, no_dist=True)):
+        assert "no_dist=True" in str(error_of(ValueError, call))
+    assert "no_dist=True" in str(error_of(TypeError, ckptfs.load_state_dict, zeros(), RUN, False))
+
+
+RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, a_load_that_pauses, a_comm_that_is_closed_under_a_load, a_model_that_follows, names_of_either_rank, layouts_without_a_model,
+         a_mesh_in_place_of_a_group)
 
 
 def two_ranks(top):
@@ -289,11 +316,48 @@ def two_ranks(top):
 # ---- cases of one process ----
 
 def a_comm_of_one_process(top):
-    with ckptfs.Comm(False) as comm:
+    with ckptfs.Comm(no_dist=True) as comm:
         for _ in range(2):
             state = zeros()
             ckptfs.load_state_dict(state, RUN, comm)
             equal(state)
+
+
+def names_that_are_not_there(top):
+    """Each is a KeyError, as of a dict, and a CkptError "missing", which says itself plainly and can be pickled."""
+    with ckptfs.open(RUN) as view:
+        assert list(view) == view.keys() and torch.equal(view[view.keys()[0]], view.get_tensor(view.keys()[0]))
+        for call in (view.get_tensor, view.get_slice, view.__getitem__, view.explain, view.read, lambda name: view.infos([name]),
+                     lambda name: ckptfs.load_boxes([(name, (0,), torch.zeros(1))], view)):
+            for kind in (KeyError, CkptError, ckptfs.NotFoundError):
+                error = error_of(kind, call, "no.such")
+            assert error.code == "missing" and "no.such" in str(error) and not str(error).startswith('"'), error
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), again.code, str(again)) == (type(error), "missing", str(error))
+        error = pickle.loads(pickle.dumps(CkptError("io", "text")))
+        assert (type(error), error.code, str(error)) == (CkptError, "io", "text") and not isinstance(error, KeyError)
+        name = next(n for n in view.keys() if len(view.get_slice(n).get_shape()) == 2)
+        error = error_of(IndexError, lambda: view.get_slice(name)[:, 1 << 20])
+        assert str(error) == f"'{name}': index {1 << 20} is out of range for dimension 1 of size {view.get_slice(name).get_shape()[1]}", error
+
+
+def what_objects_say_of_themselves(top):
+    with ckptfs.open(RUN) as view:
+        n, name = len(view), view.keys()[0]
+        part = view.get_slice(name)
+        assert repr(part) == f"<ckptfs.Slice of '{name}': {part.get_dtype()} {part.get_shape()}>", part
+        assert repr(view.infos([name])) == f"[<ckptfs.Info '{name}': {part.get_dtype()} {part.get_shape()}>]"
+        assert repr(view).startswith(f"<ckptfs.View of '{os.path.abspath(RUN)}', ") and repr(view).endswith(f"{n} tensors>"), view
+    assert repr(view).endswith("closed>"), view
+    with ckptfs.Reloader(zeros(), RUN) as weights:
+        assert f"{n} tensors of '{os.path.abspath(RUN)}', step" in repr(weights), weights
+    assert repr(weights) == "<ckptfs.Reloader: closed>"
+    load = ckptfs.load_async(zeros(), RUN)
+    load.wait()
+    assert repr(load) == f"<ckptfs.LoadHandle: {n} of {n} tensors, done>", load
+    load = ckptfs.load_async({"no.such": torch.zeros(1)}, RUN)
+    error_of(RuntimeError, load.wait)
+    assert "0 of 0 tensors, failed: " in repr(load), load
 
 
 def some_names_of_a_model(top):
@@ -353,7 +417,7 @@ def a_load_that_is_cancelled(top):
     with open(os.path.join(top, "config.json"), "w", encoding="utf-8") as f:
         f.write('{"model_type": "odd"}')
 
-    class Cancelling(ckptfs.Running):
+    class Cancelling(ckptfs.LoadHandle):
         def arrived(self, entry, tensor):
             super().arrived(entry, tensor)
             self.cancel()
@@ -399,8 +463,8 @@ def public_functions_tell_their_types(top):
                     assert not lacks and "return" in hints and f.__doc__, (f, lacks, hints)
 
 
-# how a load talks to its Running, and Comm's own part in a load
-HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Reloader.started", "Comm.in_use", "Comm.add", "Comm.runs", "Comm.share", "Comm.agree", "Comm.mesh"}
+# how a load talks to its LoadHandle, and Comm's own part in a load
+HOOKS = {"LoadHandle.started", "LoadHandle.stopped", "LoadHandle.arrived", "Reloader.started", "Comm.in_use", "Comm.add", "Comm.runs", "Comm.share", "Comm.agree", "Comm.mesh"}
 THEIRS = {"StorageReader", "LoadShardedStrategy"}  # the methods are as the framework has them
 
 
@@ -411,5 +475,5 @@ if __name__ == "__main__":
             case(os.path.join(sys.argv[-1], case.__name__))
             dist.barrier()
         end_rank()
-    run_in_folders((two_ranks, a_comm_of_one_process, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
+    run_in_folders((two_ranks, a_comm_of_one_process, names_that_are_not_there, what_objects_say_of_themselves, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
                     a_load_that_is_cancelled, a_reloader_that_is_closed_elsewhere, public_functions_tell_their_types))

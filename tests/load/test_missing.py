@@ -186,6 +186,57 @@ def tied_tensors_on_meta_stay_tied(top):
     assert state["c.weight"] is state["a.weight"] and all(torch.equal(state[k], t) for k, t in stored.items())
 
 
+class Marked(torch.nn.Parameter):
+    """A parameter with something to remember, which nn.Parameter's constructor does not know; as nanotron's are."""
+    def __new__(cls, tensor, mark):
+        new = torch.nn.Parameter.__new__(cls, tensor.detach(), False)
+        new.mark = mark
+        return new
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that has its values in others, as quantised ones do."""
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return cls(args[0].inner) if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default) else NotImplemented
+
+
+def parameters_keep_their_classes(top):
+    """And what they remember: a parameter with memory is the same object, one on the meta device one like it."""
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.plain = Marked(torch.zeros(2, 2), "of mine"), torch.nn.Parameter(torch.zeros(3))
+            self.plain.note, self.noted = "kept", torch.nn.Buffer(torch.zeros(4))
+            self.register_buffer("special", torch.zeros(5).as_subclass(type("Special", (torch.Tensor,), {})))
+    stored = {k: torch.randn_like(t).as_subclass(torch.Tensor) for k, t in Net().state_dict().items()}
+    run = folder(top, stored)
+    for net in (Net(), on_meta(Net)):
+        has_memory, before = not net.weight.is_meta, dict(net.named_parameters())
+        ckptfs.load_state_dict(net, run)
+        assert type(net.weight) is Marked and net.weight.mark == "of mine" and not net.weight.requires_grad
+        assert type(net.plain) is torch.nn.Parameter and net.plain.note == "kept" and net.plain.requires_grad
+        assert isinstance(net.noted, torch.nn.Buffer) and type(net.special).__name__ == "Special"
+        assert all(torch.equal(t, stored[k]) for k, t in net.state_dict().items())
+        assert all((p is before[k]) == has_memory for k, p in net.named_parameters())
+    state = on_meta(Net).state_dict(keep_vars=True)
+    ckptfs.load_state_dict(state, run)
+    assert type(state["weight"]) is Marked and torch.equal(state["weight"], stored["weight"])
+    for device in ("cpu", "meta"):  # the class does not allow it
+        said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, {"weight": Wrapped(torch.zeros(2, 2, device=device))}, run, names=["weight"])
+        assert "'weight' is a Wrapped" in said and "without memory of its own" in said, said
+
+
 def what_has_memory_stays_as_it_was(top):
     run = folder(top, {"weight": torch.ones(2, 2)})
     net = torch.nn.Linear(2, 2)
@@ -202,4 +253,4 @@ def what_has_memory_stays_as_it_was(top):
 
 run_in_folders((a_head_that_is_missing_stays_on_meta, a_head_that_is_missing_is_initialised, torchs_modules_are_initialised,
                 what_no_class_initialises_is_an_error, a_load_that_fails_changes_nothing_on_meta, meta_values_of_a_state_dict_are_replaced,
-                tied_tensors_on_meta_stay_tied, what_has_memory_stays_as_it_was))
+                tied_tensors_on_meta_stay_tied, parameters_keep_their_classes, what_has_memory_stays_as_it_was))

@@ -1,40 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ckptfs: sharded training checkpoints as Hugging Face models, from Python.
+"""Sharded training checkpoints as Hugging Face models, from Python.
 
-    with ckptfs.open("run/checkpoints") as f:          # like safetensors.safe_open
+    with ckptfs.open("run/checkpoints") as f:  # like safetensors.safe_open
         f.get_slice("model.embed_tokens.weight")[:16]
 
-    ckptfs.load_state_dict(model, "run/checkpoints")   # every rank gets its part, every byte is read once
+    # Every rank gets its part of a model, and every byte is read once.
+    ckptfs.load_state_dict(model, "run/checkpoints")
 
-    ckptfs.load_boxes([("lm_head.weight", (0, 0), tensor)], "run/checkpoints")   # any boxes, into any memory
+    # Any boxes of tensors, into any memory.
+    ckptfs.load_boxes([("lm_head.weight", (0, 0), tensor)], "run/checkpoints")
 
-    load = ckptfs.load_async(model, "run/checkpoints")           # beside the caller: progress, tensors as they arrive, cancel, wait
-    ckptfs.load_layout("run/checkpoints", "tp=2,pp=2")           # this rank's tensors of a layout, without a model
-    ckptfs.Reloader(model, "run/checkpoints").reload(step=20)    # the same tensors of other steps, again and again
+    # A load that runs in the background: progress, tensors as they arrive, cancel, wait.
+    load = ckptfs.load_async(model, "run/checkpoints")
 
-    f.objects()["optim.param_groups.0.lr"]             # what is no tensor, as plain Python values
-    f.config, f.read("tokenizer.json"), f.steps()      # and what lies beside it
+    # This rank's tensors under a parallel layout, without a model.
+    ckptfs.load_layout("run/checkpoints", "tp=2,pp=2")
 
-The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else in this package, else where the system has them.
-torch is imported only where tensors of it are made.
+    # The same tensors of other steps, again and again.
+    ckptfs.Reloader(model, "run/checkpoints").reload(step=20)
+
+    # Values that are not tensors, and the files beside the weights.
+    f.objects()["optim.param_groups.0.lr"]
+    f.config, f.read("tokenizer.json"), f.steps()
+
+The libraries are looked for below the build directory that CKPTFS_LIBRARY_PATH names, then in this
+package, then where the system has them. torch is imported only by the functions that need it.
 """
 
 from ._boxes import load_boxes
 from ._comm import Comm
 from ._layout import load_layout
-from ._library import CkptError
+from ._library import CkptError, NotFoundError
 from ._objects import Opaque
 from ._reloader import Reloader
-from ._running import Running, load_async
+from ._running import LoadHandle, load_async
 from ._state_dict import load_state_dict
 from ._view import View, open
 
 __all__ = [
     "CkptError",
     "Comm",
+    "LoadHandle",
+    "NotFoundError",
     "Opaque",
     "Reloader",
-    "Running",
     "View",
     "load_async",
     "load_boxes",

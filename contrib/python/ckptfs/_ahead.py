@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doing a few things ahead of who iterates over them."""
+"""Prepares a few items of an iteration ahead of their use."""
 
 import collections
 import concurrent.futures
@@ -9,8 +9,10 @@ from ._fork import check_process
 
 
 def ahead(make, of, n):
-    """make(x) for each x, in order; up to n of them are being made while the caller has another. Errors come in their turn.
-    CkptError "usage": this process was forked since the first x was asked for.
+    """Yield make(x) for each x of `of`, in order, while up to n later results are being made.
+
+    An error is raised when its item's turn comes. CkptError "usage" if this process was forked
+    since the iteration began.
     """
     if n <= 0:
         for x in of:
@@ -28,9 +30,8 @@ def ahead(make, of, n):
             yield waiting.popleft().result()
             check_process(process, "iterator")
     finally:
-        if (
-            process == os.getpid()
-        ):  # else the pool's threads are not here, and its locks may be theirs
+        # A forked child has none of the pool's threads, and the pool's locks may be held for ever.
+        if process == os.getpid():
             for future in waiting:
                 future.cancel()
             pool.shutdown()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes of tensors into memory of the caller's, all ranks together."""
+"""Loads boxes of tensors into the caller's memory, on all ranks together."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
-from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError
 from ._load import make_options, run_together
-from ._state_dict import Spec
+from ._state_dict import Spec, together
 from ._targets import Copy, Entry, device_of
 from ._tensors import memory
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Boxes:
-    """What device_of() asks of a part of a model."""
+    """The caller's boxes, as a part that device_of() can look at."""
 
     def __init__(self, boxes):
         import torch
@@ -32,7 +32,8 @@ class _Boxes:
         for name, _, tensor in boxes:
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(
-                    f"'{name}': expected (name, offset, torch.Tensor), not a {type(tensor).__name__}"
+                    f"'{name}': expected (name, offset, torch.Tensor), "
+                    f"not a {type(tensor).__name__}"
                 )
         self.boxes = [
             (name, [operator.index(lo) for lo in offset], tensor, Entry(name, tensor, None))
@@ -46,12 +47,16 @@ class _Boxes:
                 )
             if len(offset) != tensor.dim():
                 raise ValueError(
-                    f"'{name}': {len(offset)} offsets were given for a destination of {tensor.dim()} dimensions"
+                    f"'{name}': {len(offset)} offsets were given for a destination of "
+                    f"{tensor.dim()} dimensions"
                 )
 
 
 def _wanted(view, name, offset, tensor, clip):
-    """The box that lies inside the view's tensor, and the part of the destination that it fills; None: nothing does."""
+    """Return the box inside the view's tensor, and the part of the destination that it fills.
+
+    None if no element of the box lies inside the tensor.
+    """
     shape = view._find(name).shape
     if len(shape) != len(offset):
         raise CkptError("usage", f"'{name}' has {len(shape)} dimensions, the box {len(offset)}")
@@ -59,7 +64,8 @@ def _wanted(view, name, offset, tensor, clip):
     if not clip and (n != list(tensor.shape) or any(lo < 0 for lo in offset)):
         raise CkptError(
             "usage",
-            f"'{name}' has shape {shape}: the box at {offset} of {list(tensor.shape)} goes beyond it (clip=True leaves that out)",
+            f"'{name}' has shape {shape}: the box at {offset} of {list(tensor.shape)} goes beyond "
+            "it (clip=True leaves that out)",
         )
     if any(lo < 0 for lo in offset):
         raise CkptError("usage", f"'{name}': the box begins at {offset}")
@@ -75,6 +81,7 @@ def load_boxes(
     run: Path | View,
     process_group: Group = None,
     *,
+    no_dist: bool = False,
     clip: bool = False,
     view: str | None = None,
     base: Path | None = None,
@@ -85,21 +92,49 @@ def load_boxes(
     progress: bool | Callable[[int, int], None] = False,
     **more: Any,
 ) -> dict[str, int | float]:
-    """Fill tensors with boxes of a checkpoint's tensors, on all ranks of a process group together; each rank gives its own list, which may be empty.
+    """Fill tensors with boxes of a checkpoint's tensors, on all ranks of a group together.
 
-    boxes   [(name, offset, tensor), ...]: `tensor` (plain torch, on the CPU or a CUDA device, any strides) gets the elements of tensor `name` from
-            `offset` on (one number a dimension), as many as its shape says; cast to its dtype where that is a floating one
-    clip    True: what lies beyond the end of the checkpoint's tensor (the padding of a vocabulary) stays as it is; False: it is an error
-    The rest is load_state_dict's. Returns the statistics of all ranks together: {"needed_bytes", "unique_bytes", "read_bytes", ...}.
+    Each rank gives its own list of boxes, which may be empty. A destination that is given under two
+    names, as tied weights are, is filled if both names have the same values in the checkpoint.
 
-    CkptError, on all ranks: "missing": no such tensor; "usage": a box beyond its tensor; "conflict": destinations share a part of their memory.
-    Destinations are as before if that is found. One destination of two names, as tied weights have, is filled if both have the same values there, else
-    it is a "conflict", too.
+    Args:
+        boxes: (name, offset, tensor) triples, or a function without arguments that makes them.
+            `tensor` is a plain torch.Tensor of any strides, on the CPU or on a CUDA device, and
+            gets the elements [offset, offset + tensor.shape) of the view's tensor `name`. `offset`
+            has one integer for each dimension. Values are cast if both dtypes are floating ones.
+        run: A run, one checkpoint, a model directory, or an open View.
+        process_group: The ranks that load together: a torch process group, a DeviceMesh, or a Comm.
+            None is the default group, or this process if torch.distributed is not initialised.
+        no_dist: True loads in this process alone, whatever groups there are.
+        clip: True leaves elements of a destination as they are that lie beyond the end of the
+            checkpoint's tensor, such as the padding of a vocabulary. False makes that an error.
+        view: As for load_state_dict.
+        base: As for open.
+        step: As for open.
+        options: As for open.
+        readers: As for load_state_dict.
+        load_options: As for load_state_dict.
+        progress: As for load_state_dict.
+        **more: Further options of open.
+
+    Returns:
+        The statistics of all ranks together: {"needed_bytes": ..., "unique_bytes": ...,
+        "read_bytes": ..., "wall_s": ...}; sizes in bytes, times in seconds.
+
+    Raises:
+        NotFoundError: There is no such tensor.
+        CkptError: "usage" for a box that lies beyond its tensor; "conflict" for destinations that
+            share a part of their memory, or for two names of one destination that have different
+            values. All ranks raise it. Destinations are unchanged if the error is found before data
+            is read.
+        TypeError: A destination is not a torch.Tensor.
+        ValueError: An argument is wrong. Other ranks raise a CkptError then.
     """
     return fill_boxes(
         boxes,
         (run, view, dict(options or {}), dict(more, base=base, step=step)),
         process_group,
+        no_dist=no_dist,
         clip=clip,
         readers=readers,
         load_options=load_options,
@@ -112,24 +147,24 @@ def fill_boxes(
     source: tuple[Any, ...],
     process_group: Group,
     *,
+    no_dist: bool = False,
     clip: bool,
     readers: str,
     load_options: Mapping[str, Any] | None,
     progress: bool | Callable[[int, int], None],
     check: Callable[[View], None] | None = None,
 ) -> dict[str, int | float]:
-    """load_boxes of Spec(*source). check(view) is called on every rank before anything is read; what it raises fails all ranks."""
-    mine = spec = native = failure = None
-    try:
-        native = make_options(readers, load_options)
-        spec = Spec(*source)
+    """Do what load_boxes does, for a view that is opened by Spec(*source).
+
+    check(view) is called on every rank before anything is read; what it raises fails all ranks.
+    """
+
+    def prepare():
+        native, spec = make_options(readers, load_options), Spec(*source)
         mine = _Boxes(boxes() if callable(boxes) else boxes)
-    except Exception as e:  # the other ranks must hear of it
-        failure = e
-    timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
-    device = device_of([mine]) if mine is not None and failure is None else None
-    with joined(process_group, device, timeout_ms, failure) as comm, spec:
-        spec.check(comm)
+        return native, spec, mine, device_of([mine])
+
+    with together(process_group, no_dist, prepare) as (comm, native, spec, mine):
         return run_together(
             comm,
             lambda: next(spec.views(comm)),
@@ -140,6 +175,7 @@ def fill_boxes(
 
 
 def _declare(load, mine, clip, check):
+    """Declare the boxes of this rank to a load."""
     if check is not None:
         check(load.view)
     load.compares = True  # some rank may have copies

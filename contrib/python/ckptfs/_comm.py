@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a torch process group to a comm of libckptfs_load."""
+"""Connects the ranks of a torch process group for libckptfs_load."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ from ._library import (
 if TYPE_CHECKING:
     import torch
 
-    Group = Union[torch.distributed.ProcessGroup, "Comm", Literal[False], None]
+    from ._load import Load
+
+    Group = Union[torch.distributed.ProcessGroup, torch.distributed.DeviceMesh, "Comm", None]
 
 TIMEOUT_MS = 300 * 1000
 
 
 def _own_address():
-    """Under which address the others reach this machine: the one from which it would reach rank 0."""
+    """Return the address under which others reach this machine: its own on the way to rank 0."""
     to = os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
@@ -50,59 +52,79 @@ def _own_address():
 
 
 class Comm:
-    """The ranks that load together, and their connections. Loads that are given a process group make one for themselves; who loads often makes
-    one, once, and gives it as process_group= to load_state_dict, load_boxes, load_layout ..., to one load at a time, in the same order on all ranks:
+    """The ranks that load together, and their connections.
+
+    A load that is given a process group makes a Comm for itself. A program that loads often makes
+    one Comm, and gives it as process_group= to one load at a time, in the same order on all ranks:
 
         with ckptfs.Comm() as comm:
             for run in runs:
                 ckptfs.load_state_dict(model, run, comm)
 
-    group       a torch process group, all of whose ranks make it together; None: the default one; False: this process alone
-    device      the number of the CUDA device that this rank's tensors are on, or None. If every rank has one, and the library for NCCL is there,
-                loads go straight to device memory; else `device` is None afterwards: through the host
-    timeout_ms  how long to wait for another rank, from the first call
-    allocator   where the memory that loads need on a CUDA device comes from, and goes back to: "torch" (its caching allocator, on its current stream)
-                or "driver", outside of torch's accounts and limits
+    A Comm can be used again after a load that failed. A load to a CUDA device begins after the work
+    that is queued on the stream that is current where the load is called (load_async, reload,
+    resume and so on). All ranks of the group make the Comm together. close() may be called from any
+    thread; everything else by one thread at a time.
 
-    A load on a device comes after the work that is queued on the stream that is current where the load is called (load_async, reload, resume ...).
+    Args:
+        group: A torch process group or a DeviceMesh, all of whose ranks load. None is the default
+            group, or this process if torch.distributed is not initialised.
+        device: The number of the CUDA device that this rank's tensors are on, or None. If every
+            rank has one and the library for NCCL is there, loads go straight to device memory;
+            otherwise the attribute `device` is None afterwards, and loads go through host memory.
+        timeout_ms: How long to wait for another rank, in milliseconds.
+        allocator: Where loads get the memory that they need on a CUDA device: "torch" (the caching
+            allocator, on its current stream) or "driver" (CUDA's, which torch does not account
+            for).
+        no_dist: True connects to no other rank: this process loads alone.
 
-    `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
-    "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group.
+    Attributes:
+        rank: This process's rank among those that load.
+        size: The number of those ranks.
+        ranks: {rank in torch's default group: rank here}.
+        device: The number of the CUDA device, or None.
+
+    Raises:
+        CkptError: "timeout" or "peer" if a rank did not come; later "usage" if the Comm is closed,
+            or if this process was forked from the one that made it.
+        ValueError: This process is not in the group, or an argument is wrong.
     """
 
-    # Another thread may close it while a load runs on it, or the thread that started the load, whose own thread goes on.
+    # A load may run in a thread of its own, while another thread closes the Comm.
 
     def __init__(
         self,
-        group: torch.distributed.ProcessGroup | Literal[False] | None = None,
+        group: torch.distributed.ProcessGroup | torch.distributed.DeviceMesh | None = None,
         device: int | None = None,
         timeout_ms: int = TIMEOUT_MS,
-        failure: BaseException
-        | None = None,  # failure: this rank can't load; the others hear of it
         *,
         allocator: Literal["torch", "driver"] = "torch",
+        no_dist: bool = False,
+        _failure: BaseException | None = None,  # this rank can't load: the others are told
     ):
+        failure = _failure
         if allocator not in ("torch", "driver"):
             failure = failure or ValueError(
                 f"allocator={allocator!r}: expected 'torch' or 'driver'"
             )
         self._memory = DRIVER if allocator == "driver" else TORCH
-        self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
-        self._meshes = {}  # of torch: few, but every parameter has one
-        self._idle = threading.Condition()  # of the next line
-        self._users, self._running, self._closing = (
-            [],
-            None,
-            False,
-        )  # threads that load; the Load that can be cancelled
+        self._comm: c_void_p | None = None
+        self.group: torch.distributed.ProcessGroup | None = None
+        self.device, self.timeout_ms = device, timeout_ms
+        # The ranks of torch's meshes: there are few, but every parameter has one.
+        self._meshes: dict[tuple, tuple[list[int], list[int]]] = {}
+        self._idle = threading.Condition()  # protects the next three
+        self._users: list[int] = []  # threads that load
+        self._running: Load | None = None  # the load that close() can cancel
+        self._closing = False
         self._process = os.getpid()  # a forked one has none of these threads
-        self._loads = weakref.WeakSet()  # whose memory belongs to this comm
+        self._loads: weakref.WeakSet[Load] = weakref.WeakSet()  # their memory is this Comm's
         dist = _distributed()
-        if dist is None or group is False or (group is None and not dist.is_initialized()):
-            self.rank, self.size, self.ranks = 0, 1, {0: 0}
-        else:
-            self.group = group if group is not None else dist.group.WORLD
-            if group is not None and dist.get_rank(group) < 0:
+        self.rank, self.size, self.ranks = 0, 1, {0: 0}
+        is_alone = alone(group, no_dist) or dist is None
+        if not is_alone and (group is not None or dist.is_initialized()):
+            self.group = group_of(group) if group is not None else dist.group.WORLD
+            if group is not None and dist.get_rank(self.group) < 0:
                 raise ValueError("this process is not in process_group")
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
@@ -121,7 +143,11 @@ class Comm:
 
     @contextlib.contextmanager
     def in_use(self, timeout_ms, failure=None):
-        """One more load over these connections, in this thread. `failure`: this rank can't; the others hear of it and it is raised."""
+        """Reserve the connections for one more load, in this thread.
+
+        `failure` is an error because of which this rank can't load: the others are told, and it is
+        raised.
+        """
         check_process(self._process, "Comm")
         with self._idle:
             if not self._comm or self._closing:
@@ -151,18 +177,18 @@ class Comm:
             raise failure
 
     def _reason(self, error):
-        """Of an error: what a rank that is gone has said before it went, if it has."""
+        """Return the error that a rank told before it went, if `error` says that it is gone."""
         try:
             return (error.code == "peer" and self.words.failure()) or error
         except CkptError:  # nor is the store there
             return error
 
     def add(self, load):
-        """It is freed before this comm is."""
+        """Remember a Load, which is freed before this Comm is."""
         self._loads.add(load)
 
     def runs(self, load):
-        """The Load that is running from now on, which close() cancels; None: none is."""
+        """Remember the Load that runs from now on, which close() cancels; None if there is none."""
         with self._idle:
             self._running = load
             if load is not None and self._closing:
@@ -197,7 +223,8 @@ class Comm:
         without = [str(rank) for rank, (_, has_device) in enumerate(told) if not has_device]
         if self.device is not None and without:
             _warn_of_detour(
-                f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no CUDA device, or can't use NCCL"
+                f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no "
+                "CUDA device, or can't use NCCL"
             )
             self.device = None
         table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
@@ -206,12 +233,15 @@ class Comm:
         return comm
 
     def after_stream(self) -> None:
-        """A load that begins or goes on after this comes after the work that is queued now on this thread's current stream of the device."""
+        """Make the next load wait for what is queued on this thread's stream of the device."""
         if self.device is not None:
             nccl_library().comm_nccl_stream(self._comm, _stream(self.device))
 
     def share(self, prepare, combine=list):
-        """combine([prepare() of every rank]), the same on all. If prepare() fails on one rank, all raise its error."""
+        """Return combine([prepare() of every rank]), which is the same on all ranks.
+
+        If prepare() fails on one rank, all ranks raise its error.
+        """
         try:
             word = prepare()
         except BaseException as e:
@@ -220,7 +250,7 @@ class Comm:
         return self.words.share(word, combine)
 
     def agree(self, failure):
-        """Does every rank go on? If not, all raise: whoever failed its own error."""
+        """Return if every rank goes on; otherwise raise, on the failed rank, its own error."""
         err = Err()
         if failure is not None:
             if not self.words.collective:
@@ -238,7 +268,10 @@ class Comm:
             )
 
     def mesh(self, device_mesh, order):
-        """A DeviceMesh's dimensions in this order, and its ranks here. KeyError: one is not in the group."""
+        """Return a DeviceMesh's sizes, its dimensions in this order, and its ranks in this Comm.
+
+        Raises KeyError for a rank of the mesh that is not in the group.
+        """
         key = (device_mesh, *order)
         if key not in self._meshes:
             mesh = device_mesh.mesh.permute(order)
@@ -253,8 +286,14 @@ class Comm:
         return self._comm
 
     def close(self) -> None:
-        """Close the connections. A load that runs on them in another thread, as from load_async(), is cancelled on all ranks, and its end waited for.
-        In a forked process nothing is closed: the connections are the parent's.
+        """Close the connections.
+
+        A load that runs on them in another thread, as one from load_async() does, is cancelled on
+        all ranks, and close() waits for its end. In a forked process nothing is closed, because the
+        connections are the parent's.
+
+        Raises:
+            CkptError: "usage" if a load runs on this Comm in this very thread.
         """
         if self._process != os.getpid():
             self._comm = None
@@ -277,6 +316,11 @@ class Comm:
                 load.close()
             library().comm_free(handle)
 
+    def __repr__(self) -> str:
+        where = "host memory" if self.device is None else f"cuda:{self.device}"
+        state = f"through {where}" if self._comm else "closed"
+        return f"<ckptfs.Comm: rank {self.rank} of {self.size}, {state}>"
+
     def __enter__(self) -> Comm:
         return self
 
@@ -284,22 +328,56 @@ class Comm:
         self.close()
 
 
+def timeout_of(native):
+    """Return how long a load with these options waits for another rank, in milliseconds."""
+    return (native.exchange_timeout_ms if native is not None else 0) or TIMEOUT_MS
+
+
+def alone(group, no_dist):
+    """Return whether this process is to load alone; ValueError if a group is given, too."""
+    if no_dist and group is not None:
+        raise ValueError("no_dist=True: this process loads alone, so give it no process_group")
+    return no_dist
+
+
+def group_of(group):
+    """Return the process group of a DeviceMesh; a process group, or None, as it is."""
+    meshes = sys.modules.get("torch.distributed.device_mesh")
+    if meshes is None or not isinstance(group, meshes.DeviceMesh):
+        if group is False:
+            raise TypeError("process_group=False: no_dist=True says that this process loads alone")
+        return group
+    if group.get_coordinate() is None:
+        raise ValueError("this process is not in process_group")
+    if group.mesh.dim() == 1:
+        return group.get_group()
+    dist = _distributed()
+    if group.size() == dist.get_world_size():
+        return dist.group.WORLD
+    raise ValueError(
+        f"{group}: of a mesh of several dimensions that has not all ranks, give the process group"
+    )
+
+
 @contextlib.contextmanager
-def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None):
-    """The Comm of one load: of a process group, or one that is there already and stays open."""
-    if isinstance(group, Comm):
+def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False):
+    """Provide the Comm for one load: one that is made for it, or the caller's, which stays open."""
+    if isinstance(group, Comm) and not alone(group, no_dist):
         with group.in_use(timeout_ms, failure):
             yield group
         return
-    with Comm(group, device, timeout_ms, failure) as comm:
+    with Comm(group, device, timeout_ms, no_dist=no_dist, _failure=failure) as comm:
         yield comm
 
 
 def share_number(comm, group):
-    """What stands for a process group in LoadOptions.share. None: all ranks that give none share."""
+    """Return the number that stands for a process group in LoadOptions.share.
+
+    Ranks that are given no group share with each other.
+    """
     if group is None or comm.group is None:
         return 0
-    dist = _distributed()
+    dist, group = _distributed(), group_of(group)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return SHARE_NONE
     if not isinstance(group, dist.ProcessGroup):

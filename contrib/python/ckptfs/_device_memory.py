@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory of loads from torch's caching allocator: what torch has kept serves a load, and what the load gives back serves torch."""
+"""Where loads get memory on a CUDA device: a pair of functions for libckptfs_load_nccl."""
 
 import warnings
 
@@ -24,8 +24,6 @@ def _dealloc(_, memory):
     torch.cuda.caching_allocator_delete(memory)
 
 
-TORCH = (
-    _alloc,
-    _dealloc,
-)  # they live as long as the process: a read that hangs gives its memory back late
+# They live as long as the process, because a read that hangs gives its memory back late.
+TORCH = _alloc, _dealloc
 DRIVER = ALLOC(), DEALLOC()

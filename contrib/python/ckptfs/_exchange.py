@@ -1,43 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few bytes from every rank to every rank of a torch process group, through the group's own store.
+"""A few bytes from every rank to every rank of a torch process group, through the group's store.
 
-Not through a collective: gloo and NCCL wait their own 10 to 30 minutes for a rank that does not come, and Ctrl-C is not heard meanwhile. Here
-every wait ends with the caller's deadline, names the ranks that are absent, hears Ctrl-C, and hears at once of a rank that has given up.
+Collectives are not used: gloo and NCCL wait 10 to 30 minutes for a rank that does not come, and do
+not react to Ctrl-C meanwhile. Here every wait ends with the caller's deadline, names the absent
+ranks, reacts to Ctrl-C, and ends at once if a rank has given up.
 """
 
+import contextlib
 import json
 import logging
 import time
 
 from ._library import CODES, CkptError
 
-SHORT_S, LONG_S = 0.001, 0.1  # between two looks at the store
-SAY_S, SAY_AGAIN_S = 10, 30  # that somebody is waited for
+SHORT_S, LONG_S = 0.001, 0.1  # between two queries of the store
+SAY_S, SAY_AGAIN_S = 10, 30  # when rank 0 first says which ranks it waits for, and how often
 
 
 def told(error):
-    """An exception as a word for other ranks."""
+    """Return an exception as a message for other ranks."""
     code = getattr(error, "code", "usage")
     return {"code": code if code in CODES else "usage", "text": str(error) or type(error).__name__}
 
 
 class Exchange:
-    """The exchanges of one load. All ranks make it, and call share(), in the same order; a rank that can't calls fail()."""
+    """The exchanges of one load.
+
+    All ranks make it and call share() in the same order; a rank that can't go on calls fail().
+    """
 
     collective = False
 
     def __init__(self, store, rank, size, deadline_s):
         self.store, self.rank, self.size, self.deadline_s = store, rank, size, deadline_s
         self.turn, self.old = 0, None
-        self.number = self._asked(
-            lambda: store.add(_count(rank), 1)
-        )  # the store knows how many there were: we keep no state
+        # The store counts the loads, so that no state is kept here.
+        self.number = self._asked(lambda: store.add(_count(rank), 1))
         self.load = f"ckptfs/{self.number}"
 
     def share(self, word, combine=list):
-        """combine([word of rank 0, word of rank 1, ...]), made by rank 0; words and the result are what JSON has.
+        """Return combine([word of rank 0, word of rank 1, ...]), computed by rank 0.
 
-        CkptError: the error of a rank that called fail(); TIMEOUT: a rank did not come; PEER: the store is gone, with its process.
+        Words and the result are values that JSON has. Raises the error of a rank that called
+        fail(); CkptError "timeout" if a rank did not come, "peer" if the process with the store has
+        ended.
         """
         self.turn += 1
         top = f"{self.load}/{self.turn}"
@@ -49,9 +55,8 @@ class Exchange:
                 combine([json.loads(self._asked(lambda k=k: self.store.get(k))) for k in keys])
             )
             self._asked(lambda: self.store.set(f"{top}/all", result))
-            for key in keys + (
-                [self.old] if self.old else []
-            ):  # everybody came, so everybody has read the last result
+            # All ranks came, so all have read the previous result.
+            for key in [*keys, *([self.old] if self.old else [])]:
                 self._asked(lambda k=key: self.store.delete_key(k))
             self.old = f"{top}/all"
         else:
@@ -60,16 +65,17 @@ class Exchange:
         return json.loads(result)
 
     def fail(self, error):
-        """Tell the other ranks that this one gives up, and why, unless they know it from the rank that has told this one. Never raises."""
+        """Tell the other ranks that this one gives up, and why. Never raises.
+
+        An error that another rank has told is not told again.
+        """
         if getattr(error, "is_told", False):
             return
-        try:
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so is the job
             self.store.set(f"{self.load}/failed", json.dumps(dict(told(error), rank=self.rank)))
-        except RuntimeError:
-            pass  # the store is gone: so is the job
 
     def failure(self):
-        """The error that some rank told, or None."""
+        """Return the error that some rank has told, or None."""
         if not self._asked(lambda: self.store.check([f"{self.load}/failed"])):
             return None
         word = json.loads(self._asked(lambda: self.store.get(f"{self.load}/failed")))
@@ -104,19 +110,26 @@ class Exchange:
             pause = min(2 * pause, LONG_S)
 
     def _count_absent(self):
-        """This load is over for the ranks that have not come to it, too: the next that they come to is the next of all, instead of one that is over."""
+        """Count this load for the ranks that have not come to it.
+
+        It is over for them, too, so that the next load that they come to is the next one of all
+        ranks.
+        """
         for rank in range(self.size):
-            seen = self._asked(lambda: self.store.add(_count(rank), 0))
-            if seen < self.number:  # unless it comes at this moment
-                self._asked(
-                    lambda: self.store.compare_set(_count(rank), str(seen), str(self.number))
-                )
+            self._count_to(_count(rank))
+
+    def _count_to(self, key):
+        """Raise a rank's count to this load's number, unless the rank comes at this moment."""
+        seen = self._asked(lambda: self.store.add(key, 0))
+        if seen < self.number:
+            self._asked(lambda: self.store.compare_set(key, str(seen), str(self.number)))
 
     def _absent(self, keys):
         if self.rank != 0:
             return "rank 0, or a rank that it waits for,"
         absent = [str(r) for r, key in enumerate(keys) if not self.store.check([key])]
-        return f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent[:8])}{' ...' if len(absent) > 8 else ''}"
+        shown = ", ".join(absent[:8]) + (" ..." if len(absent) > 8 else "")
+        return f"rank{'s' if len(absent) > 1 else ''} {shown}"
 
     @staticmethod
     def _asked(call):
@@ -127,17 +140,21 @@ class Exchange:
         except RuntimeError as e:  # torch's DistError and its children
             raise CkptError(
                 "peer",
-                f"the process group's store does not answer, its process has probably ended: {str(e).splitlines()[0]}",
+                "the process group's store does not answer, its process has probably ended: "
+                f"{str(e).splitlines()[0]}",
             ) from None
 
 
 def _count(rank):
-    """The store's key for the number of loads that a rank has come to."""
+    """Return the store's key for the number of loads that a rank has come to."""
     return f"ckptfs/loads/{rank}"
 
 
 class Gather:
-    """The same for a group without a store (MPI's): its own collective, with its own deadline. A rank that fails must still come to it."""
+    """The same for a group without a store (MPI's), by a collective with its own deadline.
+
+    A rank that fails must still call the collective.
+    """
 
     collective = True
 
@@ -160,7 +177,7 @@ class Gather:
 
 
 class Alone:
-    """One rank."""
+    """The same for one rank."""
 
     collective = False
 
@@ -175,15 +192,13 @@ class Alone:
 
 
 def exchange_of(dist, group, rank, size, deadline_s):
-    """The exchange of a group's ranks."""
+    """Return the exchange of a group's ranks."""
     if size == 1:
         return Alone()
     store = None
     try:
         store = group.get_group_store()
     except (AttributeError, RuntimeError):
-        try:
+        with contextlib.suppress(AttributeError, KeyError):
             store = dist.distributed_c10d._get_process_group_store(group)
-        except (AttributeError, KeyError):
-            pass
     return Gather(dist, group, size) if store is None else Exchange(store, rank, size, deadline_s)

@@ -1,24 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives fork(): views do, as long as the library's locks are free when the process is copied. Loads, the objects that control them, iterators
-that read ahead and process groups do not: in a child each use of them is an error, and closing them gives back nothing, for the parent goes on with them.
+"""What happens to views and loads when a process forks.
+
+Views can be used in the child, because fork() waits until no read holds a lock of the library.
+Loads, the objects that control them, iterators that read ahead and process groups can't: in a child
+each use of them is an error, and closing them gives nothing back, because the parent goes on with
+them.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from ._library import CkptError, library
 
-_free = threading.Condition(threading.RLock())  # no lock of the library's is held by a read of ours
-_reads = 0
-_loads = []  # views that loads are running on
+if TYPE_CHECKING:
+    from ._view import View
+
+_free = threading.Condition(threading.RLock())  # protects the next two
+_reads = 0  # how many are running, each of which may hold a lock of the library
+_loads: list[View] = []  # views that loads are running on
 _groups = None  # the process group of the process that this one was forked from
 
 
 @contextlib.contextmanager
 def reading(view):
-    """The handle of an open view, which stays good meanwhile whoever closes the view. CkptError: it is closed."""
+    """Provide the handle of an open view, which stays valid even if another thread closes the view.
+
+    CkptError "usage" if the view is closed.
+    """
     global _reads
     with _free:
         view.check()
@@ -34,7 +47,7 @@ def reading(view):
 
 
 def taken(view):
-    """The handle of a view that is being closed, which has none any more; None: it had none."""
+    """Take the handle from a view that is being closed; None if it had none."""
     with _free:
         handle, view._view = view._view, None
         return handle
@@ -42,7 +55,7 @@ def taken(view):
 
 @contextlib.contextmanager
 def loading(view):
-    """A load runs on a view: its threads hold locks that a child would wait for."""
+    """Mark a view as used by a load, whose threads hold locks that a child would wait for."""
     with _free:
         _loads.append(view)
     try:
@@ -53,24 +66,27 @@ def loading(view):
 
 
 def check_process(process, what):
-    """CkptError if `what` was made by that process, and this one was forked from it. To be called before any lock of `what` is taken: the thread that held
-    the lock at the fork is not here to release it.
+    """Raise CkptError "usage" if this process was forked from the one that made `what`.
+
+    Call it before any lock of `what` is taken: the thread that held the lock when the process
+    forked does not exist here, and can't release it.
     """
     if process != os.getpid():
         raise CkptError(
             "usage",
-            f"this {what} belongs to process {process}, from which this one was forked: its threads and connections are there only. "
-            "Use it there, or make another one here",
+            f"this {what} belongs to process {process}, from which this one was forked: its "
+            "threads and connections are there only. Use it there, or make another one here",
         )
 
 
 def check_group(group):
-    """CkptError if a process group was made by the process that this one was forked from."""
+    """Raise CkptError "usage" if a process group was made before this process was forked."""
     if group is not None and group is _groups:
         raise CkptError(
             "usage",
-            "this process was forked from one with a process group, whose connections are not its own: call "
-            "torch.distributed.destroy_process_group() and make another group, or start processes by spawn",
+            "this process was forked from one with a process group, whose connections are not its "
+            "own: call torch.distributed.destroy_process_group() and make another group, or start "
+            "processes by spawn",
         )
 
 

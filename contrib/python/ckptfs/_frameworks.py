@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter says whose framework can't be imported."""
+"""What an adapter says if its framework can't be imported."""
 
 import importlib.metadata
 import sys
 
 
 def unusable(adapter, error, top, distribution, install, supported=None):
-    """The ImportError to raise for `error`, which importing a framework's parts has raised: the framework is not installed, or it is, and the cause is
-    another one, such as a part that its version lacks.
+    """Return the ImportError to raise after importing a framework's parts has raised `error`.
 
-    adapter       the module of ours
-    top           the framework's modules, of which one is missing if it is not installed
-    distribution  the name that pip knows it by
-    install       what to tell pip
-    supported     the versions that the adapter is tested with
+    Either the framework is not installed, or it is, and the cause is another one, such as a part
+    that its version lacks.
+
+    Args:
+        adapter: The name of the adapter's module.
+        error: What the import raised.
+        top: The framework's modules, of which one is missing if the framework is not installed.
+        distribution: The name of the framework's distribution in pip.
+        install: What to give to `pip install`.
+        supported: The versions that the adapter is tested with, as text, or None.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in top:
         return ImportError(f"{adapter} needs {distribution}: pip install {install}")
@@ -24,8 +28,7 @@ def unusable(adapter, error, top, distribution, install, supported=None):
     said = f"{adapter} can't use the installed {distribution} {version}: {error}"
     if supported:
         said += f". {adapter} is tested with {distribution} {supported}"
-    if (
-        error.name is None and top[-1] not in sys.modules
-    ):  # no module is missing, the framework itself gave up
+    # No module is missing, but the framework itself gave up.
+    if error.name is None and top[-1] not in sys.modules:
         said += f". Perhaps it is to be installed anew: pip install {install}"
     return ImportError(said)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libckptfs_load through ctypes: the few functions of include/ckptfs/*.h that this package uses."""
+"""The functions of include/ckptfs/*.h that this package uses, through ctypes."""
+
+from __future__ import annotations
 
 import ctypes
 import logging
@@ -18,6 +20,7 @@ from ctypes import (
 )
 from types import SimpleNamespace
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 VERSION = "0.2.0"  # of this package, and so of the library whose structs are below
 NAME = "libckptfs_load.so.0"
 NCCL_NAME = "libckptfs_load_nccl.so.0"
@@ -43,18 +46,47 @@ READERS = {"auto": 0, "once": 1, "node": 2, "each": 3}
 
 
 class CkptError(RuntimeError):
-    """What went wrong; `code` is one of CODES."""
+    """An error of libckptfs, or of this package.
 
-    def __init__(self, code, text):
+    An error whose code is "missing" is a NotFoundError, and so a KeyError, too.
+
+    Args:
+        code: A word of CODES, which are the error codes of include/ckptfs/err.h.
+        text: Which file or tensor, what was found, what was expected.
+
+    Attributes:
+        code: The word.
+    """
+
+    def __new__(cls, code: str, text: str) -> CkptError:
+        """Return the class for the code, as OSError does for an errno."""
+        kind = NotFoundError if cls is CkptError and code == "missing" else cls
+        return super().__new__(kind, code, text)
+
+    def __init__(self, code: str, text: str):
         super().__init__(text)
         self.code = code
 
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+    def __reduce__(self):
+        return type(self), (self.code, self.args[0])
+
+
+class NotFoundError(CkptError, KeyError):
+    """CkptError "missing": a tensor, file, step or folder is not there. It is a KeyError, too."""
+
 
 class Err(ctypes.Structure):
+    """struct ckpt_err."""
+
     _fields_ = [("code", c_int), ("text", ctypes.c_char * 1024)]
 
 
 class TensorInfo(ctypes.Structure):
+    """struct ckpt_tensor_info."""
+
     _fields_ = [
         ("name", c_char_p),
         ("dtype", c_char_p),
@@ -67,6 +99,8 @@ class TensorInfo(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
+    """struct ckpt_step."""
+
     _fields_ = [
         ("name", c_char_p),
         ("generation", c_uint64),
@@ -76,18 +110,26 @@ class Step(ctypes.Structure):
 
 
 class Dest(ctypes.Structure):
+    """struct ckpt_dest."""
+
     _fields_ = [("ptr", c_void_p), ("stride", POINTER(c_uint64)), ("dtype", c_char_p)]
 
 
 class Mesh(ctypes.Structure):
+    """struct ckpt_mesh."""
+
     _fields_ = [("ndim", c_uint32), ("dim", POINTER(c_uint32)), ("ranks", POINTER(c_uint32))]
 
 
 class Place(ctypes.Structure):
+    """struct ckpt_placement."""
+
     _fields_ = [("kind", c_int), ("dim", c_uint32)]
 
 
 class WantInfo(ctypes.Structure):
+    """struct ckpt_want_info."""
+
     _fields_ = [
         ("tensor", c_char_p),
         ("dtype", c_char_p),
@@ -99,6 +141,8 @@ class WantInfo(ctypes.Structure):
 
 
 class Rates(ctypes.Structure):
+    """struct ckpt_rates."""
+
     _fields_ = [
         (n, c_double)
         for n in ("node_storage", "shared_storage", "page_cache", "copy", "local_link", "network")
@@ -106,6 +150,8 @@ class Rates(ctypes.Structure):
 
 
 class LoadOptions(ctypes.Structure):
+    """struct ckpt_load_options."""
+
     _fields_ = [
         ("size", c_size_t),
         ("readers", c_int),
@@ -128,6 +174,8 @@ LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
 class Nccl(ctypes.Structure):
+    """struct ckpt_nccl."""
+
     _fields_ = [
         ("size", c_size_t),
         ("device", c_int),
@@ -139,6 +187,8 @@ class Nccl(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
+    """struct ckpt_load_stats."""
+
     _fields_ = [
         (n, c_uint64)
         for n in (
@@ -251,9 +301,7 @@ def _open():
         raise ImportError(
             f"CKPTFS_LIBRARY_PATH={top}: there is no {NAME} in it, nor in core/ or lib/ below"
         )
-    own = os.path.join(
-        os.path.dirname(os.path.abspath(__file__)), "lib", NAME
-    )  # in a package that pip installed
+    own = os.path.join(HERE, "lib", NAME)  # in a package that pip installed
     try:
         return ctypes.CDLL(own if os.path.exists(own) else NAME)
     except OSError as e:
@@ -264,12 +312,9 @@ def _open():
 
 def _wrap(fn):
     def call(*args):
-        if any(
-            isinstance(arg, bytes) and 0 in arg for arg in args
-        ):  # C would see what is before it
-            raise ValueError(
-                f"embedded null byte: {next(arg for arg in args if isinstance(arg, bytes) and 0 in arg)!r}"
-            )
+        for arg in args:
+            if isinstance(arg, bytes) and 0 in arg:  # C would see only what is before it
+                raise ValueError(f"embedded null byte: {arg!r}")
         err = Err()
         result = fn(*args, byref(err))
         if result < 0:
@@ -280,17 +325,20 @@ def _wrap(fn):
 
 
 def _check_version(dll):
-    """A library of another version may have structs of other sizes, and write behind ours."""
+    """Refuse a library of another version, whose structs may be larger than those above."""
     dll.ckpt_version.restype = c_char_p
     version = dll.ckpt_version().decode()
     if version != VERSION:
         raise ImportError(
-            f"{dll._name} is of version {version}, the Python package ckptfs in '{os.path.dirname(os.path.abspath(__file__))}' of {VERSION}: "
-            "install both of one version, or name the directory of its build in CKPTFS_LIBRARY_PATH"
+            f"{dll._name} is of version {version}, the Python package ckptfs in '{HERE}' of "
+            f"{VERSION}: install both of one version, or name the directory of its build in "
+            "CKPTFS_LIBRARY_PATH"
         )
 
 
 class _Library:
+    """The functions by their names without "ckpt_"."""
+
     def __init__(self):
         dll = _open()
         self.path = dll._name
@@ -303,6 +351,7 @@ class _Library:
 
 
 def library():
+    """Return the library, which is opened once."""
     global _lib
     if _lib is None:
         _lib = _Library()
@@ -310,7 +359,10 @@ def library():
 
 
 def nccl_library():
-    """libckptfs_load_nccl, beside libckptfs_load; None if it was not built or can't be loaded: nccl_problem() says why."""
+    """Return the functions of libckptfs_load_nccl, which lies beside libckptfs_load.
+
+    None if it was not built or can't be loaded; nccl_problem() says why.
+    """
     global _nccl, _nccl_problem
     if _nccl is None:
         folder = os.path.dirname(library().path)
@@ -331,14 +383,18 @@ def nccl_library():
 
 
 def nccl_problem():
+    """Return why nccl_library() is None."""
     return _nccl_problem
 
 
-def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
-    """Give a comm over host memory this rank's CUDA device. memory: functions that allocate and free memory of it, which get the device's number, and
-    must live as long as the process; by default the driver's.
+def to_device(comm, device, stream, memory=None):
+    """Give a comm over host memory this rank's CUDA device.
+
+    `memory` is a pair of functions that allocate and free memory of the device and get the device's
+    number. They must live as long as the process. None uses the driver's.
     """
-    how = Nccl(ctypes.sizeof(Nccl), device, stream, *memory, device)
+    functions = memory or (ALLOC(), DEALLOC())
+    how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *functions, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 
@@ -348,7 +404,7 @@ def _say(_, text):
 
 
 def say_waits(comm):
-    """Rank 0's logger "ckptfs" tells whom it waits for, after 10 s."""
+    """Let rank 0's logger "ckptfs" tell which ranks it waits for, after 10 s."""
     library().comm_set_log(comm, _say, None)
 
 
@@ -360,15 +416,17 @@ def new(fn, *args):
 
 
 def u64s(values):
+    """Return a C array of uint64_t; at least one element."""
     return (c_uint64 * max(len(values), 1))(*values)
 
 
 def u32s(values):
+    """Return a C array of uint32_t; at least one element."""
     return (c_uint32 * max(len(values), 1))(*values)
 
 
 def take_bytes(pointer):
-    """A malloc'ed text of the library's: a path's bytes may be any."""
+    """Return a text that the library has allocated, and free it. The bytes of a path may be any."""
     text = ctypes.cast(pointer, c_char_p).value
     free = ctypes.CDLL(None).free
     free.argtypes = [c_void_p]
@@ -377,4 +435,5 @@ def take_bytes(pointer):
 
 
 def take_text(pointer):
+    """Return a text that the library has allocated, decoded, and free it."""
     return take_bytes(pointer).decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One load: wants, destinations, waiting."""
+"""One load of one rank: what it wants, where that goes, and waiting for it."""
 
 import contextlib
 import sys
@@ -35,10 +35,11 @@ from ._tensors import (
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
-TICK_MS = 200  # how often Python gets a word in (Ctrl-C)
+TICK_MS = 200  # how often Python looks for signals (Ctrl-C)
 
 
 def make_options(readers, options):
+    """Return struct ckpt_load_options; ValueError for a wrong option."""
     if readers not in READERS:
         raise ValueError(f"readers={readers!r}: expected one of {', '.join(READERS)}")
     opt = LoadOptions(size=sizeof(LoadOptions), readers=READERS[readers])
@@ -81,7 +82,7 @@ class Load:
         self.filled = {}  # {entry: its local tensors}
         self.memory = []  # [_overlap.Place] of those
         self.compares = False  # some rank has copies
-        self.kept = False  # somebody else closes it
+        self.kept = False  # its owner closes it
         comm.after_stream()
         options.share = share_number(comm, options.share_with)
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
@@ -100,20 +101,26 @@ class Load:
         library().load_resume(self.load)
 
     def _destination(self, tensor, stored, entry):
-        """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
-        device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales.
+        """Return a Dest for a local tensor of an entry.
+
+        It is the tensor itself where C can write it, otherwise a staging tensor that is copied
+        later. A tensor on the meta device gets memory. Values that are stored as float8_e4m3fn keep
+        that dtype where the entry may change its own, because they mean nothing without their
+        scales.
         """
         import torch
 
         if not is_strided(tensor):
             raise CkptError(
                 "unsupported",
-                f"'{entry.name}' is a {type(tensor).__name__} ({tensor.layout}) without memory of its own that could be filled",
+                f"'{entry.name}' is a {type(tensor).__name__} ({tensor.layout}) without memory of "
+                "its own that could be filled",
             )
         if loses(stored, tensor.dtype):
             raise CkptError(
                 "conflict",
-                f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to {tensor.dtype}",
+                f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to "
+                f"{tensor.dtype}",
             )
         wanted = SAFETENSORS.get(str(entry.dtype_of(tensor)).removeprefix("torch."))
         castable = stored in CASTABLE and wanted in CASTABLE
@@ -149,18 +156,18 @@ class Load:
         )
 
     def _remember(self, entry, source, lo):
-        """What _destination() has just made a place for."""
+        """Note the memory that _destination() has just given to an entry."""
         tensor = self.filled[entry][-1]
         if tensor.numel():
             self.memory.append(_overlap.Place(entry.name, tensor, source, lo))
 
     def check_memory(self):
-        """Is each element filled once? Else the last one that comes would stay, whichever that is."""
+        """Check that no element is filled twice: the later value would stay."""
         _overlap.check(self.memory)
         self.memory = []
 
     def want_box(self, source, lo, n, tensor, entry):
-        """Elements [lo, lo + n) of the view's `source` into a local tensor of shape n."""
+        """Want elements [lo, lo + n) of the view's `source`, in a local tensor of shape n."""
         dest = self._destination(tensor, self.view._tensors[source].dtype, entry)
         self._remember(entry, source, lo)
         library().load_want(
@@ -168,7 +175,7 @@ class Load:
         )
 
     def want(self, entry, source):
-        """The whole of an entry's tensor is the view's `source`, of the same shape."""
+        """Want the view's `source` for an entry's tensor, which as a whole has the same shape."""
         tensor = entry.tensor
         if is_dtensor(tensor):
             self._want_dtensor(entry, source)
@@ -204,16 +211,15 @@ class Load:
         )
         lib.load_want_info(self.load, number, byref(got))
         self._remember(entry, source, got.lo)
-        have = list(local.shape)
-        if [got.n[d] for d in range(got.rank)] != have and local.numel():
-            raise CkptError(
-                "unsupported",
-                f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}",
-            )
+        have, part = list(local.shape), list(got.n[: got.rank])
+        if part != have and local.numel():
+            raise CkptError("unsupported", f"'{name}': torch holds {have} of it here, not {part}")
 
     def want_layout(self, layout):
-        """Everything that this rank has of the model under a layout: {name: (tensor, [(offset, shape)])}.
-        Boxes of one tensor, as fused ones have them, are joined along the dimension in which they are divided.
+        """Want everything that this rank has of the model under a layout.
+
+        Returns {name: (tensor, [(offset, shape)])}. Boxes of one tensor, as fused ones have them,
+        are joined along the dimension in which they are divided.
         """
         lib, boxes = library(), {}
         lib.load_want_layout(self.load, layout.encode())
@@ -234,14 +240,8 @@ class Load:
         shape = list(parts[0][2])
         if len(parts) > 1:
             shape[dim] = sum(n[dim] for _, _, n in parts)
-        whole, at = (
-            torch.empty(
-                shape,
-                dtype=getattr(torch, TORCH[self.view._tensors[name].dtype]),
-                device=self.device,
-            ),
-            0,
-        )
+        dtype = getattr(torch, TORCH[self.view._tensors[name].dtype])
+        whole, at = torch.empty(shape, dtype=dtype, device=self.device), 0
         for number, _, n in parts:
             to = whole.narrow(dim, at, n[dim]) if len(parts) > 1 else whole
             at += n[dim] if n else 0
@@ -253,7 +253,7 @@ class Load:
         return whole
 
     def run(self, progress):
-        """Load; the statistics of all ranks together."""
+        """Load, and return the statistics of all ranks together."""
         library().load_plan(self.load)
         return self._run(progress)
 
@@ -298,7 +298,7 @@ class Load:
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
 
     def _finish_late(self):
-        """Copy what C has not put where it belongs. Returns what is wrong then, or None."""
+        """Copy staging tensors to where they belong. Returns the error that this finds, or None."""
         try:
             for finish in self.late:
                 finish()
@@ -307,7 +307,7 @@ class Load:
             return e
 
     def _difference(self):
-        """Is what the checkpoint has under several names of one tensor the same?"""
+        """Return an error if the values under several names of one tensor differ."""
         differ = [
             entry
             for entry, tensors in self.filled.items()
@@ -317,15 +317,16 @@ class Load:
         return (
             CkptError(
                 "conflict",
-                f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
-                "(tie_word_embeddings=False), or say with names= which to fill",
+                f"{names}: they are one tensor in what is to be filled, but the checkpoint has "
+                "other values for each; untie them (tie_word_embeddings=False), or say with names= "
+                "which to fill",
             )
             if differ
             else None
         )
 
     def _agree(self, failure):
-        """All ranks hear of it, where they wait for each other's comparisons."""
+        """Raise a failure; on all ranks, where they wait for each other's comparisons."""
         if self.compares:
             self.comm.agree(failure)
         elif failure is not None:
@@ -343,23 +344,26 @@ class Load:
 
 
 class Watch:
-    """Who looks on while a load runs, in place of a function for progress: called with (arrived, all), and told of what follows."""
+    """An observer of a load: a function for progress, called with (arrived, all), and hooks."""
 
     def __call__(self, done, of):
         pass
 
     def started(self, load):
-        """It runs: it may be cancelled from now on."""
+        """Called when the load runs: from now on it may be cancelled."""
 
     def arrived(self, entry, tensor):
-        """A part of an entry's tensor has arrived; tensor: where it stays, or None if it is to be copied at the end."""
+        """Called when a part of an entry's tensor has arrived.
+
+        `tensor` is the memory where it stays, or None if it is copied to its place at the end.
+        """
 
     def stopped(self):
-        """It runs no more: `load` is not to be touched."""
+        """Called when the load has ended: the Load is not to be used any more."""
 
 
 def _joint(name, parts):
-    """The dimension in which the boxes of one tensor are divided."""
+    """Return the dimension in which the boxes of one tensor are divided."""
     _, lo, n = parts[0]
     apart = {d for _, other, _ in parts for d in range(len(lo)) if other[d] != lo[d]}
     if len(apart) > 1 or any(
@@ -367,13 +371,17 @@ def _joint(name, parts):
     ):
         raise CkptError(
             "unsupported",
-            f"'{name}': this layout divides it in {sorted(apart)}, in boxes that do not join: {parts}",
+            f"'{name}': this layout divides it in {sorted(apart)}, in boxes that do not join: "
+            f"{parts}",
         )
     return apart.pop() if apart else 0
 
 
 def run_together(comm, open_view, declare, options, progress):
-    """One load of all ranks: declare(load) wants what this rank needs of open_view(). If one rank fails before the load, all raise its error."""
+    """Do one load on all ranks: declare(load) wants what this rank needs of open_view().
+
+    If a rank fails before the load, all ranks raise its error.
+    """
     load = failure = None
     with contextlib.ExitStack() as stack:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a view go where, and what is to be said of the rest."""
+"""Which tensors of a view go where, and what is said of the rest."""
 
 from ._library import CkptError
 from ._names import Names, is_adapter
@@ -12,10 +12,12 @@ from ._view import TORCH
 class Match:
     """One rank's tensors and one view's.
 
-    pairs    [(entry, the view's name)]
-    copies   the same of a Copy for each further name of one memory that the view has a tensor for
-    lacking  per part: [entries that get nothing]
-    values   [(what is no tensor, its stored value)]
+    Attributes:
+        pairs: [(entry, the view's name)].
+        copies: The same with a Copy for each further name of one memory that the view has a tensor
+            for.
+        lacking: For each part the entries that the view has nothing for.
+        values: [(what is not a tensor, its stored value)].
     """
 
     def __init__(self, view, parts, key_mapping):
@@ -51,14 +53,15 @@ class Match:
         return names
 
     def _match_values(self, key_mapping):
-        """What is no tensor is only in views of the framework's own names."""
+        """Match what is not a tensor, which only views of the framework's own names have."""
         wanted = [value for part in self.parts for value in part.values]
         if not wanted or not self.view.is_raw():
             for value in wanted:
                 if value.name in self._shown:
                     self._unused.discard(self._shown[value.name])
                     self.mismatched.append(
-                        f"{value.name} is a tensor in the checkpoint, but not in what is to be filled: give it a torch.Tensor."
+                        f"{value.name} is a tensor in the checkpoint, but not in what is to be "
+                        "filled: give it a torch.Tensor."
                     )
             return
         objects = flattened(self.view.objects())
@@ -76,7 +79,7 @@ class Match:
                 self._lost_values.append(value.name)
 
     def _gathered(self, objects, name):
-        """A value that was taken apart; of one with tensors nothing is given."""
+        """Return a value that was taken apart when it was saved, unless it has tensors in it."""
         has_tensors = any(shown.startswith(name + ".") for shown in self._shown)
         return Opaque("nothing") if has_tensors else gathered(objects, name)
 
@@ -88,13 +91,14 @@ class Match:
             import torch
 
             self.mismatched.append(
-                f"size mismatch for {entry.name}: copying a param with shape {torch.Size(self.view._tensors[source].shape)} from checkpoint, "
+                f"size mismatch for {entry.name}: copying a param with shape "
+                f"{torch.Size(self.view._tensors[source].shape)} from checkpoint, "
                 f"the shape in current model is {torch.Size(entry.tensor.shape)}."
             )
         elif loses(self.view._tensors[source].dtype, entry.tensor.dtype):
             self.mismatched.append(
-                f"dtype mismatch for {entry.name}: {self.view._tensors[source].dtype} from checkpoint can't be copied to "
-                f"{entry.tensor.dtype} of the current model."
+                f"dtype mismatch for {entry.name}: {self.view._tensors[source].dtype} from "
+                f"checkpoint can't be copied to {entry.tensor.dtype} of the current model."
             )
         elif not self._twin(entry):
             self._filled[memory(entry.tensor)] = entry
@@ -107,7 +111,7 @@ class Match:
         return True
 
     def _twin(self, entry):
-        """Is it the memory of one that is filled?"""
+        """Return whether an entry has the memory of one that is filled."""
         first = self._filled.get(memory(entry.tensor)) if memory(entry.tensor) is not None else None
         if first is not None and entry is not first and entry not in first.twins:
             first.twins.append(entry)
@@ -118,8 +122,10 @@ class Match:
             part.check_initialise([e.tensor for e in lacking])
 
     def word(self, other):
-        """For the other ranks, in what JSON has. `unused`: a bit for each of the view's tensors, 1 if nothing of this rank's is called so. `other`:
-        is there another view to try?
+        """Return this rank's findings for the other ranks, in values that JSON has.
+
+        `unused` has a bit for each of the view's tensors, 1 if none of this rank's tensors uses it.
+        `other` says whether there is another view to try.
         """
         import torch
 
@@ -136,15 +142,19 @@ class Match:
             "adapter": any(is_adapter(e.name) for part in self.parts for e in part.entries),
         }
 
-    def unexpected(self, verdict):
-        """The names that nobody asked for."""
+    def unexpected(self, findings):
+        """Return the names of the view's tensors that no rank uses."""
         shown = {v: k for k, v in self._shown.items()}
-        bits = bin(int(verdict["unused"], 16))[2:].zfill(len(self._stored))
+        bits = bin(int(findings["unused"], 16))[2:].zfill(len(self._stored))
         return [shown[name] for name, bit in zip(self._stored, bits) if bit == "1"]
 
 
 def combined(words):
-    """The verdict of all ranks together: the union of what is missing and of what does not fit, and of the rest what nobody asked for."""
+    """Return the findings of all ranks together.
+
+    That is the union of what is missing and of what does not fit, and the tensors that no rank
+    uses.
+    """
     unused = int(words[0]["unused"], 16)
     for word in words:
         unused &= int(word["unused"], 16)
@@ -164,40 +174,40 @@ def _union(words, key):
     return list(dict.fromkeys(text for word in words for text in word[key]))
 
 
-def judge(match, verdict, strict, lenient, chosen=False):
-    """What load_state_dict returns, or errors in torch's words. lenient: what is missing is no error; chosen: nothing is unexpected."""
-    result = _result(verdict["missing"], [] if chosen else match.unexpected(verdict))
-    if not verdict["same"]:
+def result_of(match, findings, strict, lenient, chosen=False):
+    """Return the result of load_state_dict, or raise an error in torch's words.
+
+    `lenient`: missing names are not an error. `chosen`: there are no unexpected names.
+    """
+    result = _result(findings["missing"], [] if chosen else match.unexpected(findings))
+    if not findings["same"]:
         raise CkptError(
             "conflict", "the ranks see different checkpoints: their numbers of tensors differ"
         )
-    adapter = next((name for name in match.view.keys() if is_adapter(name)), None)
-    if adapter and result.missing_keys and not verdict["adapter"]:
+    adapter = next(filter(is_adapter, match.view.keys()), None)
+    if adapter and result.missing_keys and not findings["adapter"]:
         raise CkptError(
             "unsupported",
-            f"the checkpoint is of a PEFT model or adapter (it has '{adapter}'), and what is to be loaded has no adapter: "
-            "lora='merge' adds the adapter to the weights of base=, a model directory; else wrap the model by peft first",
+            f"the checkpoint is of a PEFT model or adapter (it has '{adapter}'), and what is to be "
+            "loaded has no adapter: lora='merge' adds the adapter to the weights of base=, a model "
+            "directory; else wrap the model by peft first",
         )
     lines = []
     if strict and not lenient and result.missing_keys:
-        lines.append(
-            "Missing key(s) in state_dict: "
-            + ", ".join(f'"{k}"' for k in result.missing_keys)
-            + ". "
-        )
+        lines.append(f"Missing key(s) in state_dict: {_quoted(result.missing_keys)}. ")
     if strict and result.unexpected_keys:
-        lines.append(
-            "Unexpected key(s) in state_dict: "
-            + ", ".join(f'"{k}"' for k in result.unexpected_keys)
-            + ". "
-        )
-    lines += verdict["mismatched"]
+        lines.append(f"Unexpected key(s) in state_dict: {_quoted(result.unexpected_keys)}. ")
+    lines += findings["mismatched"]
     if lines:
         name = ", ".join(dict.fromkeys(part.name for part in match.parts)) or "an empty list"
         raise RuntimeError(
             "Error(s) in loading state_dict for {}:\n\t{}".format(name, "\n\t".join(lines))
         )
     return result
+
+
+def _quoted(names):
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _result(missing, unexpected):

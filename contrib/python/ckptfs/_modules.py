@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of a model: parameters and buffers that get other memory, and what their classes do to initialise them."""
+"""The modules of a model: new memory for parameters and buffers, and initialisation."""
 
 import contextlib
 import warnings
 import zlib
 
 from ._library import CkptError
-from ._tensors import home, home_of, is_dtensor
+from ._tensors import dressed, home, home_of, is_dtensor
 
 
 class Modules:
@@ -17,13 +17,15 @@ class Modules:
         self._new = {}  # {id of the old: (new, old)}
 
     def replace(self, old, new):
-        """A parameter or buffer shall be another tensor; tied ones stay tied."""
-        self._new[id(old)] = (_dressed(old, new), old)
+        """Note that a parameter or buffer will be another tensor; tied ones stay tied."""
+        self._new[id(old)] = (new, old)
 
     def run_pre_hooks(self, names, like, strict):
-        """Run load_state_dict's pre-hooks, as torch does, on a state dict of stand-ins on the meta device: {name: stored name}, and like(stored)
-        -> shape and dtype. Hooks may rename, drop and repeat entries; what they compute themselves can't be had without the values: CkptError.
-        Returns {name: stored name} as the hooks leave it, and their error messages.
+        """Run load_state_dict's pre-hooks on a state dict of stand-ins on the meta device.
+
+        `names` is {name: stored name}, and like(stored) gives shape and dtype. Hooks may rename,
+        drop and repeat entries; CkptError "unsupported" for one that computes values, which are not
+        there yet. Returns {name: stored name} as the hooks leave it, and their error messages.
         """
         import torch
 
@@ -43,14 +45,14 @@ class Modules:
         if made:
             raise CkptError(
                 "unsupported",
-                f"a load_state_dict pre-hook of the model makes '{made[0]}' from values, which are not read yet: load a "
-                "state dict, and give it to the model's own load_state_dict",
+                f"a load_state_dict pre-hook of the model makes '{made[0]}' from values, which are "
+                "not read yet: load a state dict, and give it to the model's own load_state_dict",
             )
         del stand_ins
         return {n: source[id(t)] for n, t in state.items()}, errors
 
     def extra_state_setter(self, name):
-        """What takes "layer._extra_state"; None: nothing does."""
+        """Return the function that takes "layer._extra_state", or None."""
         owner, _, key = name.rpartition(".")
         try:
             return (
@@ -60,7 +62,7 @@ class Modules:
             return None
 
     def finish(self, result):
-        """All are filled: what torch does after load_state_dict."""
+        """Give the model its new tensors, and do what torch does after load_state_dict."""
         self._swap()
         _revive(self.model)
         for module in self.model.modules():
@@ -76,22 +78,25 @@ class Modules:
     # ---- what the checkpoint lacks ----
 
     def check_initialise(self, tensors):
-        """Can each of these parameters and buffers be initialised by its class? CkptError names those that can't."""
+        """Raise CkptError "unsupported" if a class can't initialise one of these tensors."""
         lost = [
             name for name, module, _ in self._owners(tensors) if not _ways(self.model, name, module)
         ]
         if lost:
+            modules = ", ".join(name or "the model itself" for name in lost)
             raise CkptError(
                 "unsupported",
-                f"missing='init': {', '.join(lost) or 'the model itself'} lack{'s' if len(lost) == 1 else ''} parameters, and "
-                "neither the class has reset_parameters() nor a transformers model around it _init_weights()",
+                f"missing='init': {modules} lack{'s' if len(lost) == 1 else ''} parameters, and "
+                "neither the class has reset_parameters() nor a transformers model around it "
+                "_init_weights()",
             )
 
     def initialise(self, tensors, seed, dtype=None):
-        """Fill these parameters and buffers (the model's own, found by identity) as their classes do for a new model.
+        """Fill these parameters and buffers of the model as their classes do for a new model.
 
-        Each is made whole, on every rank from the same numbers, and DTensors keep their part of it: replicas are equal, and so is the model
-        under any mesh. `seed` must be the same on all ranks.
+        Each is made whole, on every rank from the same random numbers, and a DTensor keeps its
+        part: replicas are equal, and the model is the same under any mesh. `seed` must be equal on
+        all ranks.
         """
         wanted, made = {id(t): t for t in tensors}, {}
         for name, module, own in reversed(
@@ -102,10 +107,10 @@ class Modules:
         for key, whole in made.items():
             if dtype is not None and whole.is_floating_point():
                 whole = whole.to(dtype)
-            self._new[key] = (_dressed(wanted[key], _part(wanted[key], whole)), wanted[key])
+            self.replace(wanted[key], dressed(wanted[key], _part(wanted[key], whole)))
 
     def _owners(self, tensors):
-        """[(name, module, tensors)] of the modules that have them."""
+        """Return [(name, module, tensors)] of the modules that have these tensors."""
         ids = {id(t) for t in tensors}
         found = []
         for name, module in self.model.named_modules():
@@ -124,12 +129,13 @@ class Modules:
                 return
         raise CkptError(
             "unsupported",
-            f"missing='init': the class of '{name}', {type(module).__name__}, leaves a parameter as it is",
+            f"missing='init': the class of '{name}', {type(module).__name__}, leaves a parameter "
+            "as it is",
         )
 
 
 def _slots(model, recurse=True):
-    """[(table, key, tensor)] of parameters and buffers."""
+    """Return [(table, key, tensor)] of parameters and buffers."""
     modules = model.modules() if recurse else (model,)
     return [
         (table, key, t)
@@ -140,18 +146,8 @@ def _slots(model, recurse=True):
     ]
 
 
-def _dressed(old, new):
-    """New in the place of a parameter: a parameter, with the attributes of the old one."""
-    import torch
-
-    if isinstance(old, torch.nn.Parameter):
-        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
-        new.__dict__.update(old.__dict__)
-    return new
-
-
 def _part(old, whole):
-    """What of a whole tensor is this rank's."""
+    """Return this rank's part of a whole tensor."""
     if not is_dtensor(old):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -161,7 +157,7 @@ def _part(old, whole):
 
 @contextlib.contextmanager
 def _seeded(seed):
-    """Random numbers from a seed; the caller's generators go on afterwards as if nothing had been."""
+    """Use random numbers from a seed; the caller's generators are as before afterwards."""
     import torch
 
     devices = (
@@ -176,8 +172,10 @@ def _seeded(seed):
 
 @contextlib.contextmanager
 def _set_aside(module, wanted, made):
-    """In a module: whole tensors with memory for those that are wanted, made[id], and for all others shadows on the meta device, which
-    initialisation may write to.
+    """Give a module other tensors while it is initialised.
+
+    Those that are wanted become whole tensors with memory, made[id]. All others become stand-ins on
+    the meta device, which initialisation may write to.
     """
     import torch
 
@@ -203,16 +201,20 @@ def _set_aside(module, wanted, made):
 
 
 def _untouched(t):
-    """Full of a value that initialisation does not leave behind."""
+    """Fill a tensor with a value that initialisation does not leave behind."""
     return t.fill_(float("nan")) if t.is_floating_point() or t.is_complex() else t.zero_()
 
 
 def _is_untouched(t):
+    """Return whether _untouched()'s value is still there."""
     return (t.is_floating_point() or t.is_complex()) and bool(t.numel()) and bool(t.isnan().all())
 
 
 def _ways(model, name, module):
-    """Functions that initialise a module, the best first: that of the transformers model that it belongs to, its class's own."""
+    """Return functions that initialise a module, the best first.
+
+    They are that of the transformers model that the module belongs to, and those of its own class.
+    """
     found = _transformers_model(model, name)
     ways = [lambda: found._init_weights(module)] if found is not None else []
     return ways + [
@@ -223,7 +225,7 @@ def _ways(model, name, module):
 
 
 def _transformers_model(model, name):
-    """The innermost model of transformers that a module lies in, or None."""
+    """Return the innermost model of transformers that contains a module, or None."""
     owner = model
     found = owner if hasattr(owner, "_init_weights") else None
     for part in name.split(".") if name else ():
@@ -233,7 +235,10 @@ def _transformers_model(model, name):
 
 
 def _revive(model):
-    """Buffers that are not saved and still are on the meta device are what the model's class computes (transformers' rotary frequencies)."""
+    """Compute buffers that are not saved and are still on the meta device.
+
+    transformers' models can do that for theirs (rotary frequencies); of others a warning tells.
+    """
     import torch
 
     lost = []
@@ -245,9 +250,9 @@ def _revive(model):
         ]
         if not meta:
             continue
-        owner = (
-            None if any(True for _ in module.parameters()) else _transformers_model(model, name)
-        )  # it shall touch no parameter
+        # Initialisation must not touch parameters.
+        has_parameters = any(True for _ in module.parameters())
+        owner = None if has_parameters else _transformers_model(model, name)
         if owner is None:
             lost += [f"{name}.{k}" if name else k for k in meta]
             continue

@@ -5,10 +5,9 @@ import re
 
 from ._library import CkptError
 
-WRAPPERS = re.compile(
-    r"(^|\.)(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)(?=\.|$)"
-)  # FSDP, torch.compile, activation checkpoints
-# peft has the adapter's name in its names, and does not save it
+# FSDP, torch.compile, activation checkpoints.
+WRAPPERS = re.compile(r"(^|\.)(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
+# peft has the adapter's name in a model's names, and does not save it.
 ADAPTER = re.compile(
     r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.[^.]+(?=\.weight$|\.bias$|$)"
 )
@@ -16,7 +15,7 @@ SAVED_WITH_ADAPTER = re.compile(r"\.(?:modules_to_save\.[^.]+|original_module)(?
 
 
 def is_adapter(name):
-    """Is it the name of a LoRA's tensor, or of what one is put around?"""
+    """Return whether it is the name of a LoRA's tensor, or of one that a LoRA is put around."""
     return (
         re.search(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)", name)
         is not None
@@ -24,7 +23,7 @@ def is_adapter(name):
 
 
 def _clean(name):
-    """Without what wrappers of modules put into names."""
+    """Return a name without what wrappers of modules put into names."""
     name = WRAPPERS.sub(r"\1", name)
     while ".." in name:
         name = name.replace("..", ".")
@@ -32,7 +31,7 @@ def _clean(name):
 
 
 def _spellings(name):
-    """The name, and what it is without the modules around it."""
+    """Yield the name, and what it is without the modules around it."""
     name = _clean(name)
     yield name
     while name.startswith("module."):  # DistributedDataParallel
@@ -47,10 +46,17 @@ def _spellings(name):
 
 
 class Names:
-    """What the tensors of a view are called in a model: by key_mapping, patterns as transformers' from_pretrained has them (the first that
-    matches renames), by the model's own hooks, and with its wrappers, its tied weights and its prefix taken into account.
+    """What the tensors of a view are called in a model.
 
-    stored: the view's names. model: torch's, or None. hooks: a function of {name: name in the view} that gives another such dict.
+    Names are changed by key_mapping, by the model's own hooks, and by its wrappers, its tied
+    weights and its prefix. key_mapping has patterns as transformers' from_pretrained does; the
+    first one that matches renames.
+
+    Args:
+        stored: The view's names.
+        key_mapping: {pattern: replacement}, or None.
+        model: The torch model, or None.
+        hooks: A function of {name: name in the view} that returns another such dict, or None.
     """
 
     def __init__(self, stored, key_mapping=None, model=None, hooks=None):
@@ -69,7 +75,10 @@ class Names:
             self.source = hooks(self.source)
 
     def find(self, name):
-        """The view's tensor for a name of the model's; for a tied weight that was not saved, the one that it is tied to. None: missing."""
+        """Return the view's tensor for a name of the model's, or None if it is missing.
+
+        For a tied weight that was not saved it is the tensor that the weight is tied to.
+        """
         names = list(_spellings(name))
         names += [_clean(self.tied[n]) for n in names if n in self.tied]
         if self.prefix:
@@ -81,8 +90,10 @@ class Names:
 
 
 def base_prefix(model):
-    """ "model." of a transformers model: its task's classes have the base model under that name, the base model's own class has not, and
-    from_pretrained loads either from what the other has saved. None: there is no such thing.
+    """Return the prefix of a transformers model, such as "model.", or None.
+
+    A class for a task has the base model under that name, the base model's own class does not, and
+    from_pretrained loads either from a checkpoint of the other.
     """
     while model is not None and not hasattr(model, "base_model_prefix"):
         model = getattr(
@@ -101,7 +112,7 @@ def _renamed(name, key_mapping):
 
 
 def tied_names(model):
-    """{name: the name that it is tied to}, as transformers' models know it."""
+    """Return {name: the name that it is tied to}, as transformers' models know it."""
     found = {}
     for module in model.modules() if model is not None else ():
         keys = getattr(module, "all_tied_weights_keys", None)

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a checkpoint that are no tensors: from the library's JSON to Python's."""
+"""Values of a checkpoint that are not tensors: from the library's JSON to Python's values."""
+
+from __future__ import annotations
 
 import argparse
+from typing import Any, Callable
 
 
 class Opaque:
-    """What stands in a checkpoint and only code of its own could make: `name` is what the pickle calls it, `state` what it kept, if known.
-    Nothing of it was run.
+    """A value of a checkpoint that only code of its own could make. None of that code was run.
+
+    Attributes:
+        name: What the pickle calls the value: "module.Class", as text.
+        state: The values that it kept, if they are known: a dict, or None.
     """
 
-    def __init__(self, name, state=None):
+    def __init__(self, name: str, state: dict[str, Any] | None = None):
         self.name, self.state = name, state
 
     def __repr__(self):
@@ -18,10 +24,10 @@ class Opaque:
     def __eq__(self, other):
         return isinstance(other, Opaque) and (self.name, self.state) == (other.name, other.state)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as Python has it for what can be changed
 
 
-MARKS = {
+MARKS: dict[str, Callable[[Any], Any]] = {
     "$float": float,
     "$bytes": bytes.fromhex,
     "$text": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
@@ -31,7 +37,7 @@ MARKS = {
 
 
 def value(j):
-    """A Python value from what ckpt_view_objects writes."""
+    """Return a Python value for what ckpt_view_objects writes."""
     if isinstance(j, list):
         return [value(v) for v in j]
     if not isinstance(j, dict):
@@ -50,7 +56,7 @@ def value(j):
 
 
 def _key(j):
-    """A dict's key: what can't be one is given by its text."""
+    """Return a value as a dict's key; one that can't be hashed is given by its text."""
     key = value(j)
     try:
         hash(key)
@@ -60,12 +66,15 @@ def _key(j):
 
 
 def is_open(v):
-    """Is it a list that torch's distributed checkpoints look into for its dicts?"""
+    """Return whether torch's distributed checkpoints look into this list, because it has dicts."""
     return isinstance(v, list) and any(isinstance(x, dict) or is_open(x) for x in v)
 
 
 def flattened(objects):
-    """The same values under the names that torch has given them since 2.4: before, a list of dicts was one."""
+    """Return the same values under the names that torch gives them since 2.4.
+
+    Before, a list of dicts was one value.
+    """
     out = {}
 
     def add(name, v):
@@ -81,7 +90,10 @@ def flattened(objects):
 
 
 def gathered(objects, name):
-    """What torch's distributed checkpoints have taken apart: the dict or list of all "name.key"; Opaque("nothing"): there is none."""
+    """Return the dict or list of all "name.key", which distributed checkpoints have taken apart.
+
+    Opaque("nothing") if there are no such names.
+    """
     inside = {}
     for full, v in objects.items():
         if full.startswith(name + "."):
@@ -102,7 +114,7 @@ def _with_lists(v):
 
 
 def is_whole(v):
-    """Is there nothing opaque in it?"""
+    """Return whether nothing in a value is opaque."""
     if isinstance(v, dict):
         return all(is_whole(x) for pair in v.items() for x in pair)
     if isinstance(v, (list, tuple)):

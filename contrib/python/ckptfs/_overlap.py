@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do tensors that are to be filled share memory?"""
+"""Whether tensors that are to be filled share memory."""
 
 from ._library import CkptError
 
-STEPS = 20000  # of one search; strides that need more are taken for such that overlap
+STEPS = 20000  # of one search; strides that need more are taken for overlapping ones
 
 
 class Place:
-    """Where elements from `lo` on of the view's tensor `source` are written: `tensor`, for `name`."""
+    """Where elements of the view's tensor `source`, from `lo` on, are written: `tensor`."""
 
     def __init__(self, name, tensor, source, lo):
-        self.name, self.source, self.device, self.dtype = (
-            name,
-            source,
-            str(tensor.device),
-            tensor.dtype,
-        )
+        self.name, self.source = name, source
+        self.device, self.dtype = str(tensor.device), tensor.dtype
         self.item, self.start = tensor.element_size(), tensor.data_ptr()
-        self.dims = [
-            (s * self.item, n) for s, n in zip(tensor.stride(), tensor.shape)
-        ]  # bytes, elements
+        # (stride in bytes, number of elements)
+        self.dims = [(s * self.item, n) for s, n in zip(tensor.stride(), tensor.shape)]
         self.end = self.start + sum(s * (n - 1) for s, n in self.dims) + self.item
-        self.origin = self.start - sum(
-            s * at for (s, _), at in zip(self.dims, lo)
-        )  # where its element 0 would be
+        # Where element 0 of the source would be.
+        self.origin = self.start - sum(s * at for (s, _), at in zip(self.dims, lo))
         self._check_storage(tensor)
 
     def _check_storage(self, tensor):
@@ -32,11 +26,12 @@ class Place:
         if has < needs:
             raise CkptError(
                 "usage",
-                f"'{self.name}' needs {needs} bytes of its storage, which has {has}: was it resized to free memory?",
+                f"'{self.name}' needs {needs} bytes of its storage, which has {has}: was it "
+                "resized to free memory?",
             )
 
     def overlaps_itself(self):
-        """Are two of its elements in one place?"""
+        """Return whether two elements are in one place."""
         dims = sorted(((s, 1 - n, n - 1) for s, n in self.dims if n > 1), reverse=True)
         return any(
             _meets([(s, 1, most), *dims[i + 1 :]], 0, self.item - 1, self.item - 1)
@@ -44,7 +39,7 @@ class Place:
         )
 
     def is_same(self, other):
-        """Would both write the same values to the bytes that they share?"""
+        """Return whether both places get the same values for the bytes that they share."""
         mine, theirs = ([s for s, n in p.dims] for p in (self, other))
         return (self.source, self.origin, self.dtype, mine) == (
             other.source,
@@ -54,7 +49,7 @@ class Place:
         )
 
     def overlaps(self, other):
-        """Has it a byte of the other's?"""
+        """Return whether the places share a byte."""
         reach = {}
         for s, n in other.dims:
             reach[s] = (reach.get(s, (0, 0))[0], reach.get(s, (0, 0))[1] + n - 1)
@@ -65,28 +60,33 @@ class Place:
 
 
 def check(places):
-    """CkptError, if filling one of these would change another, or itself."""
+    """Raise CkptError if filling one of these places would change another one, or itself."""
     active = []
     for place in sorted(places, key=lambda p: (p.device, p.start)):
         if place.overlaps_itself():
             raise CkptError(
                 "usage",
-                f"'{place.name}' has several elements in one place of memory, as expanded tensors have: give it memory of its own (clone())",
+                f"'{place.name}' has several elements in one place of memory, as expanded tensors "
+                "have: give it memory of its own (clone())",
             )
         active = [p for p in active if p.end > place.start and p.device == place.device]
         for other in active:
             if not place.is_same(other) and place.overlaps(other):
                 raise CkptError(
                     "conflict",
-                    f"'{other.name}' and '{place.name}' share a part of their memory, but have values of their own in the checkpoint: give "
-                    "one of them other memory (clone()), or leave it out",
+                    f"'{other.name}' and '{place.name}' share a part of their memory, but have "
+                    "values of their own in the checkpoint: give one of them other memory "
+                    "(clone()), or leave it out",
                 )
         active.append(place)
 
 
 def _meets(dims, at, below, above):
-    """Is there an integer for each dimension, of [(stride, least, most)], the largest stride first, with which `at` and the products add up to something
-    in [-below, above]?
+    """Return whether a sum of multiples of strides comes close to -at.
+
+    `dims` is [(stride, least, most)], the largest stride first. Is there an integer in [least,
+    most] for each dimension, so that `at` plus the sum of stride times integer is in [-below,
+    above]?
     """
     rest = [(0, 0)]
     for s, lo, hi in reversed(dims):
@@ -103,7 +103,7 @@ def _meets(dims, at, below, above):
 
 
 def _next(at, dim, rest, below, above):
-    """The sums after one more dimension from which [-below, above] can still be reached."""
+    """Return the sums after one more dimension from which [-below, above] can still be reached."""
     stride, least, most = dim
     if stride:
         least = max(least, -((below + at + rest[1]) // stride))

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that is filled again and again, each time from another step."""
+"""Fills a model again and again, each time from another step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ._comm import TIMEOUT_MS, Comm
+from ._comm import Comm, alone
 from ._fork import check_process, loading
 from ._library import CkptError
 from ._load import Watch
@@ -21,21 +22,39 @@ if TYPE_CHECKING:
     import torch
 
     from ._comm import Group
+    from ._load import Load
     from ._view import Path
 
 
 class Reloader(Watch):
-    """A model or state dict that is filled again and again with the same tensors of other steps, as where the weights of an inference engine follow
-    those of a trainer. It is filled once when it is made, as by load_state_dict(model_or_state_dict, run, process_group, **given), whose result is
-    `result`. Later loads match no names, and the ranks do not tell each other again what they want:
+    """Fills a model or state dict again and again with the same tensors of other steps.
+
+    An inference engine uses it to follow the weights of a trainer:
 
         with ckptfs.Reloader(model, run) as weights:
             while ...:
                 weights.reload(step=n)
 
-    All ranks make it and call its methods together. process_group may be a Comm, which must stay open; else the connections are the Reloader's own.
-    Only tensors are filled again: not lr, _extra_state and the like of raw views. They must stay in the memory where they are.
-    Errors: those of load_state_dict.
+    Making it loads once, as load_state_dict does; `result` is what that returned. Later loads match
+    no names again, and the ranks do not exchange again what they want. All ranks make the Reloader
+    and call its methods together. Only tensors are filled again, not lr, _extra_state and other
+    values of raw views. The tensors must stay in the memory where they are.
+
+    Args:
+        model_or_state_dict: As for load_state_dict.
+        run: As for load_state_dict.
+        process_group: As for load_state_dict. A Comm must stay open; otherwise the Reloader makes a
+            Comm of its own.
+        no_dist: As for load_state_dict.
+        **given: Further arguments of load_state_dict, except progress.
+
+    Attributes:
+        result: What load_state_dict returned: missing_keys, unexpected_keys, stats.
+
+    Raises:
+        CkptError: As load_state_dict; "unsupported" for FSDP1, whose tensors move.
+        RuntimeError: As load_state_dict.
+        ValueError: As load_state_dict.
     """
 
     def __init__(
@@ -45,20 +64,23 @@ class Reloader(Watch):
         | Sequence[torch.nn.Module | Mapping[str, Any]],
         run: Path | View,
         process_group: Group = None,
+        *,
+        no_dist: bool = False,
         **given: Any,
     ):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
-        self._target, self._load, self._own = model_or_state_dict, None, None
-        self._closing, self._process = False, os.getpid()
-        self._changed, self._runs = (
-            threading.Condition(),
-            None,
-        )  # the thread that is in reload(): close() waits for it
+        self._target, self._process = model_or_state_dict, os.getpid()
+        self._load: Load | None = None
+        self._own: Comm | None = None  # to be closed with the Reloader
+        self._changed = threading.Condition()  # protects the next two, and _load
+        self._closing = False
+        self._runs: int | None = None  # the thread that is in reload(): close() waits for it
+        self._places: dict[str, list[int]] = {}  # where the tensors must stay
         self._comm = (
             self._checked(process_group)
-            if isinstance(process_group, Comm)
-            else self._joined(process_group)
+            if isinstance(process_group, Comm) and not alone(process_group, no_dist)
+            else self._joined(process_group, no_dist)
         )
         try:
             self.result = load_state_dict(
@@ -70,9 +92,21 @@ class Reloader(Watch):
             raise
 
     def reload(self, run: Path | None = None, *, step: str | int | None = None) -> dict[str, Any]:
-        """Fill the same tensors from `step` (None: the latest, rank 0's) of `run` (None: the run as before). Returns the statistics of all ranks.
-        CkptError: "conflict": the step has other tensors, shapes or dtypes, and nothing was changed; "usage": a tensor was moved. After an error another
-        step may be loaded; if it came while data was being loaded, the tensors are filled in part until then.
+        """Fill the same tensors from another step. All ranks call it together.
+
+        After an error another step may be loaded. If the error came while data was being loaded,
+        the tensors are filled in part until then.
+
+        Args:
+            run: A run; None is the run as before.
+            step: The step's name or number; None is the latest one that rank 0 sees.
+
+        Returns:
+            The statistics of all ranks together; sizes in bytes, times in seconds.
+
+        Raises:
+            CkptError: "conflict" if the step has other tensors, shapes or dtypes, and nothing was
+                changed; "usage" if a tensor was moved, or the Reloader is closed or in use.
         """
         with self._running():
             return self._reload(run, step)
@@ -115,8 +149,13 @@ class Reloader(Watch):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Give back memory and connections. A reload() that runs in another thread is cancelled on all ranks, and its end waited for.
-        In a forked process nothing is given back: it is the parent's.
+        """Give back memory and connections.
+
+        A reload() that runs in another thread is cancelled on all ranks, and close() waits for its
+        end. In a forked process nothing is given back, because it is the parent's.
+
+        Raises:
+            CkptError: "usage" if reload() runs in this very thread.
         """
         if self._process != os.getpid():
             self._load = self._own = None
@@ -127,7 +166,7 @@ class Reloader(Watch):
                     "usage", "reload() runs in this very thread: close the Reloader when it is over"
                 )
             self._closing = True
-            if self._runs is not None:
+            if self._runs is not None and self._load is not None:
                 self._load.cancel()
             self._changed.wait_for(lambda: self._runs is None)
             if self._load is not None:
@@ -137,6 +176,12 @@ class Reloader(Watch):
                 self._own.close()
             self._load = self._own = None
 
+    def __repr__(self) -> str:
+        if self._load is None:
+            return "<ckptfs.Reloader: closed>"
+        view, n = self._load.view, sum(map(len, self._places.values()))
+        return f"<ckptfs.Reloader: {n} tensors of '{view._run}', step '{view._step}'>"
+
     def __enter__(self) -> Reloader:
         return self
 
@@ -144,46 +189,50 @@ class Reloader(Watch):
         self.close()
 
     def started(self, load):
+        """Keep the Load for later."""
         load.kept = True
         self._load = load
 
     def _parts(self):
-        """The parts of what is to be filled, all of whose tensors stay where they are."""
+        """Return the parts of what is to be filled, all of whose tensors stay where they are."""
         parts = parts_of(self._target)
         if any(isinstance(part, Fsdp1) for part in parts):
             raise CkptError(
                 "unsupported",
-                "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; fully_shard (FSDP2) it does",
+                "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; it "
+                "does fill fully_shard (FSDP2)",
             )
         return parts
 
     def _checked(self, comm):
-        """The caller's Comm, if a Reloader can fill what it got, on all ranks."""
+        """Return the caller's Comm, if a Reloader can fill what it was given, on all ranks."""
         with comm.in_use(comm.timeout_ms):
             comm.share(lambda: bool(self._parts()))
         return comm
 
-    def _joined(self, group):
+    def _joined(self, group, no_dist):
+        """Return a Comm of the Reloader's own."""
         device = failure = None
         try:
             device = device_of(self._parts())
-        except Exception as e:  # the other ranks must hear of it
+        except Exception as e:  # the other ranks are told
             failure = e
-        self._own = Comm(group, device, TIMEOUT_MS, failure)
+        self._own = Comm(group, device, no_dist=no_dist, _failure=failure)
         return self._own
 
     def _check(self):
-        """Are all tensors where they were?"""
+        """Check that all tensors are where they were."""
         for name, place in _places(parts_of(self._target)).items():
             if self._places.get(name) != place:
                 raise CkptError(
                     "usage",
-                    f"'{name}' is not in the memory where it was when the Reloader was made: make another one",
+                    f"'{name}' is not in the memory where it was when the Reloader was made: make "
+                    "another one",
                 )
 
 
 def _places(parts):
-    """{name: addresses of its local tensors}"""
+    """Return {name: addresses of its local tensors}."""
     return {
         entry.name: [t.data_ptr() for t in local_tensors(entry.tensor)]
         for part in parts

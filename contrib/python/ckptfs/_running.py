@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load that runs beside its caller."""
+"""A load that runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._fork import check_process
 from ._library import library
@@ -19,31 +20,32 @@ if TYPE_CHECKING:
     import torch
 
     from ._comm import Group
+    from ._load import Load
+    from ._targets import Entry
     from ._view import Path, View
 
 
-class Running(Watch):
-    """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread of this
-    process; in one that was forked from it each call is a CkptError "usage".
+class LoadHandle(Watch):
+    """A load_state_dict() that runs in a thread of its own; load_async() returns it.
+
+    Its methods may be called from any thread of this process. In a process that was forked from it
+    each call raises CkptError "usage".
     """
 
     def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
         self._process = os.getpid()
-        self._lock, self._over, self._news = (
-            threading.Lock(),
-            threading.Event(),
-            queue.SimpleQueue(),
-        )
-        self._changed = threading.Condition(self._lock)  # the three that follow
-        self._load, self._ended, self._pausing = (
-            None,
-            False,
-            0,
-        )  # pausing: threads that wait in pause()
-        self._cancelled, self._shown = False, (0, 0)
-        self._result = self._failure = None
-        self._left = {}  # {entry: wants that have not arrived}
-        self._late = []  # entries that are copied to their places at the end
+        self._over = threading.Event()
+        self._news: queue.SimpleQueue[tuple[str, torch.Tensor] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # protects the next four
+        self._load: Load | None = None
+        self._ended, self._cancelled = False, False
+        self._pausing = 0  # threads that wait in pause()
+        self._shown = (0, 0)
+        self._result: Any = None
+        self._failure: BaseException | None = None
+        self._left: dict[Entry, int] = {}  # wants that have not arrived
+        self._late: list[Entry] = []  # entries that are copied to their places at the end
         surroundings = _surroundings()
         self._thread = threading.Thread(
             target=self._run,
@@ -52,34 +54,57 @@ class Running(Watch):
         )
         self._thread.start()
 
-    # ---- the caller's side ----
+    # The caller's side.
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(tensors of this rank that have arrived, all); (0, 0) before the ranks have agreed on what to load."""
+        """How many of this rank's tensors have arrived, and of how many: (arrived, all).
+
+        (0, 0) before the ranks have agreed on what to load.
+        """
         self._check()
         return self._shown
 
     def done(self) -> bool:
-        """Is it over, well or not?"""
+        """Return whether the load has ended, well or not."""
         self._check()
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> torch.nn.modules.module._IncompatibleKeys:
-        """What load_state_dict returns; raises what it raises. TimeoutError: it is not over after `timeout` seconds, and goes on."""
+        """Wait for the end of the load.
+
+        Args:
+            timeout: How long to wait, in seconds; None waits for ever.
+
+        Returns:
+            What load_state_dict returns.
+
+        Raises:
+            TimeoutError: The load has not ended in time. It goes on.
+            CkptError: What load_state_dict raises, as are its other errors.
+        """
         self._check()
         if not self._over.wait(timeout):
             raise TimeoutError(
-                f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived"
+                f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} "
+                "tensors have arrived"
             )
         if self._failure is not None:
             raise self._failure
         return self._result
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) pairs as they arrive, each once; one iterator. The tensor is filled where it will stay: this rank's part of the model's own,
-        or, for what was on the meta device, the one that the model gets at the end. Those that are cast or copied on the way come at the end. Raises
-        what the load raises: until the last pair has come, it can fail.
+        """Yield (name, tensor) pairs as they arrive, each of them once.
+
+        The tensor is where it will stay: this rank's part of the model's own tensor or, if that was
+        on the meta device, the memory that the model gets at the end. Tensors that are cast or
+        copied on the way come at the end. All callers share one iterator.
+
+        Yields: The name in the model or state dict, and the tensor, in its destination's shape and
+            dtype.
+
+        Raises:
+            CkptError: What the load raises. Until the last pair has come, the load can fail.
         """
         self._check()
         return self._arriving()
@@ -87,13 +112,16 @@ class Running(Watch):
     def _arriving(self):
         while (pair := self._next()) is not None:
             yield pair
-        self._news.put(None)  # for the next one who asks
+        self._news.put(None)  # for other callers of tensors()
         if self._failure is not None:
             raise self._failure
 
     def cancel(self) -> None:
-        """Stop it: wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled in part. It takes effect when the
-        ranks have agreed on what to load; a load that is over stays as it is.
+        """Stop the load on all ranks.
+
+        wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled
+        in part. It takes effect when the ranks have agreed on what to load. A load that has ended
+        stays as it is.
         """
         self._check()
         with self._lock:
@@ -102,10 +130,20 @@ class Running(Watch):
                 self._load.cancel()
 
     def pause(self, timeout: float | None = None) -> None:
-        """On all ranks: stop exchanging data, all after the same piece of work, and return once that is so, or once the load is over. Until resume(), the
-        program may use its network, and NCCL on its devices. Each rank goes on reading what it alone needs. The ranks call pause() and resume() equally
-        often, each within the load's exchange_timeout_ms of the others. Raises what the load raises. TimeoutError: not after `timeout` seconds; call it
-        again before anything else.
+        """Stop exchanging data, on all ranks after the same piece of work.
+
+        All ranks call pause() and resume() equally often, each within the load's
+        exchange_timeout_ms of the others. pause() returns when the exchange has stopped, or the
+        load has ended. Until resume() the program may use its network, and NCCL on its devices.
+        Each rank goes on reading what it alone needs.
+
+        Args:
+            timeout: How long to wait, in seconds; None waits for ever.
+
+        Raises:
+            TimeoutError: The exchange has not stopped in time. Call pause() again before anything
+                else.
+            CkptError: What the load raises.
         """
         self._check()
         until = None if timeout is None else time.monotonic() + timeout
@@ -126,20 +164,30 @@ class Running(Watch):
             raise self._failure
 
     def resume(self) -> None:
-        """On all ranks: go on after pause(); on devices, after what is queued now on the stream that is current here."""
+        """Go on after pause(), on all ranks.
+
+        On a device the load goes on after the work that is queued on the stream that is current
+        here.
+        """
         self._check()
         with self._lock:
             if self._load is not None:
                 self._load.resume()
+
+    def __repr__(self) -> str:
+        state = "running"
+        if self._over.is_set():
+            state = "done" if self._failure is None else f"failed: {self._failure}"
+        return f"<ckptfs.LoadHandle: {self._shown[0]} of {self._shown[1]} tensors, {state}>"
 
     def _next(self):
         self._check()
         return self._news.get()
 
     def _check(self):
-        check_process(self._process, "Running")
+        check_process(self._process, "LoadHandle")
 
-    # ---- the load's side ----
+    # The load's side.
 
     def _run(self, surroundings, target, run, process_group, given):
         try:
@@ -157,6 +205,7 @@ class Running(Watch):
         self._shown = (done, of)
 
     def started(self, load):
+        """Called by the load when it runs."""
         for entry, _ in load.wants:  # of a Copy the other name is told
             self._left[entry] = self._left.get(entry, 0) + 1
         with self._changed:
@@ -166,12 +215,14 @@ class Running(Watch):
             self._changed.notify_all()
 
     def stopped(self):
+        """Called by the load when it has ended."""
         with self._changed:
             self._load, self._ended = None, True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._pausing)  # in a call on what is freed next
 
     def arrived(self, entry, tensor):
+        """Called by the load when a part of a tensor has arrived."""
         self._left[entry] -= 1
         if entry.of is not None:
             return
@@ -193,26 +244,38 @@ def load_async(
     run: Path | View,
     process_group: Group = None,
     **given: Any,
-) -> Running:
-    """load_state_dict(model_or_state_dict, run, process_group, **given) beside the caller: returns at once, with a Running.
+) -> LoadHandle:
+    """Do what load_state_dict does in a thread of its own.
 
         load = ckptfs.load_async(model, run)
-        for name, tensor in load.tensors():     # as they arrive; or: load.progress, load.done(), load.cancel()
+        for name, tensor in load.tensors():  # as they arrive
             ...
         result = load.wait()
 
-    A program that uses NCCL meanwhile, for a training step, does so between load.pause() and load.resume(), on all ranks.
+    A program that uses NCCL meanwhile, for a training step, does so between load.pause() and
+    load.resume(), on all ranks. Models and state dicts are not to be used before wait() returns,
+    and until then no other load runs on the same process group or Comm. Python does not exit before
+    the load has ended: cancel() it first.
 
-    All arguments are load_state_dict's, but for progress=, which the Running has. Models and state dicts are not to be touched before wait() returns,
-    and until then no other load runs on the same process group or Comm. Python ends only when the load has ended: cancel() it first.
+    Args:
+        model_or_state_dict: As for load_state_dict.
+        run: As for load_state_dict.
+        process_group: As for load_state_dict.
+        **given: Further arguments of load_state_dict, except progress.
+
+    Returns:
+        A LoadHandle.
+
+    Raises:
+        ValueError: progress= is given. Other errors are raised by LoadHandle.wait().
     """
     if "progress" in given:
-        raise ValueError("progress=: load_async() gives a Running, which has progress")
-    return Running(model_or_state_dict, run, process_group, given)
+        raise ValueError("progress=: load_async() gives a LoadHandle, which has progress")
+    return LoadHandle(model_or_state_dict, run, process_group, given)
 
 
 def _surroundings():
-    """What torch keeps for each thread: a function that makes it the same in another one."""
+    """Return a context manager that gives another thread what torch keeps for this one."""
     import contextlib
 
     import torch

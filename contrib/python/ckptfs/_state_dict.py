@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filling models and state dicts in place: every rank its part."""
+"""Fills models and state dicts in place, on every rank its part."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_void_p
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
-from ._comm import TIMEOUT_MS, joined
+from ._comm import joined, timeout_of
 from ._library import CkptError, library, take_bytes
 from ._load import make_options, run_together
-from ._match import Match, combined, judge
+from ._match import Match, combined, result_of
 from ._targets import device_of, parts_of
 from ._tensors import is_meta
 from ._view import Run, View, spelled
@@ -36,6 +37,7 @@ def load_state_dict(
     key_mapping: Mapping[str, str] | Path | None = None,
     strict: bool = True,
     *,
+    no_dist: bool = False,
     step: str | int | None = None,
     missing: str | None = None,
     names: Iterable[str] | Callable[[str], bool] | None = None,
@@ -47,70 +49,112 @@ def load_state_dict(
     progress: bool | Callable[[int, int], None] = False,
     **more: Any,
 ) -> torch.nn.modules.module._IncompatibleKeys:
-    """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
+    """Fill the tensors of a model or state dict in place, on all ranks of a group together.
 
-    Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta
-    device gets memory when the load has succeeded: models get new parameters, state dicts new tensors in place of the meta ones (DTensors with
-    the same mesh and placements). Every byte is read by one rank or by each, whatever is faster (readers="once", "node", "each" say it).
+    Plain tensors are filled whole; of DTensors (FSDP, HSDP, tensor parallelism, any mesh) and
+    ShardedTensors each rank fills its part. Tensors on the meta device get memory when the load has
+    succeeded: models get new parameters, of the same class and with the same attributes, and state
+    dicts get new tensors (DTensors with the same mesh and placements). Every byte is read by one
+    rank or by each, whichever is faster.
 
-    model_or_state_dict  a torch.nn.Module, a state dict, or a list of them: the stages of a pipeline that this rank holds
-    run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
-    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone; or a Comm
-    view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
-                         optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
-                         them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain;
-                         "torchtitan": the model under torchtitan's names, of any checkpoint that is read, Hugging Face directories included
-    base, step, options  as for ckptfs.open, which also says how other options are given
-    key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
-    strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
-    missing              "init": parameters that the checkpoint lacks are no error; they are initialised as by their classes (transformers'
-                         _init_weights, or reset_parameters), alike on all ranks. None: they stay as they were, on the meta device if they were there
-    names                a collection of the model's names, or a function of a name: only these are filled, nothing else is missing or unexpected
-    device               where what is on the meta device gets memory; None: torch's default device. DTensors get it where their mesh is
-    dtype                a torch.dtype: floating tensors that get memory get it in this one; None: as the model's. A word such as "float32" is the
-                         option of ckptfs.open instead, which converts what is read
-    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}};
-                         exchange_timeout_ms is also how long to wait for ranks that do not come. {"share_with": a process group}: only ranks that
-                         give the same group (each its own: Megatron's data-parallel group) share what they read; ranks that are not in what they
-                         give share with none, and those that give None with each other
-    progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
+    Floating tensors are cast to the model's dtype, except float8_e4m3fn: a model's parameter
+    becomes that. Memory layouts stay as they are. If the checkpoint has several tensors for names
+    of one tensor (tied weights), they must be equal. If nothing could be loaded, models and state
+    dicts are unchanged, except for tensors that had memory if the error came while they were being
+    filled.
 
-    Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are. Names of one
-    tensor (tied weights) that the checkpoint has several tensors for must be copies of each other there: CkptError "conflict",
-    as are tensors that share a part of their memory.
-    Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, the same on all ranks, with `stats` beside them.
+    Args:
+        model_or_state_dict: A torch.nn.Module, a state dict, or a list of them, such as the stages
+            of a pipeline that this rank holds.
+        run: A run, one checkpoint, a model directory, or an open View (view, base, step and options
+            are the View's then).
+        process_group: The ranks that load together: a torch process group, a DeviceMesh, or a Comm.
+            None is the default group, or this process if torch.distributed is not initialised.
+        view: The names: None or "hf" for Hugging Face's, as on the hub or as the model's class has
+            them in memory; "raw" for the framework's own, with optimizer states; "torchtitan" for
+            torchtitan's names of any checkpoint that can be read. In "raw" views nested dicts and
+            lists are named as torch's distributed checkpoints name them, and values that are not
+            tensors (lr, betas, _extra_state) are replaced by those of View.objects().
+        base: As for open.
+        key_mapping: {pattern: replacement} from the view's names to the model's, as in
+            transformers' from_pretrained; or the path of a JSON file of that.
+        strict: Missing or unexpected keys are an error, as in torch. Another shape always is. A
+            name that the model of any rank has is not unexpected.
+        no_dist: True loads in this process alone, whatever groups there are.
+        step: As for open.
+        missing: None leaves parameters that the checkpoint lacks as they are. "init" initialises
+            them as their classes do (transformers' _init_weights, or reset_parameters), equally on
+            all ranks, and then they are not an error.
+        names: Names of the model, or a function of a name: only these are filled, and nothing else
+            is missing or unexpected. None fills all.
+        device: Where tensors on the meta device get memory; None is torch's default device.
+            DTensors get it where their mesh is.
+        dtype: The torch.dtype, a floating one, of floating tensors that get memory; None is the
+            model's. A word such as "float32" is the option of open, which converts what is read.
+        options: As for open.
+        readers: "once" (each byte is read once), "node" (once on each node), "each" (by each rank
+            that needs it), or "auto".
+        load_options: Fields of struct ckpt_load_options in include/ckptfs/load.h: {"host_bytes":
+            ..., "threads": ..., "verify": ..., "rates": {...}, ...}. "exchange_timeout_ms" is also
+            how long to wait for ranks that do not come. "share_with" is a process group or
+            DeviceMesh, each rank's own, such as Megatron's data-parallel group: only ranks that
+            give the same one share what they read. Ranks that are not in the one they give share
+            with no other, and ranks that give None share with each other.
+        progress: True shows a bar on rank 0. A function is called on each rank with the number of
+            tensors that have arrived, and of all.
+        **more: Further options of open.
 
-    Errors, on all ranks: RuntimeError in torch's words for keys and shapes; CkptError with its `code` for all else; TypeError and ValueError for
-    arguments, where the other ranks get a CkptError. If nothing could be loaded, models and state dicts are as before, but for tensors that had
-    memory if the failure came while it was being filled.
+    Returns: What torch's load_state_dict returns, a named tuple of missing_keys and
+        unexpected_keys, which is the same on all ranks. Its attribute `stats` has the statistics of
+        all ranks together; sizes in bytes, times in seconds.
+
+    Raises:
+        RuntimeError: Keys or shapes do not fit, in torch's words. All ranks raise it.
+        CkptError: Any other error in loading; `code` says which kind. All ranks raise it.
+            "conflict" is for tied weights with different values, and for tensors that share a part
+            of their memory.
+        TypeError: An argument is wrong. Other ranks raise a CkptError then.
+        ValueError: An argument is wrong. Other ranks raise a CkptError then.
     """
+    if isinstance(dtype, str):  # an option of the view
+        more["dtype"], dtype = dtype, None
+
+    def prepare():
+        if missing not in (None, "init"):
+            raise ValueError(f"missing={missing!r}: expected 'init' or None")
+        native = make_options(readers, load_options)
+        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        if device is not None:
+            stack.enter_context(_default(device))
+        parts = parts_of(model_or_state_dict)
+        lost = _choose(parts, names, dtype)
+        return native, spec, (parts, lost), device_of(parts)
+
     with contextlib.ExitStack() as stack:
-        parts, spec, native, failure, lost = None, None, None, None, []
-        try:
-            if missing not in (None, "init"):
-                raise ValueError(f"missing={missing!r}: expected 'init' or None")
-            native = make_options(readers, load_options)
-            if isinstance(dtype, str):  # an option of the view
-                more["dtype"], dtype = dtype, None
-            spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
-            if device is not None:
-                stack.enter_context(_default(device))
-            parts = parts_of(model_or_state_dict)
-            lost = _choose(parts, names, dtype)
-        except (
-            Exception
-        ) as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
-            failure = e
-        timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
-        on = device_of(parts) if parts is not None and failure is None else None
-        with joined(process_group, on, timeout_ms, failure) as comm, spec:  # raises the failure
-            spec.check(comm)
-            match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
+        with together(process_group, no_dist, prepare) as (comm, native, spec, (parts, lost)):
+            match, findings = _agreed(comm, spec, parts, key_mapping, missing == "init")
             _check_names(comm, lost)
-            result = judge(match, verdict, strict, missing == "init", names is not None)
-            result.stats = _fill(comm, match, verdict["copies"], native, progress)
-        _finish(parts, match, result, verdict["seed"] if missing == "init" else None, dtype)
+            result = result_of(match, findings, strict, missing == "init", names is not None)
+            result.stats = _fill(comm, match, findings["copies"], native, progress)
+        _finish(parts, match, result, findings["seed"] if missing == "init" else None, dtype)
         return result
+
+
+@contextlib.contextmanager
+def together(process_group, no_dist, prepare):
+    """Connect the ranks for one load; yields (comm, native options, Spec, what is to be filled).
+
+    prepare() returns the last three and the number of a CUDA device, or None. If it fails on one
+    rank, all ranks raise: no rank waits for one that has given up.
+    """
+    native = spec = target = device = failure = None
+    try:
+        native, spec, target, device = prepare()
+    except Exception as e:
+        failure = e
+    with joined(process_group, device, timeout_of(native), failure, no_dist) as comm, spec:
+        spec.check(comm)
+        yield comm, native, spec, target
 
 
 def _default(device):
@@ -120,7 +164,10 @@ def _default(device):
 
 
 def _choose(parts, names, dtype):
-    """Narrow the parts to what is to be filled, as it is to be. Returns the names that none of them has."""
+    """Narrow the parts to what is to be filled, and note the dtype that it shall have.
+
+    Returns the names that no part has.
+    """
     if dtype is not None:
         import torch
 
@@ -143,16 +190,20 @@ def _choose(parts, names, dtype):
 
 
 def _check_names(comm, lost):
-    """names= must be somebody's: a stage of a pipeline has not all of them."""
+    """Raise ValueError for names= that no rank has: a pipeline's stage does not have all."""
     lost = comm.share(lambda: lost, lambda words: sorted(set(words[0]).intersection(*words[1:])))
     if lost:
         raise ValueError(
-            f"names=: nothing that is to be filled is called {', '.join(lost[:8])}{' ...' if len(lost) > 8 else ''}"
+            f"names=: nothing that is to be filled is called {', '.join(lost[:8])}"
+            f"{' ...' if len(lost) > 8 else ''}"
         )
 
 
 def _finish(parts, match, result, seed, dtype):
-    """What is left once all tensors have arrived. seed: what the checkpoint lacks is initialised from it; None: it stays."""
+    """Do what is left once all tensors have arrived.
+
+    `seed`: what the checkpoint lacks is initialised from it; None leaves it as it is.
+    """
     for value, stored in match.values:
         value.put(stored)
     for part, lacking in zip(parts, match.lacking):
@@ -163,40 +214,40 @@ def _finish(parts, match, result, seed, dtype):
 
 
 class Spec:
-    """Which view: `run`, and how it is opened. Closes what it has opened."""
+    """A run and how its view is opened. It closes the views that it has opened."""
 
     def __init__(self, run, view, options, more):
         if view is not None and not isinstance(view, str):
             raise ValueError(
                 f"view={view!r}: expected a word such as 'hf', 'memory', 'raw' or 'torchtitan'"
             )
-        self.run, self.given = (
-            run,
-            dict(spelled(options, more), view=None if view == "hf" else view),
-        )
-        self.opened = []
+        self.run, self.opened = run, []
+        self.given = dict(spelled(options, more), view=None if view == "hf" else view)
         if isinstance(run, View):
             named = sorted(k for k, v in dict(self.given, view=view).items() if v is not None)
             if named:
                 raise ValueError(
-                    f"{', '.join(n + '=' for n in named)} with an open View: it was opened with its own options; give the run's path, "
-                    "or open the View with these"
+                    f"{', '.join(n + '=' for n in named)} with an open View: it was opened with "
+                    "its own options; give the run's path, or open the View with these"
                 )
             run.check()
 
     def check(self, comm):
-        """Do all ranks give the same: an open View of the same step, or a run, which they open together?"""
+        """Check that all ranks give an open View of the same step, or that all give a run."""
         step = self.run._step if isinstance(self.run, View) else None
         problem = comm.share(lambda: [isinstance(self.run, View), step], _difference)
         if problem is not None:
             raise CkptError(*problem)
 
     def has_other(self):
+        """Return whether views() has a second view."""
         return self.run.is_plain() if isinstance(self.run, View) else self.given["view"] is None
 
     def views(self, comm):
-        """Opened by all ranks together: the view that was asked for, then one whose names may fit better where it lacks some: the hub's names first, then those that the
-        model's class has in memory (transformers stacks experts, for one).
+        """Yield the view that was asked for, then one whose names may fit better.
+
+        All ranks open them together. Names as on the hub come first, then those that the model's
+        class has in memory (transformers stacks experts, for example).
         """
         first = (
             self.run
@@ -207,6 +258,7 @@ class Spec:
         yield self._keep(first.again(comm, view="memory"))
 
     def keep_only(self, view):
+        """Close the views that were opened, except this one."""
         for other in self.opened:
             if other is not view:
                 other.close()
@@ -223,7 +275,7 @@ class Spec:
 
 
 def _difference(words):
-    """What is wrong with all ranks' [is it a View, of which step]: [code, text], or None."""
+    """Return what is wrong with all ranks' [is it a View, of which step]: [code, text], or None."""
     if len({is_view for is_view, _ in words}) > 1:
         return [
             "usage",
@@ -233,14 +285,18 @@ def _difference(words):
     if others:
         return [
             "conflict",
-            f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': all load the same step",
+            f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': "
+            "all load the same step",
         ]
     return None
 
 
 def step_folder(run, step=None, group=None):
-    """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own. A `run` that is a link, as
-    a mount's `latest`, means what it leads to now, for all ranks what it leads to on rank 0.
+    """Return the path of the step that all ranks of a process group load.
+
+    `step` None is the latest one that rank 0 sees; of one checkpoint it is the checkpoint's own
+    path. If `run` is a link, as a mount's `latest` is, all ranks take what it leads to on rank 0
+    now.
     """
     seen = failure = None
     asked = None if step is None else str(step)
@@ -248,7 +304,7 @@ def step_folder(run, step=None, group=None):
         run = os.fsdecode(run)
         at = os.path.realpath(run) if os.path.islink(run) else run
         seen = Run(at)
-    except Exception as e:  # the other ranks must hear of it
+    except Exception as e:  # the other ranks are told
         failure = e
     with joined(group, failure=failure) as comm, seen:
         found, other, name = comm.share(
@@ -262,7 +318,8 @@ def step_folder(run, step=None, group=None):
         if other is not None:
             raise CkptError(
                 "conflict",
-                f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load the same step",
+                f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load "
+                "the same step",
             )
         text = c_void_p()  # a rank may see it a little later
         library().comm_step(
@@ -281,14 +338,14 @@ def step_folder(run, step=None, group=None):
 
 
 def _one_step(words):
-    """[rank 0's step, a step that another rank asked for instead or None, rank 0's name], of what all ranks [asked for, found, are named]."""
+    """Return rank 0's step, another one that a rank asks for or None, and the run's name."""
     asked, found, name = words[0]
     others = sorted({a for a, _, _ in words if a is not None} - {asked, found})
     return [found, others[0] if others else None, name]
 
 
 def _agreed(comm, spec, parts, key_mapping, init):
-    """The match of all ranks' tensors with the view that has most of their names, and the verdict on it."""
+    """Return the match with the view that has most of the names, and what all ranks found."""
     found, views = [], spec.views(comm)
 
     def prepare(view):
@@ -298,16 +355,16 @@ def _agreed(comm, spec, parts, key_mapping, init):
             match.check_initialise()
         return match.word(other=spec.has_other())
 
-    def verdict():
+    def finding():
         view = next(views)
         return comm.share(lambda: prepare(view), combined)
 
-    verdicts = [verdict()]
-    if verdicts[0]["missing"] and verdicts[0]["other"]:
-        verdicts.append(verdict())
-    best = min(range(len(found)), key=lambda i: len(verdicts[i]["missing"]))
+    findings = [finding()]
+    if findings[0]["missing"] and findings[0]["other"]:
+        findings.append(finding())
+    best = min(range(len(found)), key=lambda i: len(findings[i]["missing"]))
     spec.keep_only(found[best].view)
-    return found[best], verdicts[best]
+    return found[best], findings[best]
 
 
 def _fill(comm, match, copies, native, progress):
@@ -320,11 +377,12 @@ def _fill(comm, match, copies, native, progress):
 
 
 def _warn_of_meta(lacking):
-    """What the checkpoint lacks and has no memory can't be computed with."""
+    """Warn of tensors that the checkpoint lacks and that have no memory: they can't be used."""
     names = [e.name for part in lacking for e in part if is_meta(e.tensor)]
     if names:
         warnings.warn(
-            f"not in the checkpoint, so still on the meta device (missing='init' initialises them): {', '.join(names[:8])}"
+            "not in the checkpoint, so still on the meta device (missing='init' initialises them): "
+            f"{', '.join(names[:8])}"
             f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}",
             stacklevel=3,
         )

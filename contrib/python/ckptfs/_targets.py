@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be filled: models and state dicts, as lists of their tensors."""
+"""Models and state dicts that are to be filled, as lists of their tensors."""
+
+from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from ._modules import Modules
 from ._objects import is_open
-from ._tensors import home_of, is_dtensor, is_meta, is_sharded_tensor, like, local_tensors
+from ._tensors import dressed, home_of, is_dtensor, is_meta, is_sharded_tensor, like, local_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Entry:
-    """One tensor to be filled. What has no memory yet, and what takes another dtype, is given to its owner with put() once the load is over: a
-    load that fails leaves it as it was.
+    """One tensor to be filled.
+
+    A tensor that has no memory yet, or gets another dtype, is given to its owner with put() when
+    the load has succeeded; a load that fails leaves it as it was.
     """
 
-    of = None  # of a Copy: the entry whose values it must have
+    of: Entry | None = None  # of a Copy: the entry whose values it must have
 
     def __init__(self, name, tensor, put, retype=False):
         self.name, self.tensor, self._put = name, tensor, put
@@ -24,10 +32,11 @@ class Entry:
             raise TypeError(f"'{name}' is a ShardedTensor on the meta device: give it memory first")
 
     def home(self):
+        """Return the device where the tensor is, or where it gets memory."""
         return home_of(self.tensor)
 
     def dtype_of(self, local):
-        """What a local part of it shall have."""
+        """Return the dtype that a local part of the tensor shall have."""
         return (
             self.dtype
             if self.dtype is not None and local.is_meta and local.is_floating_point()
@@ -35,15 +44,17 @@ class Entry:
         )
 
     def put(self, local):
-        """The rank's part of the tensor, filled."""
+        """Give the owner the rank's part of the tensor, filled."""
         whole = like(self.tensor, local)
         for entry in (self, *self.twins):
-            entry._put(whole)
+            entry._put(dressed(entry.tensor, whole))
 
 
 class Copy(Entry):
-    """An entry whose memory another one has, while the checkpoint has a tensor for each (tied weights that were saved under both names): it is read into
-    memory of its own, and compared.
+    """An entry whose memory another entry has, while the checkpoint has a tensor for each.
+
+    These are tied weights that were saved under both names. The copy is read into memory of its
+    own, and compared.
     """
 
     def __init__(self, entry, of):
@@ -54,43 +65,61 @@ class Copy(Entry):
 
 
 class Value:
-    """Something of a state dict that is no tensor, and how it is replaced; `put` None: it can't be."""
+    """A value of a state dict that is not a tensor.
+
+    `put` is a function that replaces it, or None if it can't be replaced.
+    """
 
     def __init__(self, name, put):
         self.name, self.put = name, put
 
 
 class Part:
-    """A model or state dict. `entries`: its tensors. `values`: what else it has, for raw views. `model`: torch's, or None."""
+    """A model or state dict.
 
-    model, name, entries, values = None, "the state dict", (), ()
+    Attributes:
+        entries: Its tensors.
+        values: What else it has, for raw views.
+        model: The torch model, or None.
+        name: What errors call it.
+    """
+
+    model: torch.nn.Module | None = None
+    name = "the state dict"
+    entries: list[Entry]
+    values: list[Value]
 
     def choose(self, wanted):
-        """Only these names, by a function of a name, are to be filled. Returns those that are there."""
+        """Keep only the names for which a function is true. Returns those that are there."""
         self.entries = [e for e in self.entries if wanted(e.name)]
         self.values = [v for v in self.values if wanted(v.name)]
         return {x.name for x in (*self.entries, *self.values)}
 
     def run_pre_hooks(self, names, like):
-        """The names as the model's hooks leave them, and error messages: see Modules.run_pre_hooks."""
+        """Return the names as the model's hooks leave them, and their error messages."""
         return names, []
 
     def check_initialise(self, tensors):
-        """missing="init": can these be initialised? They are the part's own tensors, as in entries."""
+        """Raise an error if these tensors can't be initialised. They are the part's own."""
         if tensors:
             raise ValueError(
-                f"missing='init' initialises parameters of models; {self.name} is none, or FSDP1 around one"
+                f"missing='init' initialises parameters of models; {self.name} is not a model, or "
+                "is FSDP1 around one"
             )
 
     def initialise(self, tensors, seed, dtype=None):
+        """Initialise these tensors as the model's classes do."""
         pass
 
     def finish(self, result):
-        """All are filled."""
+        """Called when all parts are filled."""
 
 
 class StateDict(Part):
-    """A state dict, with other dicts and lists in it: its tensors are named as torch's distributed checkpoints name them."""
+    """A state dict, with other dicts and lists in it.
+
+    Its tensors are named as torch's distributed checkpoints name them.
+    """
 
     def __init__(self, state):
         self.entries, self.values = [], []
@@ -119,7 +148,7 @@ class StateDict(Part):
 
 
 class Fsdp1(Part):
-    """A model below FullyShardedDataParallel: its sharded state dict is filled and given back."""
+    """A model below FullyShardedDataParallel: its sharded state dict is filled and loaded."""
 
     def __init__(self, model):
         self.model, self.name = model, type(model).__name__
@@ -134,7 +163,7 @@ class Fsdp1(Part):
 
 
 class Model(Part):
-    """Any other model: parameters and buffers in place."""
+    """Any other model: its parameters and buffers are filled in place."""
 
     def __init__(self, model):
         self.model, self.name = model, type(model).__name__
@@ -169,7 +198,7 @@ class Model(Part):
 
 
 def parts_of(target):
-    """The parts of what load_state_dict was given: a model, a state dict, or a list of them (stages of a pipeline)."""
+    """Return the parts of load_state_dict's first argument."""
     import torch
 
     if isinstance(target, (list, tuple)):
@@ -182,7 +211,7 @@ def parts_of(target):
 
 
 def device_of(parts):
-    """The number of the CUDA device that all tensors are on, or shall be; None: on the CPU, or on several."""
+    """Return the number of the CUDA device of all tensors, or None."""
     import torch
 
     found = {home_of(e.tensor) for part in parts for e in part.entries if local_tensors(e.tensor)}
@@ -209,10 +238,11 @@ def _has_tensors(value):
 
 
 def _setter(holder, key, name):
-    """A function that replaces a value of a dict or list."""
+    """Return a function that replaces a value of a dict or list."""
     if not hasattr(holder, "__setitem__"):
         raise TypeError(
-            f"'{name}' is on the meta device, in a {type(holder).__name__}: that can't be given another tensor"
+            f"'{name}' is on the meta device, in a {type(holder).__name__}: that can't be given "
+            "another tensor"
         )
 
     def put(new):
@@ -229,6 +259,7 @@ def _is_fsdp1(model):
 
 
 def _sharded(model):
+    """Return a context in which an FSDP1 model gives and takes sharded state dicts."""
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
     return FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT)

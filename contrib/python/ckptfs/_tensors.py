@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's tensors, DTensors and ShardedTensors: what a rank holds of them, and where it lies."""
+"""Torch's tensors, DTensors and ShardedTensors: what a rank has of them, and where that is."""
 
 import sys
 
@@ -21,19 +21,19 @@ def is_sharded_tensor(t):
 
 
 def local_tensors(t):
-    """What this rank holds of it."""
+    """Return the tensors with the elements that this rank has."""
     if is_dtensor(t):
         return [t._local_tensor]
     return [shard.tensor for shard in t.local_shards()] if is_sharded_tensor(t) else [t]
 
 
 def is_meta(t):
-    """Does it have no memory?"""
+    """Return whether a tensor has no memory."""
     return any(local.is_meta for local in local_tensors(t))
 
 
 def home():
-    """The device of plain tensors that get memory: the default one."""
+    """Return the device of plain tensors that get memory: torch's default one."""
     import torch
 
     device = torch.get_default_device()
@@ -41,7 +41,7 @@ def home():
 
 
 def home_of(t):
-    """Where a tensor is, or shall be if it is on the meta device: DTensors where their mesh is."""
+    """Return where a tensor is, or gets memory: a DTensor where its mesh is."""
     import torch
 
     local = local_tensors(t)
@@ -51,17 +51,21 @@ def home_of(t):
 
 
 def places(dtensor):
-    """(an order of its mesh's dimensions, [(kind, dimension of the tensor)] for each of them in that order): the first that divides a dimension of the
-    tensor is the outermost. Torch divides in the order of the mesh, but a _StridedShard as if split_factor parts were there already: those that
-    later dimensions of the mesh make. So it belongs behind as many of them as make so many parts; if there are none, a rank's part is no box.
+    """Return an order of a DTensor's mesh dimensions, and what each of them divides.
+
+    That is [(kind, dimension of the tensor)] in that order.
+
+    The first mesh dimension that divides a dimension of the tensor is the outermost. Torch divides
+    in the order of the mesh, but a _StridedShard as if split_factor parts were there already: those
+    that later dimensions of the mesh make. So it belongs behind as many of them as make that many
+    parts. If there are none, a rank's part is not a box: CkptError "unsupported".
     """
     sizes, kinds, orders = dtensor.device_mesh.shape, {}, {}
     for m, p in reversed([*enumerate(dtensor.placements)]):
         dim = getattr(p, "dim", 0)
         dim += dtensor.dim() if dim < 0 else 0
-        is_shard = p.is_shard() or hasattr(
-            p, "split_factor"
-        )  # a _StridedShard is none in some versions of torch
+        # In some versions of torch a _StridedShard is not a Shard.
+        is_shard = p.is_shard() or hasattr(p, "split_factor")
         if p.is_replicate() or (is_shard and sizes[m] == 1):
             kinds[m] = REPLICATE, 0
             continue
@@ -70,31 +74,41 @@ def places(dtensor):
         while parts < factor and at < len(order):
             parts, at = parts * sizes[order[at]], at + 1
         if parts != factor or not is_shard:
+            why = f": of dimension {dim}, {p} takes rows that do not lie together"
             raise CkptError(
                 "unsupported",
-                f"a parameter with the placements {tuple(dtensor.placements)} on a mesh of {tuple(sizes)} can't be loaded"
-                f"{'' if parts == factor else f': of dimension {dim}, {p} takes rows that do not lie together'}",
+                f"a parameter with the placements {tuple(dtensor.placements)} on a mesh of "
+                f"{tuple(sizes)} can't be loaded{'' if parts == factor else why}",
             )
         order.insert(at, m)
         kinds[m] = SHARD, dim
     order = sorted(kinds)
     if any(o != sorted(o) for o in orders.values()):
-        order = sum(orders.values(), []) + [m for m in order if kinds[m][0] == REPLICATE]
+        dividing = [m for o in orders.values() for m in o]
+        order = dividing + [m for m in order if kinds[m][0] == REPLICATE]
     return order, [kinds[m] for m in order]
 
 
 def is_strided(t):
-    """Has a local tensor elements in memory of its own, as sparse ones and wrappers of other tensors have not?"""
+    """Return whether a local tensor has elements in memory of its own.
+
+    Sparse tensors and classes that wrap other tensors (quantised ones) do not.
+    """
     import torch
 
+    if t.layout is not torch.strided or hasattr(t, "__tensor_flatten__"):
+        return False
     try:
-        return t.layout is torch.strided and (t.is_meta or t.data_ptr() is not None)
-    except RuntimeError:  # torch's, for what has no storage
+        return t.untyped_storage() is not None
+    except (RuntimeError, NotImplementedError):  # torch's, for a tensor without storage
         return False
 
 
 def memory(t):
-    """What tensors have in common that share their memory (tied weights), also on the meta device; None: it has none."""
+    """Return what tensors that share their memory have in common (tied weights), on any device.
+
+    None if the tensor has no memory.
+    """
     t = local_tensors(t)
     t = t[0] if len(t) == 1 else None
     if t is None or not t.numel() or not is_strided(t):
@@ -104,14 +118,17 @@ def memory(t):
 
 
 def loses(stored, dtype):
-    """Has a cast of what is stored (safetensors' word) to this torch.dtype no place for fractions or imaginary parts?"""
+    """Return whether a cast to a torch.dtype loses fractions or imaginary parts of what is stored.
+
+    `stored` is safetensors' word.
+    """
     return not dtype.is_complex and stored.startswith(
         "C" if dtype.is_floating_point else ("F", "BF", "C")
     )
 
 
 def same_bits(a, b):
-    """Two plain tensors of one shape and dtype."""
+    """Return whether two plain tensors of one shape and dtype have the same bytes."""
     import torch
 
     a, b = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (a, b))
@@ -119,7 +136,7 @@ def same_bits(a, b):
 
 
 def like(t, local):
-    """The DTensor t with other memory."""
+    """Return a DTensor as t is, with another local tensor; for any other t the local tensor."""
     if not is_dtensor(t):
         return local
     from torch.distributed.tensor import DTensor
@@ -129,7 +146,25 @@ def like(t, local):
     )
 
 
+def dressed(old, new):
+    """Return new memory in the place of a tensor: of the same class, with the same attributes.
+
+    The class, which may be a subclass of torch.nn.Parameter, is not called.
+    """
+    import torch
+
+    is_parameter = isinstance(old, torch.nn.Parameter)
+    if is_dtensor(old) and not is_parameter:
+        return new
+    if is_dtensor(old):
+        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+    elif is_parameter or type(old) is not type(new):
+        new = torch.Tensor._make_subclass(type(old), new.detach(), old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    return new
+
+
 def written(t):
-    """Tell autograd that somebody else has written a tensor's memory: its version goes up."""
+    """Tell autograd that a tensor's memory was written: its version goes up."""
     if not t.is_inference():
         t.detach().as_strided((0,), (1,)).zero_()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A view with the shape of safetensors.safe_open."""
+"""A view of a checkpoint, with the interface of safetensors.safe_open."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from ._ahead import ahead
 from ._fork import reading, taken
@@ -50,27 +51,31 @@ TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
 
 
 class Info:
-    """Of one tensor of a view."""
+    """What is known of one tensor of a view.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: safetensors' word, such as "BF16".
+        shape: The sizes of its dimensions.
+        nbytes: Its size in bytes.
+    """
 
     def __init__(self, index, t):
-        self.index, self.name, self.dtype, self.nbytes = (
-            index,
-            t.name.decode(),
-            t.dtype.decode(),
-            t.nbytes,
-        )
+        self.index, self.name, self.dtype = index, t.name.decode(), t.dtype.decode()
+        self.shape, self.nbytes = [t.shape[d] for d in range(t.rank)], t.nbytes
         self.file, self.offset = t.file, t.file_off
-        self.shape = [t.shape[d] for d in range(t.rank)]
+
+    def __repr__(self) -> str:
+        return f"<ckptfs.Info '{self.name}': {self.dtype} {self.shape}>"
 
 
 def _empty(framework, shape, dtype):
-    """An uninitialised array, and the address of its bytes."""
+    """Return an uninitialised array, and the address of its bytes."""
     if framework in TORCHES:
         import torch
 
-        t = torch.empty(
-            shape, dtype=getattr(torch, TORCH[dtype]), device="cpu"
-        )  # whatever the default device is
+        # On the CPU, whatever the default device is.
+        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]), device="cpu")
         return t, t.data_ptr()
     import numpy
 
@@ -81,16 +86,18 @@ def _empty(framework, shape, dtype):
 
 
 class Slice:
-    """One tensor, read when it is indexed: only the box that is asked for. CkptError once the view is closed."""
+    """A tensor that is read when it is indexed, and then only the box that is asked for."""
 
     def __init__(self, view, info):
         self._view, self._info = view, info
 
     def get_shape(self) -> list[int]:
+        """Return the sizes of the tensor's dimensions."""
         self._view.check()
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
+        """Return the tensor's dtype, as safetensors' word ("BF16")."""
         self._view.check()
         return self._info.dtype
 
@@ -108,7 +115,7 @@ class Slice:
                 or (isinstance(i, (list, tuple)) and any(isinstance(k, bool) for k in i))
             ):
                 raise TypeError(
-                    f"{i!r} is no index of a slice: expected integers, slices, '...' or a list of integers"
+                    f"{i!r}: expected an index of integers, slices, '...' or a list of integers"
                 )
         if sum(isinstance(i, (list, tuple)) for i in index) > 1:
             raise TypeError(
@@ -121,32 +128,41 @@ class Slice:
         index += (slice(None),) * (len(shape) - len(index))
         lo, n, after = [], [], []
         for d, (i, size) in enumerate(zip(index, shape)):
-            if isinstance(i, slice):
-                picked = range(size)[i]
-                first, last = (min(picked), max(picked)) if picked else (0, -1)
-                after.append(
-                    [p - first for p in picked]
-                    if abs(picked.step) != 1 or picked.step < 0
-                    else slice(None)
-                )
-            elif isinstance(i, (list, tuple)):
-                picked = [range(size)[k] for k in i]
-                first, last = (min(picked), max(picked)) if picked else (0, -1)
-                after.append([p - first for p in picked])
-            else:
-                first = last = range(size)[i]
-                after.append(0)
+            first, last, left = self._range(d, i, size)
             lo.append(first)
             n.append(last - first + 1)
+            after.append(left)
         out = self._view._read(self._info, lo, n)
         for d in reversed(range(len(after))):
             if not isinstance(after[d], slice):
                 out = out[(slice(None),) * d + (after[d],)]
         return out
 
+    def _range(self, d, i, size):
+        """Return the first and last element that an index takes, and what is left to index."""
+        try:
+            if isinstance(i, (list, tuple)):
+                picked = [range(size)[k] for k in i]
+            elif isinstance(i, slice):
+                picked = range(size)[i]
+            else:
+                at = range(size)[i]
+                return at, at, 0
+        except IndexError:
+            raise IndexError(
+                f"'{self._info.name}': index {i} is out of range for dimension {d} of size {size}"
+            ) from None
+        first, last = (min(picked), max(picked)) if picked else (0, -1)
+        if isinstance(picked, range) and picked.step == 1:
+            return first, last, slice(None)
+        return first, last, [p - first for p in picked]
+
+    def __repr__(self) -> str:
+        return f"<ckptfs.Slice of '{self._info.name}': {self._info.dtype} {self._info.shape}>"
+
 
 def spelled(options, more):
-    """The options of a view, as keywords and as a dict: one spelling each."""
+    """Return a view's options, given as keywords and as a dict; ValueError for a repeated one."""
     twice = sorted(k for k in more if k in options and more[k] is not None)
     if twice:
         raise ValueError(f"{', '.join(twice)}: given as keyword and in options, once is enough")
@@ -154,7 +170,7 @@ def spelled(options, more):
 
 
 def _word(value):
-    """An option's value as the library has it: a torch.dtype is its name."""
+    """Return an option's value as the library takes it; a torch.dtype is given by its name."""
     return os.fsencode(
         value
         if isinstance(value, os.PathLike)
@@ -164,7 +180,7 @@ def _word(value):
 
 @contextlib.contextmanager
 def _native(options):
-    """The library's object for the options of a view."""
+    """Provide the library's object for the options of a view."""
     lib = library()
     opt = new(lib.options_new)
     try:
@@ -187,7 +203,10 @@ class Run:
             self.handle = new(library().run_open, os.fsencode(path), opt)
 
     def find_step(self, wanted=None):
-        """The name of the step that a name, or the number that it ends in, means; None: the latest. "" if there is only one checkpoint."""
+        """Return the name of a step, given the name or the number at its end; None is the latest.
+
+        "" if there is only one checkpoint.
+        """
         return os.fsdecode(
             take_bytes(
                 new(
@@ -199,7 +218,7 @@ class Run:
         )
 
     def steps(self):
-        """The names of the steps, oldest first; none of one checkpoint."""
+        """Return the names of the steps, oldest first; [] of one checkpoint."""
         lib, found, n = library(), POINTER(Step)(), c_size_t()
         if not lib.run_is_folder(self.handle):
             return []
@@ -210,6 +229,7 @@ class Run:
             lib.steps_free(found, n)
 
     def close(self):
+        """Close the run."""
         if self.handle:
             library().run_close(self.handle)
         self.handle = None
@@ -222,10 +242,20 @@ class Run:
 
 
 class View:
-    """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open().
+    """One checkpoint as tensors under their Hugging Face names (view="raw": the framework's own).
 
-    Reading is safe from many threads, and in forked children. A closed view raises CkptError. Pickling keeps path and options, and opens the same
-    step again.
+    ckptfs.open makes it. Reading is safe from many threads, and in forked children. Pickling keeps
+    the path and the options, and opens the same step again. Every method raises CkptError "usage"
+    once the view is closed.
+
+    Args:
+        run: As for open.
+        framework: As for open.
+        device: As for open.
+        step: As for open.
+        options: As for open.
+        comm: The connected ranks that open the view together; None for this process.
+        **more: As for open.
     """
 
     _view = None  # also where __init__ fails
@@ -244,11 +274,8 @@ class View:
     ):
         if framework not in TORCHES + NUMPIES:
             raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
-        self._run, self._framework, self._device = (
-            os.path.abspath(os.fsdecode(run)),
-            framework,
-            device,
-        )
+        self._run = os.path.abspath(os.fsdecode(run))
+        self._framework, self._device = framework, device
         self._options = {
             k: v
             for k, v in spelled(dict(options or {}), more).items()
@@ -265,13 +292,15 @@ class View:
 
     def _open(self):
         with Run(self._run, **self._options) as run:
-            self._step = run.find_step(
-                self._step or None
-            )  # "": there is only one. For again(): the same, whatever the latest is by then
+            # Kept for again(): the same step, whatever the latest is by then; "" if there is one.
+            self._step = run.find_step(self._step or None)
             return new(library().run_view, run.handle, os.fsencode(self._step))
 
     def _open_together(self, comm):
-        """As _open, by all ranks of a comm: rank 0 opens the files and chooses the step, the others take what it has read."""
+        """Do what _open() does on all ranks of a comm.
+
+        Rank 0 opens the files and chooses the step; the other ranks take what it has read.
+        """
         lib, step, view = library(), c_void_p(), c_void_p()
         with contextlib.ExitStack() as stack:
             try:
@@ -298,18 +327,30 @@ class View:
         return Info(i, t)
 
     def _warn(self):
-        """Tell what was left out, guessed or not found, as ckpt does on its terminal."""
+        """Warn of what was left out, guessed or not found, as ckpt does on its terminal."""
         said = self.info()["warnings"]
         for text in said[:MOST_TOLD]:
             warnings.warn(f"'{self._run}': {text}", stacklevel=4)
         if len(said) > MOST_TOLD:
             warnings.warn(
-                f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which View.info()['warnings'] lists",
+                f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which "
+                "View.info()['warnings'] lists",
                 stacklevel=4,
             )
 
     def again(self, comm: Any = None, **changed: Any) -> View:
-        """The same step, opened anew, with other options; by all ranks of a comm together, if one is given."""
+        """Open the same step anew, with other options.
+
+        Args:
+            comm: The connected ranks that open it together; None for this process.
+            **changed: The options that change.
+
+        Returns:
+            Another View.
+
+        Raises:
+            CkptError: The step can't be read with these options.
+        """
         return View(
             self._run,
             self._framework,
@@ -320,22 +361,22 @@ class View:
         )
 
     def is_plain(self) -> bool:
-        """Has it the usual names, the hub's?"""
+        """Return whether the view has names as on the hub."""
         return self._options.get("view") in (None, "hf")
 
     def is_raw(self) -> bool:
-        """Has it the framework's own names?"""
+        """Return whether the view has the framework's own names."""
         return self._options.get("view") not in (None, "hf", "memory")
 
     def check(self) -> None:
-        """CkptError if it is closed."""
+        """Raise CkptError "usage" if the view is closed."""
         if not self._view:
             raise CkptError("usage", f"the view of '{self._run}' is closed")
         if self._lost:
             raise CkptError("usage", f"the view of '{self._run}' can't be used: {self._lost}")
 
     def close(self) -> None:
-        """Give everything back. Reads that are running come to their end; using the view after this is a CkptError."""
+        """Close the view. Reads that are running in other threads finish."""
         handle = taken(self) if self._view else None
         if handle:
             library().view_release(handle)
@@ -350,8 +391,9 @@ class View:
         self.close()
 
     def __repr__(self) -> str:
-        about = f"step '{self._step}', " if self._step else ""
-        return f"<ckptfs.View of '{self._run}', {about}{f'{len(self._tensors)} tensors' if self._view else 'closed'}>"
+        step = f"step '{self._step}', " if self._step else ""
+        state = f"{len(self._tensors)} tensors" if self._view else "closed"
+        return f"<ckptfs.View of '{self._run}', {step}{state}>"
 
     def __reduce__(self):
         with reading(self) as view:
@@ -365,11 +407,17 @@ class View:
             )
 
     def keys(self) -> list[str]:
-        """The tensors' names, in the checkpoint's order."""
+        """Return the tensors' names, in the checkpoint's order."""
         self.check()
         return list(self._tensors)
 
     offset_keys = keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor | numpy.ndarray:
+        return self.get_tensor(name)
 
     def __contains__(self, name: str) -> bool:
         self.check()
@@ -380,28 +428,45 @@ class View:
         return len(self._tensors)
 
     def metadata(self) -> dict[str, str]:
-        """As a safetensors file of transformers has it: {"format": "pt"}."""
+        """Return what a safetensors file of transformers has: {"format": "pt"}."""
         self.check()
         return {"format": "pt"}
 
     def info(self) -> dict[str, Any]:
-        """What `ckpt info` knows of the view: a dict."""
+        """Return what `ckpt info` knows of the view, as a dict."""
         with reading(self) as view:
             return json.loads(take_text(new(library().view_info, view)))
 
     def steps(self) -> list[str]:
-        """The names of the run's steps as they are now, oldest first: list of str, each good for open(run, step=name). [] of one checkpoint."""
+        """Return the names of the run's steps as they are now, oldest first.
+
+        Each name may be given to open(run, step=name). [] if there is only one checkpoint.
+        """
         self.check()
         with Run(self._run, **self._options) as run:
             return run.steps()
 
     def files(self) -> list[str]:
-        """The paths of the view's files (weights, index, config, tokenizer ...), as the mount and `ckpt export` name them: list of str, by name."""
+        """Return the paths of the view's files, sorted: weights, config, tokenizer and so on.
+
+        They are those that the mount shows and that `ckpt export` writes.
+        """
         with reading(self) as view:
             return list(_paths(library().view_root(view), ""))
 
     def read(self, name: str) -> bytes:
-        """The bytes of one of files(). CkptError "missing": there is no such file; "limit": it has more than 1 GiB (weights: get_tensor)."""
+        """Read one of files().
+
+        Args:
+            name: The file's path in the view.
+
+        Returns:
+            The bytes of the file.
+
+        Raises:
+            NotFoundError: There is no such file.
+            CkptError: "limit" if the file has more than 1 GiB (for weights there is get_tensor).
+        """
         lib = library()
         with reading(self) as view:
             node = None if "\0" in os.fsdecode(name) else lib.view_find(view, os.fsencode(name))
@@ -420,28 +485,54 @@ class View:
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json as a dict; {} where the view has none (view="raw", or a checkpoint that says nothing of its model)."""
+        """The view's config.json as a dict.
+
+        {} if there is none: in view="raw", or if the checkpoint says nothing of its model.
+        """
         with reading(self) as view:
             if not library().view_find(view, b"config.json"):
                 return {}
         return json.loads(self.read("config.json"))
 
     def tied(self) -> dict[str, str]:
-        """{another name that the model's class has: the tensor that it is tied to}, as {"lm_head.weight": "model.embed_tokens.weight"}; {} if none is."""
+        """Return the further names that the model's class has for tensors, {name: the stored name}.
+
+        For example {"lm_head.weight": "model.embed_tokens.weight"}; {} if there are none.
+        """
         return self.info()["tied"]
 
     def explain(self, name: str) -> dict[str, Any]:
-        """Where a tensor comes from: the rule that makes it, the framework's tensors, and per shard the bytes. CkptError "missing": there is none."""
+        """Return where a tensor comes from, as a dict.
+
+        Args:
+            name: The tensor's name.
+
+        Returns: The rule that makes the tensor, the framework's tensors that it is made of, and for
+            each shard the bytes.
+
+        Raises:
+            NotFoundError: There is no such tensor.
+        """
         with reading(self) as view:
             return json.loads(take_text(new(library().view_explain, view, name.encode())))
 
     def items(
         self, names: Iterable[str] | None = None, prefetch: int = 2
     ) -> Iterator[tuple[str, torch.Tensor | numpy.ndarray]]:
-        """(name, tensor) pairs in the order of the files, `prefetch` tensors read ahead by as many threads.
+        """Yield (name, tensor) pairs in the order of the files.
 
-        names: which tensors, in any order; None: all. Tensors are get_tensor()'s, on the view's device, each the caller's own. The iterator reads
-        while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps.
+        At most prefetch + 1 tensors are in memory beside those that the caller keeps.
+
+        Args:
+            names: Which tensors, in any order; None is all.
+            prefetch: How many tensors are read ahead, by as many threads.
+
+        Yields:
+            The name, and the tensor as get_tensor() returns it.
+
+        Raises:
+            NotFoundError: One of the names is not there.
+            CkptError: A tensor can't be read.
         """
         return ahead(
             lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)),
@@ -450,8 +541,16 @@ class View:
         )
 
     def infos(self, names: Iterable[str] | None = None) -> list[Info]:
-        """What is known of the tensors (all, or those with these names), in the order of the files: list of objects with name, dtype (safetensors'
-        word), shape and nbytes.
+        """Return what is known of the tensors, in the order of the files.
+
+        Args:
+            names: Which tensors, in any order; None is all.
+
+        Returns:
+            Objects with name, dtype (safetensors' word), shape and nbytes.
+
+        Raises:
+            NotFoundError: One of the names is not there.
         """
         infos = (
             list(self._tensors.values())
@@ -463,51 +562,78 @@ class View:
         return sorted(infos, key=lambda info: (place[info.file], info.offset))
 
     def objects(self) -> dict[str, Any]:
-        """What the checkpoint holds beside tensors: {name: plain Python value}, {} where the format has nothing of the kind.
+        """Return the values of the checkpoint that are not tensors.
 
-        An optimizer's param_groups, a scheduler's state, the run's arguments: of DCP, Megatron's common.pt and rank files, nanotron's optimizer and
-        lr_scheduler, torch.save files; of what every rank wrote, the first rank's. Named as torch's distributed checkpoints name them. The
-        pickles are read as data: nothing is imported or called, and what only that could make is a ckptfs.Opaque. Sets come as lists.
-        Read anew at each call. CkptError "unsupported": a pickle that only an attack has; "limit": more than a pickle may hold.
+        They are an optimizer's param_groups, a scheduler's state, the run's arguments and the like:
+        of DCP, of Megatron's common.pt and rank files, of nanotron's optimizer and lr_scheduler, of
+        torch.save files. Of values that every rank wrote, the first rank's are taken. Names are
+        those of torch's distributed checkpoints. Pickles are read as data: nothing is imported or
+        called, and a value that only code could make is a ckptfs.Opaque. Sets are lists. Each call
+        reads the files again.
+
+        Returns:
+            {name: plain Python value}; {} if the format has no such values.
+
+        Raises:
+            CkptError: "unsupported" for a pickle that only an attack has, "limit" for a pickle that
+                is too large.
         """
         with reading(self) as view:
-            return {
-                k: value(v)
-                for k, v in json.loads(take_text(new(library().view_objects, view))).items()
-            }
+            found = json.loads(take_text(new(library().view_objects, view)))
+        return {k: value(v) for k, v in found.items()}
 
     def _find(self, name):
         self.check()
         try:
             return self._tensors[name]
         except KeyError:
-            raise CkptError("missing", f"there is no tensor '{name}'") from None
+            raise CkptError(
+                "missing", f"there is no tensor '{name}' in {self}: keys() lists them"
+            ) from None
 
     def _read(self, info, lo, n):
         with reading(self) as view:
             out, address = _empty(self._framework, n, info.dtype)
             if all(n):
                 library().view_box_pread(view, info.index, u64s(lo), u64s(n), c_void_p(address))
-        return (
-            out
-            if str(self._device) == "cpu" or self._framework in NUMPIES
-            else out.to(self._device)
-        )
+        is_there = str(self._device) == "cpu" or self._framework in NUMPIES
+        return out if is_there else out.to(self._device)
 
     def get_tensor(self, name: str) -> torch.Tensor | numpy.ndarray:
-        """The whole tensor: torch's or numpy's, of the shape and dtype that get_slice() tells. CkptError "missing": there is none."""
+        """Read a whole tensor.
+
+        Args:
+            name: The tensor's name.
+
+        Returns: A torch tensor on the view's device, or a numpy array, of the shape and dtype that
+            get_slice() tells. It is the caller's own.
+
+        Raises:
+            NotFoundError: There is no such tensor.
+            CkptError: The tensor can't be read.
+            TypeError: numpy does not have the dtype.
+        """
         info = self._find(name)
         return self._read(info, [0] * len(info.shape), info.shape)
 
     def get_slice(self, name: str) -> Slice:
-        """The tensor as something to index: slice[2:4, ..., :8] reads only that box, of the dtype that get_dtype() tells (safetensors' word) and the
-        shape that indexing get_shape() gives. CkptError "missing": there is none.
+        """Return a tensor to index: slice[2:4, ..., :8] reads only that box.
+
+        Args:
+            name: The tensor's name.
+
+        Returns: A Slice. Indexing it gives a tensor of the dtype that get_dtype() tells, and of the
+            shape that indexing a tensor of get_shape() gives. An index is an integer, a slice,
+            "..." or one list of integers.
+
+        Raises:
+            NotFoundError: There is no such tensor.
         """
         return Slice(self, self._find(name))
 
 
 def _nodes(node):
-    """The files below a node."""
+    """Yield the files below a node."""
     lib = library()
     if not lib.node_is_dir(node):
         yield node
@@ -516,6 +642,7 @@ def _nodes(node):
 
 
 def _paths(node, top):
+    """Yield the paths of the files below a node."""
     lib = library()
     for i in range(lib.node_children(node)):
         child = lib.node_child(node, i)
@@ -527,7 +654,7 @@ def _paths(node, top):
 
 
 def _reopened(run, framework, device, step, options, generation):
-    """What pickle makes of a view."""
+    """Return the view that pickle makes."""
     view = View(run, framework, device, step, options=options)
     if library().view_generation(view._view) != generation:
         view.close()
@@ -544,10 +671,24 @@ def open(
     options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> View:
-    """Open a run (or one checkpoint) like safetensors.safe_open: keys(), metadata(), get_tensor(), get_slice(); a context manager.
+    """Open a run or one checkpoint, like safetensors.safe_open.
 
-    step       of a run with several: its directory's name, or the number that this ends in (10, "10", "global_step_10"); the latest if None
-    framework  "pt" (torch) or "np" (numpy)
-    options    those of ckptfs (base, view, dtype, recipe, lora, ...): as keywords, or a dict of them, or some of each
+    Args:
+        run: The path of a run, of one checkpoint, or of a model directory.
+        framework: "pt" for torch's tensors, "np" for numpy's arrays.
+        device: Where torch's tensors are made: a torch.device, or what makes one.
+        step: Of a run with several steps: the name of the step's directory, or the number at the
+            end of it (10, "10", "global_step_10"). None is the latest.
+        options: Options of ckptfs as a dict: base, view, dtype, recipe, lora and so on. `ckptfs(1)`
+            describes them.
+        **more: The same options as keywords.
+
+    Returns:
+        A View, which is a context manager.
+
+    Raises:
+        CkptError: The run can't be read; `code` says which kind of error.
+        NotFoundError: There is no such step.
+        ValueError: An argument is wrong.
     """
     return View(run, framework, device, step, options=options, **more)

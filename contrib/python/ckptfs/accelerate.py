@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate's FSDP2 path over a training run instead of a state dict that rank 0 holds:
+"""accelerate's FSDP2 path with a training run in place of a state dict that rank 0 holds.
 
 from ckptfs.accelerate import loading_from
 
-with loading_from("run/checkpoints"):        # what prepare() would broadcast from rank 0 comes from the run
-    model = accelerator.prepare(model)       # with fsdp_version 2 and cpu_ram_efficient_loading
+# With fsdp_version 2 and cpu_ram_efficient_loading: what prepare() would broadcast from rank 0
+# comes from the run.
+with loading_from("run/checkpoints"):
+    model = accelerator.prepare(model)
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ._frameworks import unusable
 from ._state_dict import load_state_dict
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 try:
     import accelerate
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
     _problem = e
 
@@ -35,14 +38,26 @@ def fsdp2_load_full_state_dict(
     cpu_offload: bool = False,
     **options: Any,
 ) -> torch.nn.Module:
-    """accelerate.utils.fsdp_utils.fsdp2_load_full_state_dict with a run in place of full_sd: fill an FSDP2 model, usually on the meta device.
+    """Fill an FSDP2 model from a run; every rank reads its part.
 
-    accelerator  the Accelerator
-    run          a run, one checkpoint or a model directory, on all ranks
-    cpu_offload  True: the sharded parameters stay on the CPU
-    options      those of ckptfs.load_state_dict: base, step, strict, missing, key_mapping ...
+    It does what accelerate.utils.fsdp_utils.fsdp2_load_full_state_dict does, with a run in place of
+    full_sd. All ranks call it together.
 
-    Every rank reads its part, instead of rank 0 all of it. Returns the model. RuntimeError, in torch's words: missing and unexpected keys.
+    Args:
+        accelerator: The Accelerator.
+        model: The FSDP2 model, usually on the meta device.
+        run: A run, one checkpoint or a model directory, on all ranks.
+        cpu_offload: True leaves the sharded parameters on the CPU.
+        **options: Arguments of ckptfs.load_state_dict: base, step, strict, missing, key_mapping and
+            so on.
+
+    Returns:
+        The model.
+
+    Raises:
+        RuntimeError: Keys or shapes do not fit, in torch's words.
+        CkptError: Any other error in loading.
+        ImportError: accelerate can't be imported.
     """
     _need()
     load_state_dict(model, run, **options)
@@ -56,7 +71,21 @@ def fsdp2_load_full_state_dict(
 
 @contextlib.contextmanager
 def loading_from(run: Path, **options: Any) -> Iterator[None]:
-    """Within it accelerate's FSDP2 preparation takes a model's weights from the run; what the model held before is not looked at."""
+    """Let accelerate's FSDP2 preparation take a model's weights from a run, within a `with` block.
+
+    The values that the model has before are not used.
+
+    Args:
+        run: As for fsdp2_load_full_state_dict.
+        **options: As for fsdp2_load_full_state_dict.
+
+    Yields:
+        None.
+
+    Raises:
+        ImportError: accelerate can't be imported. accelerator.prepare() raises what
+            fsdp2_load_full_state_dict raises.
+    """
     _need()
     from accelerate.utils import fsdp_utils
 

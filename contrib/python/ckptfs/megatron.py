@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's distributed checkpoints, each byte read once per job:
+"""Megatron-Core's distributed checkpoints, each byte read once per job.
 
     from ckptfs.megatron import load, LoadShardedStrategy
 
-    state = load(model.sharded_state_dict(), "run/checkpoints")                  # in place of dist_checkpointing.load; a run, or one iteration
-    state = dist_checkpointing.load(sharded_state_dict, folder, sharded_strategy=LoadShardedStrategy(group=data_parallel_group))
+    # In place of dist_checkpointing.load; a run, or the folder of one iteration.
+    state = load(model.sharded_state_dict(), "run/checkpoints")
 
-torch_dist, and zarr, which megatron-core itself no longer reads since 0.16.
+    # Or as a strategy of dist_checkpointing.load.
+    strategy = LoadShardedStrategy(group=data_parallel_group)
+    state = dist_checkpointing.load(sharded_state_dict, folder, sharded_strategy=strategy)
+
+Formats are torch_dist, and zarr, which megatron-core itself has not read since 0.16.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import fill_boxes
 from ._frameworks import unusable
@@ -36,24 +41,38 @@ try:
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
     from megatron.core.dist_checkpointing.strategies.base import LoadShardedStrategy as _Base
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
     _problem, _Base = e, object
 
 
 class LoadShardedStrategy(_Base):
-    """A strategy for dist_checkpointing.load: all ShardedTensors of a rank are declared, then the ranks load together.
+    """A strategy for dist_checkpointing.load, with which all ranks load together.
 
-    group         the process group whose ranks share what they read: every rank of it must load at the same time. Megatron's data-parallel group
-                  shares what is replicated; None: the default group. With None and load_options={"share_with": the data-parallel group}, all ranks
-                  open the checkpoint together, and only the ranks of each data-parallel group share what they read
-    readers, load_options, progress   as for ckptfs.load_state_dict
+    Tensors that have data are filled in place; others are made on the current CUDA device, or on
+    the CPU if there is none. With allow_shape_mismatch a tensor is clipped, and elements that the
+    checkpoint does not have (the padding of a vocabulary) are zero, as Megatron does it.
+    ShardedObjects of torch_dist, and the rare tensors with a flattened_range (distributed
+    optimizers up to 0.15), are read by Megatron's own strategy.
 
-    Tensors are filled in place where they have data, and made on the current CUDA device, else on the CPU, where they have none.
-    allow_shape_mismatch clips, and makes zeros of what the checkpoint does not have (the padding of a vocabulary), as Megatron does. ShardedObjects of torch_dist, and the rare tensors with a
-    flattened_range (distributed optimizers up to 0.15), are read by Megatron's own strategy. `stats`: those of the last load.
-    CheckpointingException: a key that the checkpoint lacks, another global shape (the ranks that did not find it get a CkptError that tells of it);
-    CkptError: what reading found.
+    Args:
+        group: The ranks that share what they read: a process group, DeviceMesh or Comm, all of
+            whose ranks load at the same time. Megatron's data-parallel group shares what is
+            replicated. None is the default group; with load_options={"share_with": the
+            data-parallel group} all ranks open the checkpoint together then, and the ranks of each
+            data-parallel group share.
+        readers: As for ckptfs.load_state_dict.
+        load_options: As for ckptfs.load_state_dict.
+        progress: As for ckptfs.load_state_dict.
+
+    Attributes:
+        stats: The statistics of the last load; sizes in bytes, times in seconds.
+
+    Raises:
+        ImportError: megatron-core can't be imported.
+        CheckpointingException: From load(): a key that the checkpoint lacks, or another global
+            shape. Ranks that do not find the error themselves raise a CkptError.
+        CkptError: From load(): an error in reading.
     """
 
     def __init__(
@@ -75,9 +94,10 @@ class LoadShardedStrategy(_Base):
             ) from _problem
         super().__init__()
         self.stats, self._group, self._backend = None, group, "torch_dist"
-        self._load = dict(readers=readers, load_options=load_options, progress=progress)
+        self._load = {"readers": readers, "load_options": load_options, "progress": progress}
 
     def check_backend_compatibility(self, loaded_backend):
+        """Raise CheckpointingException for a format that is neither torch_dist nor zarr."""
         if loaded_backend not in ("torch_dist", "zarr"):
             raise CheckpointingException(
                 f"ckptfs.megatron reads torch_dist and zarr, not '{loaded_backend}'"
@@ -85,6 +105,7 @@ class LoadShardedStrategy(_Base):
         self._backend = loaded_backend
 
     def check_version_compatibility(self, loaded_version):
+        """Raise CheckpointingException for another version of the format than 1."""
         if loaded_version != 1:
             raise CheckpointingException(
                 f"version {loaded_version} of '{self._backend}' is not known to ckptfs"
@@ -92,9 +113,19 @@ class LoadShardedStrategy(_Base):
 
     @property
     def can_handle_sharded_objects(self):
+        """Whether load() takes ShardedObjects: those of torch_dist."""
         return self._backend == "torch_dist"
 
     def load(self, sharded_state_dict, checkpoint_dir):
+        """Load a sharded state dict, on all ranks of the group together.
+
+        Args:
+            sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
+            checkpoint_dir: The folder of one iteration.
+
+        Returns:
+            The dict, with torch tensors in place of the ShardedTensors.
+        """
         theirs, ours = extract_matching_values(sharded_state_dict, _is_theirs)
         tensors = [t for t in nested_values(ours) if isinstance(t, ShardedTensor)]
         boxes, shapes = [], {}
@@ -124,7 +155,12 @@ class LoadShardedStrategy(_Base):
         return ours
 
     def load_tensors_metadata(self, checkpoint_dir, metadata=None):
-        """{key: ShardedTensor without data}: shapes and dtypes, no tensor is opened."""
+        """Return {key: ShardedTensor without data}: shapes and dtypes; no tensor is read.
+
+        Args:
+            checkpoint_dir: The folder of one iteration.
+            metadata: Not used.
+        """
         from ._view import TORCH
 
         with View(os.fspath(checkpoint_dir), view="raw") as view:
@@ -137,6 +173,7 @@ class LoadShardedStrategy(_Base):
             }
 
     def load_sharded_metadata(self, checkpoint_dir):
+        """Return load_tensors_metadata(), with the ShardedObjects of a torch_dist checkpoint."""
         if not self.can_handle_sharded_objects:
             return self.load_tensors_metadata(checkpoint_dir)
         return self._megatron().load_sharded_metadata(checkpoint_dir)
@@ -146,7 +183,8 @@ class LoadShardedStrategy(_Base):
 
         if self._backend != "torch_dist":
             raise CheckpointingException(
-                "flattened tensors of a zarr checkpoint are not supported: load it with the optimizer's unflattened keys"
+                "flattened tensors of a zarr checkpoint are not supported: load it with the "
+                "optimizer's unflattened keys"
             )
         return TorchDistLoadShardedStrategy()
 
@@ -163,11 +201,28 @@ def load(
     progress: bool | Callable[[int, int], None] = False,
     **more: Any,
 ) -> Any:
-    """dist_checkpointing.load(sharded_state_dict, folder of the run's step) through LoadShardedStrategy.
+    """Do dist_checkpointing.load for a step of a run, through LoadShardedStrategy.
 
-    run    a run, of which `step` (None: the latest, rank 0's on all ranks) is loaded; or the folder of one iteration
-    strict None: Megatron's default; or one of its StrictHandling values
-    more   what else dist_checkpointing.load takes. Returns what it returns.
+    All ranks of the group call it together.
+
+    Args:
+        sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
+        run: A run, or the folder of one iteration.
+        group: As for LoadShardedStrategy.
+        step: The step's name or number; None is the latest one that rank 0 sees, on all ranks.
+        strict: One of Megatron's StrictHandling values; None is Megatron's default.
+        readers: As for ckptfs.load_state_dict.
+        load_options: As for ckptfs.load_state_dict.
+        progress: As for ckptfs.load_state_dict.
+        **more: Further arguments of dist_checkpointing.load.
+
+    Returns:
+        What dist_checkpointing.load returns.
+
+    Raises:
+        ImportError: megatron-core can't be imported.
+        CheckpointingException: A key that the checkpoint lacks, or another global shape.
+        CkptError: An error in reading.
     """
     strategy = LoadShardedStrategy(
         group, readers=readers, load_options=load_options, progress=progress
@@ -186,26 +241,27 @@ def _is_theirs(value):
 
 
 def _zero_beyond(data, offset, shape):
-    """The elements of a box that lie beyond a tensor of that shape."""
+    """Set the elements of a box to zero that lie beyond a tensor of that shape."""
     for d, (lo, size) in enumerate(zip(offset, shape)):
         inside = min(max(size - lo, 0), data.shape[d])
         data.narrow(d, inside, data.shape[d] - inside).zero_()
 
 
 def _checked_shape(view, t):
-    """The shape that the checkpoint's tensor has."""
+    """Return the shape of the checkpoint's tensor, once it is known to fit."""
     info = view._tensors.get(t.key)
     if info is None:
         raise CheckpointingException(f"'{t.key}' is not in the checkpoint {view}")
     if list(info.shape) != list(t.global_shape) and not t.allow_shape_mismatch:
         raise CheckpointingException(
-            f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected ({tuple(t.global_shape)}) tensor for key {t.key}"
+            f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected "
+            f"({tuple(t.global_shape)}) tensor for key {t.key}"
         )
     return info.shape
 
 
 def _box(t):
-    """(name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
+    """Return (name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
     if t.data is None:
         t.init_data(
             torch.device("cuda", torch.cuda.current_device())

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nanotron's models from nanotron's checkpoints, written under any parallel sizes, each byte read once per job:
+"""nanotron's models from checkpoints under any parallel sizes, each byte read once per job.
 
 from ckptfs.nanotron import load_weights
 
-param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
-load_weights(model, parallel_context, "org/model", view="nanotron")               # from a model directory of Hugging Face, for one
+# In place of nanotron.serialize.load_weights.
+param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")
+
+# From another framework's checkpoint, such as a model directory of Hugging Face.
+load_weights(model, parallel_context, "org/model", view="nanotron")
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import json
 import os
 import re
 import struct
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import load_boxes
 from ._frameworks import unusable
@@ -30,7 +34,7 @@ try:
     from nanotron.parallel.parameters import NanotronParameter
     from nanotron.serialize.metadata import TensorMetadata
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
     _problem = e
 
@@ -41,9 +45,15 @@ MOST_HEADER = 100 << 20  # bytes, safetensors' own limit
 
 
 class ParamShardMetadata(dict):
-    """{parameter: {(pp rank, tp rank), as text: TensorMetadata}}, what nanotron's load_optimizer asks for. `stats`: the load's statistics."""
+    """What nanotron's load_optimizer asks for: how each parameter was sharded.
 
-    stats = None
+    It is {parameter: {(pp rank, tp rank), both as text: TensorMetadata}}.
+
+    Attributes:
+        stats: The load's statistics; sizes in bytes, times in seconds.
+    """
+
+    stats: dict[str, int | float] | None = None
 
 
 def load_weights(
@@ -59,24 +69,38 @@ def load_weights(
     load_options: Mapping[str, Any] | None = None,
     progress: bool | Callable[[int, int], None] = False,
 ) -> ParamShardMetadata:
-    """nanotron.serialize.load_weights over a shared load: all ranks of parallel_context.world_pg call it together.
+    """Do what nanotron.serialize.load_weights does, as one load of all ranks.
 
-    model                the module whose parameters are NanotronParameters, in memory (not on the meta device). Sharded ones get their slices
-                         (local_global_slices_pairs) of the whole tensor, tied ones the tensor that the tie's first name has
-    parallel_context     nanotron's ParallelContext
-    root_folder          one checkpoint as nanotron's own load_weights has it; or a run, of which `step` (None: the latest, rank 0's) is loaded
-    view                 "raw": a checkpoint of nanotron, as it is; "nanotron": the model of any checkpoint that ckptfs reads (Hugging Face, Megatron,
-                         ...) under nanotron's names
-    options              those of ckptfs.open, such as {"base": ...}
-    filtered_state_dict  {name: tensor}: what to fill instead of model.state_dict(), under names of the model's parameters
-    readers, load_options, progress   as for ckptfs.load_state_dict
+    All ranks of parallel_context.world_pg call it together. Floating tensors are cast to the
+    parameters' dtypes. Attributes that early checkpoints have beside a tensor (Mamba's
+    _no_weight_decay) are not read, because the model's class sets them. Parameters are unchanged if
+    an error is found before data is read.
 
-    Floating tensors are cast to the parameters' dtypes. Attributes that early checkpoints have beside a tensor (Mamba's _no_weight_decay) are not
-    read: the model's class sets them. Returns a ParamShardMetadata: as nanotron does, for parameters that were sharded over other pipeline or
-    tensor parallel sizes how they were, and {} for the others.
+    Args:
+        model: The module whose parameters are NanotronParameters, in memory (not on the meta
+            device). Sharded ones get their slices (local_global_slices_pairs) of the whole tensor,
+            tied ones the tensor of the tie's first name.
+        parallel_context: nanotron's ParallelContext.
+        root_folder: One checkpoint, as for nanotron's own load_weights, or a run.
+        filtered_state_dict: {name: tensor} to fill instead of model.state_dict(), under names of
+            the model's parameters; None fills the model.
+        step: Of a run: the step's name or number; None is the latest one that rank 0 sees.
+        view: "raw" for a checkpoint of nanotron, as it is; "nanotron" for the model of any
+            checkpoint that ckptfs reads, under nanotron's names.
+        options: As for ckptfs.open, such as {"base": ...}.
+        readers: As for ckptfs.load_state_dict.
+        load_options: As for ckptfs.load_state_dict.
+        progress: As for ckptfs.load_state_dict.
 
-    ImportError: nanotron is not installed. On all ranks: CkptError "missing": a parameter that the checkpoint lacks; "conflict": it has another
-    shape there; "unsupported": a parameter that is no NanotronParameter, or slices with a step. Parameters are as before then.
+    Returns:
+        A ParamShardMetadata: for parameters that were saved over other pipeline or tensor parallel
+        sizes how they were sharded, and {} for the others.
+
+    Raises:
+        ImportError: nanotron can't be imported.
+        NotFoundError: The checkpoint lacks a parameter.
+        CkptError: "conflict" for a parameter of another shape; "unsupported" for a parameter that
+            is not a NanotronParameter, or for slices with a step. All ranks raise it.
     """
     if _problem is not None:
         raise unusable(
@@ -103,7 +127,7 @@ def load_weights(
 
 
 class _Sources:
-    """Which parts of the view's tensors a model's parameters are."""
+    """The parts of the view's tensors that a model's parameters are."""
 
     def __init__(self, model, view):
         self.model, self.view = model, view
@@ -117,12 +141,13 @@ class _Sources:
         if not isinstance(found, NanotronParameter):
             raise CkptError(
                 "unsupported",
-                f"'{name}' of the model is a {type(found).__name__}, not a NanotronParameter: nanotron saves nothing else",
+                f"'{name}' of the model is a {type(found).__name__}, not a NanotronParameter: "
+                "nanotron saves nothing else",
             )
         return found
 
     def _stored(self, name, parameter):
-        """The view's name of a parameter: a tied one is stored once."""
+        """Return the view's name of a parameter: tied parameters are stored once."""
         if parameter.is_tied:
             name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(
                 module_id_to_prefix=self.prefixes
@@ -132,7 +157,7 @@ class _Sources:
         return name
 
     def boxes(self, name, tensor):
-        """[(stored name, offset, part of the tensor)] that fill a parameter's tensor."""
+        """Return [(stored name, offset, part of the tensor)] that fill a parameter's tensor."""
         parameter = self._parameter(name)
         stored, tensor = self._stored(name, parameter), tensor.detach()
         have, sharded = (
@@ -143,7 +168,8 @@ class _Sources:
         if want != have:
             raise CkptError(
                 "conflict",
-                f"'{name}': the model's whole tensor has shape {want}, that of the checkpoint's '{stored}' is {have}",
+                f"'{name}': the model's whole tensor has shape {want}, that of the checkpoint's "
+                f"'{stored}' is {have}",
             )
         if not sharded:
             return [(stored, [0] * tensor.dim(), tensor)]
@@ -152,7 +178,7 @@ class _Sources:
         ]
 
     def metadata(self, name, parallel_context):
-        """How a parameter was sharded when it was saved, unless that was over the same sizes as now."""
+        """Return how a parameter was sharded when it was saved; {} if that was as it is now."""
         parameter = self._parameter(name)
         if not parameter.is_sharded:
             return {}
@@ -178,13 +204,14 @@ def _box(name, stored, pair, tensor, shape):
     if list(local.shape) != n:
         raise CkptError(
             "conflict",
-            f"'{name}': its slices {pair} take {list(local.shape)} of the parameter, but {n} of the whole tensor",
+            f"'{name}': its slices {pair} take {list(local.shape)} of the parameter, but {n} of "
+            "the whole tensor",
         )
     return stored, [lo for lo, _, _ in ranges], local
 
 
 def _metadata_of(file):
-    """The texts in a safetensors file's header."""
+    """Return the texts in a safetensors file's header."""
     with open(file, "rb") as f:
         size = struct.unpack("<Q", f.read(8))[0]
         if size > min(MOST_HEADER, os.fstat(f.fileno()).st_size):

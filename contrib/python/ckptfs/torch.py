@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint (and so torchtitan, Lightning, NeMo Automodel) reads what ckptfs reads:
+"""torch.distributed.checkpoint (and so torchtitan, Lightning, NeMo Automodel) on what ckptfs reads.
 
 import torch.distributed.checkpoint as dcp
 from ckptfs.torch import StorageReader
 
-dcp.load(model.state_dict(), storage_reader=StorageReader("run/checkpoints"))           # nanotron, Megatron, Hugging Face ...
-dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))         # a DCP: optimizer, lr and step as well
+# A model of any framework.
+dcp.load(model.state_dict(), storage_reader=StorageReader("run/checkpoints"))
+
+# A distributed checkpoint with its optimizer, lr and step.
+dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))
 """
 
 from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import load_boxes
+from ._comm import group_of
 from ._frameworks import unusable
 from ._library import CkptError
 from ._objects import is_whole
@@ -27,23 +32,42 @@ try:
     import torch
     from torch.distributed.checkpoint import StorageReader as _Base
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
-    _problem, _Base = e, object
+    _problem, _Base = e, object  # type: ignore[assignment, misc]
 
 
 class StorageReader(_Base):
-    """A storage reader for dcp.load: all boxes of a rank's plan are declared, then all ranks load together, every byte read once.
+    """A storage reader for dcp.load: the ranks declare the boxes of their plans and load together.
 
-    run            a run, one checkpoint or a model directory; dcp.load's checkpoint_id goes before it
-    view           "hf" (default): the hub's names; "memory": those that transformers' classes have in memory; "raw": the framework's own, with
-                   optimizer states, and with what is no tensor (lr, step ...) as plain Python values
-    process_group  the one that dcp.load is given, if it is given one; None: the default group. With no_dist, and where torch.distributed is not
-                   initialised, each process loads for itself
-    base, step, options, readers, load_options, progress and others: as for ckptfs.load_state_dict
+    Every byte is read once. Floating tensors are cast to the dtypes of their destinations. Tied
+    weights have all names that the model's class has for them. With dcp.load's no_dist, and where
+    torch.distributed is not initialised, each process loads alone.
 
-    Floating tensors are cast to the dtype of their destinations. Tied weights have all the names that the model's class has for them. `stats`: the statistics of the last load, of all ranks together.
-    Errors: CkptError, which dcp.load wraps in its CheckpointException; KeyError and ValueError are the planner's.
+    Args:
+        run: A run, one checkpoint or a model directory; dcp.load's checkpoint_id replaces it.
+        view: None or "hf" for the hub's names; "memory" for those that transformers' classes have
+            in memory; "raw" for the framework's own, with optimizer states, and with values that
+            are not tensors (lr, step and so on) as plain Python values.
+        base: As for ckptfs.open.
+        step: As for ckptfs.open.
+        options: As for ckptfs.open.
+        process_group: The one that dcp.load is given, if it is given one (a DeviceMesh will do);
+            None is the default group.
+        readers: As for ckptfs.load_state_dict.
+        load_options: As for ckptfs.load_state_dict.
+        progress: As for ckptfs.load_state_dict.
+        **more: Further options of ckptfs.open.
+
+    Attributes:
+        stats: The statistics of the last load, of all ranks together; sizes in bytes, times in
+            seconds.
+
+    Raises:
+        ImportError: torch can't be imported.
+        CkptError: From dcp.load, which wraps it in its CheckpointException.
+        KeyError: From dcp.load's planner, for a name that is not there.
+        ValueError: From dcp.load's planner, for another shape.
     """
 
     def __init__(
@@ -54,7 +78,7 @@ class StorageReader(_Base):
         base: Path | None = None,
         step: str | int | None = None,
         options: Mapping[str, Any] | None = None,
-        process_group: torch.distributed.ProcessGroup | None = None,
+        process_group: torch.distributed.ProcessGroup | torch.distributed.DeviceMesh | None = None,
         readers: str = "auto",
         load_options: Mapping[str, Any] | None = None,
         progress: bool | Callable[[int, int], None] = False,
@@ -67,20 +91,24 @@ class StorageReader(_Base):
         self._given = dict(
             more, view=None if view == "hf" else view, base=base, step=step, options=options
         )
-        self._load = dict(readers=readers, load_options=load_options, progress=progress)
-        self._group, self._view, self._tied = process_group, None, {}
+        self._load = {"readers": readers, "load_options": load_options, "progress": progress}
+        self._group = process_group
+        self._view: View | None = None
+        self._tied: dict[str, str] = {}
 
     def reset(self, checkpoint_id=None):
+        """Begin another load; checkpoint_id replaces the run unless it is None."""
         self._close()
         if checkpoint_id is not None:
             self.checkpoint_id = os.fspath(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id):
+        """Return whether a checkpoint_id is a directory."""
         return os.path.isdir(checkpoint_id)
 
     def read_metadata(self):
-        """The view's tensors as torch's Metadata, each one chunk. This rank alone: no other takes part."""
+        """Return the view's tensors as torch's Metadata, one chunk each; without other ranks."""
         from torch.distributed.checkpoint.metadata import (
             BytesStorageMetadata,
             ChunkStorageMetadata,
@@ -101,9 +129,8 @@ class StorageReader(_Base):
                 [ChunkStorageMetadata(torch.Size([0] * len(size)), size)],
             )
         self._tied = self._view.tied()
-        found.update(
-            {name: found[stored] for name, stored in self._tied.items()}
-        )  # state dicts have both names
+        # State dicts have both names.
+        found.update({name: found[stored] for name, stored in self._tied.items()})
         if self._view.is_raw():
             for name, value in self._view.objects().items():
                 if name not in found and is_whole(value):
@@ -115,18 +142,33 @@ class StorageReader(_Base):
         )
 
     def set_up_storage_reader(self, metadata, is_coordinator):
+        """Do nothing: read_metadata() has opened the view."""
         pass
 
     def prepare_local_plan(self, plan):
+        """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans):
-        """The plans, each with the number of ranks that load: only here is it known (no_dist)."""
+        """Return the plans, each with the number of ranks: only here it is known (no_dist)."""
         for plan in plans:
             plan.storage_data = len(plans)
         return plans
 
     def read_data(self, plan, planner):
+        """Load what the planner wants, on all ranks together.
+
+        Args:
+            plan: This rank's LoadPlan.
+            planner: The LoadPlanner, which gives the tensors to fill.
+
+        Returns:
+            A Future that is done.
+
+        Raises:
+            CkptError: An error in reading, or a planner's tensor that does not have its plan's
+                shape.
+        """
         from torch.distributed.checkpoint.planner import LoadItemType
 
         boxes, todo, objects = [], [], []
@@ -138,14 +180,14 @@ class StorageReader(_Base):
             if list(tensor.shape) != list(item.lengths):
                 raise CkptError(
                     "usage",
-                    f"'{item.storage_index.fqn}': the planner's tensor has shape {list(tensor.shape)}, its plan {list(item.lengths)}",
+                    f"'{item.storage_index.fqn}': the planner's tensor has shape "
+                    f"{list(tensor.shape)}, its plan {list(item.lengths)}",
                 )
             name = item.storage_index.fqn
             boxes.append((self._tied.get(name, name), tuple(item.storage_offsets), tensor))
             todo.append((item, tensor))
-        self.stats = load_boxes(
-            boxes, self._view, self._loading_group(plan.storage_data), **self._load
-        )
+        group = self._loading_group(plan.storage_data)
+        self.stats = load_boxes(boxes, self._view, group, no_dist=group is None, **self._load)
         for item, tensor in todo:
             planner.commit_tensor(item, tensor)
         values = self._view.objects() if objects else {}
@@ -160,16 +202,17 @@ class StorageReader(_Base):
         return done
 
     def _loading_group(self, ranks):
-        """The process group of so many ranks; False: this process alone."""
+        """Return the process group of so many ranks; None for this process alone."""
         dist = torch.distributed
         if ranks in (None, 1) or not (dist.is_available() and dist.is_initialized()):
-            return False
-        group = self._group if self._group is not None else dist.group.WORLD
+            return None
+        group = group_of(self._group) if self._group is not None else dist.group.WORLD
         if dist.get_world_size(group) != ranks:
             raise CkptError(
                 "usage",
-                f"{ranks} ranks load, but the group of this reader has {dist.get_world_size(group)}: give StorageReader the "
-                "process_group that dcp.load has",
+                f"{ranks} ranks load, but the group of this reader has "
+                f"{dist.get_world_size(group)}: give StorageReader the process_group that dcp.load "
+                "has",
             )
         return group
 

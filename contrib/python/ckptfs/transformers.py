@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' models straight from a training run, without a mount and without a copy:
+"""transformers' models straight from a training run, without a mount and without a copy.
 
 from ckptfs.transformers import from_pretrained, tokenizer_from_pretrained
 
-model = from_pretrained("run/checkpoints", device_map="auto")          # tp_plan="auto" under torchrun, quantization_config=..., as usual
+# tp_plan="auto" under torchrun, quantization_config=... and so on, as usual.
+model = from_pretrained("run/checkpoints", device_map="auto")
 tokenizer = tokenizer_from_pretrained("run/checkpoints", base="org/name")
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ._frameworks import unusable
 from ._view import View
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 try:
     import transformers
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
     _problem = e
 
@@ -34,7 +36,7 @@ WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 def from_pretrained(
     run: Path,
-    cls: type | None = None,
+    cls: type[Any] | None = None,
     *,
     base: Path | None = None,
     step: str | int | None = None,
@@ -42,16 +44,29 @@ def from_pretrained(
     dtype: torch.dtype | str = "auto",
     **kwargs: Any,
 ) -> transformers.PreTrainedModel:
-    """cls.from_pretrained of the model that a run is: the same parameters, in the same dtypes, as from a copy that `ckpt export` makes.
+    """Return the model that a run holds, by transformers' own from_pretrained.
 
-    run      a run, one checkpoint or a model directory
-    cls      a model class or an Auto class; None: the one that config.json names
-    base, step, options   as for ckptfs.open
-    dtype    "auto": what config.json says; or a torch.dtype
-    kwargs   transformers' own: device_map, tp_plan, quantization_config, attn_implementation ...
+    Parameters and dtypes are those of a copy that `ckpt export` makes. transformers asks for its
+    tensors one after another; each is read then, and only the part that this process keeps
+    (tp_plan).
 
-    transformers asks for its tensors one after another; each is read then, only the part that this process keeps (tp_plan), and nothing is held
-    beside the model. CkptError: the run can't be read; ValueError: the view has no config.json (base= lends one).
+    Args:
+        run: A run, one checkpoint or a model directory.
+        cls: A model class or an Auto class; None is the one that config.json names.
+        base: As for ckptfs.open.
+        step: As for ckptfs.open.
+        options: As for ckptfs.open.
+        dtype: A torch.dtype, or "auto" for what config.json says.
+        **kwargs: transformers' own: device_map, tp_plan, quantization_config, attn_implementation
+            and so on.
+
+    Returns:
+        The model.
+
+    Raises:
+        ImportError: transformers can't be imported.
+        CkptError: The run can't be read.
+        ValueError: The view has no config.json (base= lends one), or no class is known for it.
     """
     _need()
     with View(run, base=base, step=step, options=options) as view, _side_files(view) as folder:
@@ -62,7 +77,7 @@ def from_pretrained(
             None,
             config=config,
             dtype=_dtype(dtype, config),
-            state_dict={name: view.get_slice(name) for name in view.keys()},
+            state_dict={name: view.get_slice(name) for name in view},
             **kwargs,
         )
         if os.path.exists(os.path.join(folder, "generation_config.json")) and model.can_generate():
@@ -72,14 +87,31 @@ def from_pretrained(
 
 def tokenizer_from_pretrained(
     run: Path,
-    cls: type | None = None,
+    cls: type[Any] | None = None,
     *,
     base: Path | None = None,
     step: str | int | None = None,
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> transformers.PreTrainedTokenizerBase:
-    """The tokenizer (cls: AutoTokenizer; or AutoProcessor ...) that lies beside the model, or that the base lends."""
+    """Return the tokenizer that lies beside the model, or that the base lends.
+
+    Args:
+        run: As for from_pretrained.
+        cls: The class: None is AutoTokenizer; AutoProcessor, for example.
+        base: As for ckptfs.open.
+        step: As for ckptfs.open.
+        options: As for ckptfs.open.
+        **kwargs: transformers' own.
+
+    Returns:
+        The tokenizer, or what the class makes.
+
+    Raises:
+        ImportError: transformers can't be imported.
+        CkptError: The run can't be read.
+        ValueError: The view has no config.json.
+    """
     _need()
     with View(run, base=base, step=step, options=options) as view, _side_files(view) as folder:
         return (cls or transformers.AutoTokenizer).from_pretrained(folder, **kwargs)
@@ -94,7 +126,7 @@ def _need():
 
 @contextlib.contextmanager
 def _side_files(view):
-    """A folder with the view's files but the weights."""
+    """Provide a folder with the view's files except the weights."""
     with tempfile.TemporaryDirectory(prefix="ckptfs-") as folder:
         for name in view.files():
             if not name.endswith(WEIGHTS):

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM serves a training run, without a copy of its weights:
+"""Serves a training run with vLLM, without a copy of its weights.
 
-    ckpt export --no-weights run/checkpoints served/       # what vLLM reads before the weights: config, tokenizer
-    vllm serve served/ --load-format ckptfs --model-loader-extra-config '{"run": "run/checkpoints"}'
+    # What vLLM reads before the weights: config, tokenizer.
+    ckpt export --no-weights run/checkpoints served/
+    vllm serve served/ --load-format ckptfs \
+        --model-loader-extra-config '{"run": "run/checkpoints"}'
 
-The installed package has a plug-in entry point (vllm.general_plugins), register(), which makes the load format known in each of vLLM's processes.
+The installed package has an entry point (vllm.general_plugins), register(), which makes the load
+format known in each of vLLM's processes.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ._ahead import ahead
 from ._boxes import load_boxes
@@ -30,7 +34,7 @@ try:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader as _Base
 
-    _problem = None
+    _problem: ImportError | None = None
 except ImportError as e:
     _problem, _Base = e, object
 
@@ -46,21 +50,34 @@ OWN = {
 
 
 class ModelLoader(_Base):
-    """The loader behind --load-format ckptfs. vLLM's weight loaders take whole tensors, by their Hugging Face names, and keep their part.
+    """The loader behind --load-format ckptfs.
 
+    vLLM's weight loaders take whole tensors, by their Hugging Face names, and keep their part.
     --model-loader-extra-config is a JSON object with these members, all of which may be absent:
-    run           a run, one checkpoint or a model directory; the model that vLLM was given if there is none. The folder that vLLM was given as model
-                  is its base, unless there is one: the engine's model is made from that folder's config, which the run may lack
-    step          the step, by name or number; the latest that rank 0 sees if there is none
-    readers       "auto", "once", "node": all ranks of vLLM's world group load together, in batches, and each byte is read once in the job, or on each
-                  node; what other ranks need is sent to them. "each": every rank reads for itself, and ranks of a node meet in the page cache
-    batch_bytes   how much is loaded together (256 MiB); up to three batches are in host memory at a time
-    prefetch      with readers="each", and for one rank: tensors that are read ahead (2)
-    load_options  as for ckptfs.load_state_dict
-    All other members are options of ckptfs.open: base, lora, dtype, dequantize ...
 
-    ValueError: a parameter of the model got nothing; CkptError: what reading found; "conflict": the model ties two parameters that have different values
-    in the run, as an lm_head and an embedding.
+        run: A run, one checkpoint or a model directory; without it, the model that vLLM was given.
+            The folder that vLLM was given is its base, unless another base is given: the engine's
+            model is made from that folder's config, which the run may lack.
+        step: The step's name or number; without it, the latest one that rank 0 sees.
+        readers: "auto", "once" and "node": all ranks of vLLM's world group load together, in
+            batches, and each byte is read once in the job, or once on each node. "each": every rank
+            reads for itself, and ranks of a node share the page cache.
+        batch_bytes: How much is loaded together, in bytes (256 MiB). Up to three batches are in
+            host memory at a time.
+        prefetch: How many tensors are read ahead (2), with readers="each" and for one rank.
+        load_options: As for ckptfs.load_state_dict.
+
+    All other members are options of ckptfs.open: base, lora, dtype, dequantize and so on.
+
+    Args:
+        load_config: vLLM's LoadConfig.
+
+    Raises:
+        ImportError: vLLM can't be imported.
+        ValueError: The extra config is not a JSON object. From load_weights(): a parameter of the
+            model got no values.
+        CkptError: From load_weights(): an error in reading; "conflict" if the model ties two
+            parameters that have different values in the run, such as an lm_head and an embedding.
     """
 
     def __init__(self, load_config: Any):
@@ -69,32 +86,61 @@ class ModelLoader(_Base):
         given = load_config.model_loader_extra_config or {}
         if not isinstance(given, dict):
             raise ValueError(
-                f"--model-loader-extra-config of the load format ckptfs is a JSON object, not a {type(given).__name__}"
+                "--model-loader-extra-config of the load format ckptfs is a JSON object, not a "
+                f"{type(given).__name__}"
             )
         self._own = {name: given.get(name, default) for name, default in OWN.items()}
         self._options = {name: value for name, value in given.items() if name not in OWN}
 
     def download_model(self, model_config: Any) -> None:
-        """Nothing is fetched: the run is opened once, so that a path or an option that is wrong is said here."""
+        """Open the run once, so that a wrong path or option is an error. Nothing is fetched.
+
+        Args:
+            model_config: vLLM's ModelConfig.
+
+        Raises:
+            CkptError: The run can't be read.
+        """
         self._open(self._run(model_config), self._own["step"], self._base(model_config)).close()
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """Fill the engine's model, by its own load_weights()."""
+        """Fill the engine's model through its own method.
+
+        Args:
+            model: The engine's model, a torch.nn.Module.
+            model_config: vLLM's ModelConfig.
+
+        Raises:
+            CkptError: As the class says.
+            ValueError: As the class says.
+        """
         others = [source.model_or_path for source in getattr(model, "secondary_weights", ())]
         if others:
             raise CkptError(
                 "unsupported",
-                f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
-                "run with ckptfs and use vLLM's own load format",
+                f"{type(model).__name__} has weights of other models beside its own "
+                f"({', '.join(map(str, others))}): mount the run with ckptfs and use vLLM's own "
+                "load format",
             )
-        loaded = model.load_weights(
-            _without_lost(model, self.weights(self._run(model_config), self._base(model_config)))
-        )
+        weights = self.weights(self._run(model_config), self._base(model_config))
+        load: Any = model.load_weights  # vLLM's models have it
+        loaded = load(_without_lost(model, weights))
         if loaded is not None and getattr(model_config, "quantization", None) is None:
             _check_complete(model, loaded)
 
     def weights(self, run: Path, base: Path | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor on the CPU) pairs in the order of the files."""
+        """Yield (name, tensor) pairs in the order of the files.
+
+        Args:
+            run: As for ckptfs.open.
+            base: As for ckptfs.open.
+
+        Yields:
+            The Hugging Face name, and the whole tensor on the CPU, in the view's dtype.
+
+        Raises:
+            CkptError: An error in reading.
+        """
         group = _group()
         view = self._open(
             step_folder(run, self._own["step"], group) if group else run,
@@ -102,7 +148,7 @@ class ModelLoader(_Base):
             base,
         )
         with view:
-            if group is False or self._own["readers"] == "each":
+            if group is None or self._own["readers"] == "each":
                 yield from view.items(prefetch=self._own["prefetch"])
                 return
             with Comm(group) as comm:
@@ -114,7 +160,7 @@ class ModelLoader(_Base):
                     yield from batch
 
     def _loaded(self, infos, view, comm):
-        """One batch, on all ranks together."""
+        """Load one batch, on all ranks together."""
         pairs = [
             (i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="cpu"))
             for i in infos
@@ -133,12 +179,16 @@ class ModelLoader(_Base):
         if not os.path.exists(run):
             raise CkptError(
                 "missing",
-                f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' says where it is",
+                f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' "
+                "says where it is",
             )
         return run
 
     def _base(self, model_config):
-        """The folder that the engine's model is made from, unless that is the run itself, or is not on this machine under that name."""
+        """Return the folder that the engine's model is made from, which is the run's base.
+
+        None if it is the run itself, or is not on this machine under that name.
+        """
         folder, run = model_config.model, self._run(model_config)
         return folder if os.path.isdir(folder) and not os.path.samefile(folder, run) else None
 
@@ -148,7 +198,11 @@ class ModelLoader(_Base):
 
 @functools.cache
 def register() -> None:
-    """VLLM's plug-in entry point: the load format "ckptfs". ImportError: vLLM is not installed."""
+    """Register the load format "ckptfs"; vLLM calls it as a plug-in.
+
+    Raises:
+        ImportError: vLLM can't be imported.
+    """
     _need()
     register_model_loader("ckptfs")(ModelLoader)
 
@@ -159,17 +213,17 @@ def _need():
 
 
 def _group():
-    """The ranks of vLLM's job, which all load at the same time; False: this one alone."""
+    """Return the ranks of vLLM's job, which all load at the same time; None for this one alone."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return False
+        return None
     from vllm.distributed import get_world_group
 
     return get_world_group().cpu_group
 
 
 def _batches(infos, most):
-    """Tensors one after another, so many bytes together: the same on all ranks."""
+    """Yield lists of consecutive tensors with so many bytes together: the same on all ranks."""
     batch, size = [], 0
     for info in infos:
         if batch and size + info.nbytes > most:
@@ -182,7 +236,10 @@ def _batches(infos, most):
 
 
 def _without_lost(model, weights):
-    """The pairs, once it is sure that none is lost: of the names of a tied parameter vLLM loads one and skips the others without a word."""
+    """Yield the pairs, and check that no values are lost.
+
+    Of the names of a tied parameter vLLM loads one and silently skips the others.
+    """
     names = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -200,14 +257,19 @@ def _without_lost(model, weights):
             ):
                 raise CkptError(
                     "conflict",
-                    f"'{name}' differs from '{other}' in the run, but vLLM's {type(model).__name__} ties them: does config.json of the "
-                    "folder that vLLM serves say tie_word_embeddings=true of another model? `ckpt export --no-weights` makes the folder",
+                    f"'{name}' differs from '{other}' in the run, but vLLM's "
+                    f"{type(model).__name__} ties them: does config.json of the folder that vLLM "
+                    "serves say tie_word_embeddings=true of another model? `ckpt export "
+                    "--no-weights` makes the folder",
                 )
         yield name, tensor
 
 
 def _check_complete(model, loaded):
-    """As vLLM's own loader judges it: what a quantisation method makes itself is not missing."""
+    """Raise ValueError for parameters that got no values, as vLLM's own loader does.
+
+    What a quantisation method makes itself is not missing.
+    """
     missing = {name for name, _ in model.named_parameters()} - set(loaded)
     for at, module in model.named_modules():
         method = getattr(module, "quant_method", None)
