@@ -8,6 +8,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/sized.h"
 #include "base/str.h"
 #include "format/reader.h"
 #include "format/writer.h"
@@ -87,16 +88,17 @@ void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor
 {
     const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
     const struct ckpt_vnode *file;
-
-    *ret = (struct ckpt_tensor_info){
+    struct ckpt_tensor_info info = {
         .name = t->name,
         .dtype = ckpt_dtype_name(t->dtype),
         .shape = t->dim,
         .rank = t->rank,
         .nbytes = ckpt_tensor_nbytes(t),
     };
-    ckpt_vtree_place(view->tree, i, &file, &ret->file_off);
-    ret->file = node(file);
+
+    ckpt_vtree_place(view->tree, i, &file, &info.file_off);
+    info.file = node(file);
+    ckpt_sized_give(ret, &info, sizeof info);
 }
 
 bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name, size_t *ret_i)
@@ -295,7 +297,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
     ckpt_cleanup(ckpt_json_decrefp) json_t *out = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
-    struct ckpt_tensor_info info;
+    struct ckpt_tensor_info info = {.size = sizeof info};
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);

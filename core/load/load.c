@@ -8,6 +8,7 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sized.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "load/engine/agree.h"
@@ -69,28 +70,30 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
     return 0;
 }
 
-static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *dest,
+static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *given,
                     struct ckpt_err *err)
 {
+    struct ckpt_dest dest = {0};
     struct ckpt_target *t = &load->target.ptr[want];
     const struct ckpt_tensor *tensor =
         &load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor];
     enum ckpt_dtype dtype = t->dtype;
 
-    if (dest && dest->dtype && !ckpt_dtype_parse(dest->dtype, strlen(dest->dtype), &dtype))
+    if (given && ckpt_sized_take(&dest, sizeof dest, given, "ckpt_dest", err) < 0)
+        return -1;
+    if (dest.dtype && !ckpt_dtype_parse(dest.dtype, strlen(dest.dtype), &dtype))
         return ckpt_fail(err, CKPT_USAGE, "tensor '%s': there is no dtype '%s'", tensor->name,
-                         dest->dtype);
+                         dest.dtype);
     if (dtype != tensor->dtype &&
         !(ckpt_dtype_is_castable(dtype) && ckpt_dtype_is_castable(tensor->dtype)))
         return ckpt_fail(err, CKPT_USAGE, "tensor '%s' is %s: there is no cast to %s", tensor->name,
                          ckpt_dtype_name(tensor->dtype), ckpt_dtype_name(dtype));
     t->dtype = dtype;
-    if (dest)
-        t->ptr = dest->ptr;
+    if (given)
+        t->ptr = dest.ptr;
     ckpt_shape_strides(t->box.n, t->box.rank, t->stride);
     for (uint32_t d = 0; d < t->box.rank; d++)
-        t->stride[d] =
-            (dest && dest->stride ? dest->stride[d] : t->stride[d]) * ckpt_dtype_size(dtype);
+        t->stride[d] = (dest.stride ? dest.stride[d] : t->stride[d]) * ckpt_dtype_size(dtype);
     return 0;
 }
 
@@ -226,14 +229,16 @@ int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64
                         const struct ckpt_placement *place, const struct ckpt_dest *dest,
                         size_t *ret_want, struct ckpt_err *err)
 {
+    struct ckpt_mesh own = {0};
     struct ckpt_spec spec = {0};
     struct ckpt_box box;
     uint32_t t = 0, s;
 
     if (ckpt_load_find(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0) ||
-        (spec.grid = take_mesh(load, mesh, err)) == CKPT_NONE ||
-        take_places(&load->view->cat->tensors.ptr[t], mesh, place, &spec, err) < 0 ||
+        ckpt_sized_take(&own, sizeof own, mesh, "ckpt_mesh", err) < 0 ||
+        (spec.grid = take_mesh(load, &own, err)) == CKPT_NONE ||
+        take_places(&load->view->cat->tensors.ptr[t], &own, place, &spec, err) < 0 ||
         (s = ckpt_wants_spec(&load->wants, &spec, err)) == CKPT_NONE)
         return -1;
     return ckpt_load_add(load, t, spec.ncut ? s : CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
@@ -292,18 +297,18 @@ size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entrie
 
 void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret)
 {
-    *ret = (struct ckpt_want_info){0};
-    if (want >= load->target.len)
-        return;
-    const struct ckpt_target *t = &load->target.ptr[want];
-    *ret = (struct ckpt_want_info){
-        .tensor = load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor].name,
-        .dtype = ckpt_dtype_name(t->dtype),
-        .rank = t->box.rank,
-        .nbytes = ckpt_box_numel(&t->box) * ckpt_dtype_size(t->dtype),
-    };
-    memcpy(ret->lo, t->box.lo, t->box.rank * sizeof *ret->lo);
-    memcpy(ret->n, t->box.n, t->box.rank * sizeof *ret->n);
+    struct ckpt_want_info info = {0};
+
+    if (want < load->target.len) {
+        const struct ckpt_target *t = &load->target.ptr[want];
+        info.tensor = load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor].name;
+        info.dtype = ckpt_dtype_name(t->dtype);
+        info.rank = t->box.rank;
+        info.nbytes = ckpt_box_numel(&t->box) * ckpt_dtype_size(t->dtype);
+        memcpy(info.lo, t->box.lo, t->box.rank * sizeof *info.lo);
+        memcpy(info.n, t->box.n, t->box.rank * sizeof *info.n);
+    }
+    ckpt_sized_give(ret, &info, sizeof info);
 }
 
 int ckpt_load_set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *dest,
@@ -411,18 +416,20 @@ void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                      struct ckpt_load_stats *job)
 {
     if (own) {
-        memset(own, 0, sizeof *own);
+        struct ckpt_load_stats s = {0};
         if (load->engine)
-            ckpt_engine_own(load->engine, own);
-        own->needed_bytes = load->needed_bytes;
-        own->unique_bytes = load->unique_bytes;
-        own->plan_s = (double)load->plan_ns / 1e9;
+            ckpt_engine_own(load->engine, &s);
+        s.needed_bytes = load->needed_bytes;
+        s.unique_bytes = load->unique_bytes;
+        s.plan_s = (double)load->plan_ns / 1e9;
+        ckpt_sized_give(own, &s, sizeof s);
     }
     if (job) {
-        memset(job, 0, sizeof *job);
+        struct ckpt_load_stats s = {0};
         if (load->engine)
-            *job = *ckpt_engine_job(load->engine);
-        job->plan_s = (double)load->plan_ns / 1e9;
+            s = *ckpt_engine_job(load->engine);
+        s.plan_s = (double)load->plan_ns / 1e9;
+        ckpt_sized_give(job, &s, sizeof s);
     }
 }
 

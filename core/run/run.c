@@ -7,6 +7,7 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
+#include "base/sized.h"
 #include "base/str.h"
 #include "container/archive.h"
 #include "format/foreign.h"
@@ -618,8 +619,7 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
 void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
 {
     struct ckpt_shared *s = run->shared;
-
-    *ret = (struct ckpt_stats){
+    const struct ckpt_stats stats = {
         .requests = atomic_load(&s->stats.requests),
         .bytes = atomic_load(&s->stats.bytes),
         .source_reads = atomic_load(&s->stats.source_reads),
@@ -628,4 +628,6 @@ void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
         .open_files = ckpt_fdpool_open_count(s->pool),
         .errors = atomic_load(&s->errors),
     };
+
+    ckpt_sized_give(ret, &stats, sizeof stats);
 }

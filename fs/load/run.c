@@ -36,7 +36,7 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
     if (!(m->off = malloc((n + 1) * sizeof *m->off)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         ckpt_load_want_info(load, i, &info);
         m->off[i] = m->len;
         m->len += (info.nbytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -46,7 +46,7 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
         return -1;
     m->ptr = ptr;
     for (size_t i = 0; i < n; i++) {
-        const struct ckpt_dest dest = {.ptr = m->ptr + m->off[i]};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = m->ptr + m->off[i]};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)
             return -1;
     }
@@ -134,7 +134,11 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
                      struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct check c = {.view = view, .err = err, .esize = 1};
+        struct check c = {.view = view,
+                          .err = err,
+                          .esize = 1,
+                          .want = {.size = sizeof c.want},
+                          .tensor = {.size = sizeof c.tensor}};
         ckpt_cleanup(ckpt_freep) unsigned char *got = NULL;
         uint64_t numel = 1;
         ckpt_load_want_info(load, i, &c.want);
@@ -162,7 +166,7 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
 static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_load *load,
                  const struct ckpt_comm *comm, struct ckpt_err *err)
 {
-    struct ckpt_load_stats job;
+    struct ckpt_load_stats job = {.size = sizeof job};
 
     ckpt_load_stats(load, NULL, &job);
     if (ckpt_comm_rank(comm) != 0)

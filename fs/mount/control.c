@@ -44,7 +44,7 @@ static json_t *warnings_of(struct ckpt_run *run)
 
 char *ckptfs_stats_text(struct ckptfs *fs)
 {
-    struct ckpt_stats run_stats = {0};
+    struct ckpt_stats run_stats = {.size = sizeof run_stats};
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
     struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
     struct ckptfs_counters *c = &fs->count;

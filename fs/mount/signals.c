@@ -41,7 +41,7 @@ void ckptfs_signals_block(void)
 static void log_stats(struct ckptfs *fs)
 {
     struct ckptfs_counters *c = &fs->count;
-    struct ckpt_stats st = {0};
+    struct ckpt_stats st = {.size = sizeof st};
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
 
     if (run)

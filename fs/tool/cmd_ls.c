@@ -47,7 +47,7 @@ static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
     ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
 
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
-        struct ckpt_tensor_info info;
+        struct ckpt_tensor_info info = {.size = sizeof info};
         ckpt_view_tensor(view, i, &info);
         if (json_array_append_new(list, tensor_json(&info)) < 0)
             return ckpt_nomem(err);
@@ -75,7 +75,7 @@ static int table(const char *const *head, const char *align, size_t ncolumn, siz
 
 static int tensor_row(const void *ctx, size_t i, char **cell)
 {
-    struct ckpt_tensor_info info;
+    struct ckpt_tensor_info info = {.size = sizeof info};
 
     ckpt_view_tensor(ctx, i, &info);
     cell[0] = strdup(info.name);

@@ -88,7 +88,7 @@ static int match(struct verify *v, struct ckpt_err *err)
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_item *item = &v->tensors.item[i];
-        struct ckpt_tensor_info a, b;
+        struct ckpt_tensor_info a = {.size = sizeof a}, b = {.size = sizeof b};
         ckpt_cleanup(ckpt_freep) char *here = NULL, *there = NULL, *what = NULL;
         size_t k;
         ckpt_view_tensor(v->view, i, &a);
@@ -124,7 +124,7 @@ static int match(struct verify *v, struct ckpt_err *err)
 static int unmatched(struct verify *v, struct ckpt_err *err)
 {
     for (size_t i = 0, n = ckpt_view_tensors(v->other); i < n; i++) {
-        struct ckpt_tensor_info info;
+        struct ckpt_tensor_info info = {.size = sizeof info};
         size_t k;
         ckpt_view_tensor(v->other, i, &info);
         if (!ckpt_view_find_tensor(v->view, info.name, &k) &&
@@ -187,7 +187,7 @@ static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
     enum { WIDEST = 16 };
     unsigned char a[WIDEST], b[WIDEST];
     char hex_a[2 * WIDEST + 1] = "", hex_b[2 * WIDEST + 1] = "";
-    struct ckpt_tensor_info info;
+    struct ckpt_tensor_info info = {.size = sizeof info};
     uint64_t numel = 1, first = atomic_load(&v->first[i]);
 
     ckpt_view_tensor(v->view, v->tensors.item[i].tensor, &info);

@@ -109,7 +109,7 @@ int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, str
 {
     *ret = (struct ckpt_items){0};
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
-        struct ckpt_tensor_info info;
+        struct ckpt_tensor_info info = {.size = sizeof info};
         ckpt_view_tensor(view, i, &info);
         char *name = strdup(info.name);
         if (!name || push(ret, (struct ckpt_item){.path = name, .size = info.nbytes, .tensor = i},

@@ -13,6 +13,10 @@
  * - Text and arrays that are passed in are copied. Paths and names are NUL-terminated; names of
  *   tensors are UTF-8.
  * - Every _free, _close and _release function accepts NULL.
+ * - A struct that the caller allocates begins with `size`, which the caller sets to its sizeof
+ *   before the call, so that later versions can add members. The library reads and writes no
+ *   member beyond it, and refuses a struct to read that is larger than it knows (USAGE). Only
+ *   struct ckpt_err and structs inside others or in arrays have none: they get no further members.
  *
  * No FUSE, MPI, CUDA or JSON type appears in this header. */
 #ifndef CKPTFS_CKPTFS_H
@@ -175,7 +179,9 @@ CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *
 
 /* ---- views: tensors ---- */
 
+/* Set size before the call. */
 struct ckpt_tensor_info {
+    size_t size;       /* sizeof(struct ckpt_tensor_info) */
     const char *name;  /* this and all pointers below: valid as long as the view */
     const char *dtype; /* as in the safetensors format: "BF16", "F32", ... */
     const uint64_t *shape;
@@ -241,6 +247,7 @@ CKPT_PUBLIC int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struc
  * files and their bytes, bytes of memory in slabs (buffers that hold transposed rows), descriptors
  * of shard files that are open now, and failed requests. */
 struct ckpt_stats {
+    size_t size; /* sizeof(struct ckpt_stats), set before the call */
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;
 };
 CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);

@@ -196,7 +196,7 @@ struct ckpt_rates {
 enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD_DIRECT_ALWAYS };
 
 struct ckpt_load_options {
-    size_t size; /* sizeof(struct ckpt_load_options), so that later versions can add members */
+    size_t size; /* sizeof(struct ckpt_load_options) */
     enum ckpt_readers readers;
     uint64_t host_bytes;   /* memory per rank: windows (nccl: pinned), and bounce buffers of the
                               reading threads, at most a quarter of it; 0: 256 MiB */
@@ -246,8 +246,9 @@ enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions of a tensor
 
 /* Where to put a want's elements: in host memory, or in device memory if the comm has devices. */
 struct ckpt_dest {
-    void *ptr; /* address of the want's first element, aligned for the dtype on a device; NULL: to
-                  be set by ckpt_load_set_dest */
+    size_t size; /* sizeof(struct ckpt_dest) */
+    void *ptr;   /* address of the want's first element, aligned for the dtype on a device; NULL: to
+                    be set by ckpt_load_set_dest */
     const uint64_t *stride; /* distance between neighbours in each dimension, in elements of dtype;
                                NULL: dense row-major */
     const char *dtype;      /* "F32" or "float32" to convert to; NULL: as the view */
@@ -265,6 +266,7 @@ CKPT_PUBLIC int ckpt_load_want(struct ckpt_load *load, const char *tensor, const
 /* A mesh of ranks with dim[0] x dim[1] x ... members in row-major order. ranks lists the ranks of
  * the members; NULL: 0, 1, 2 ... */
 struct ckpt_mesh {
+    size_t size; /* sizeof(struct ckpt_mesh) */
     uint32_t ndim;
     const uint32_t *dim;
     const uint32_t *ranks;
@@ -316,6 +318,7 @@ CKPT_PUBLIC int ckpt_load_want_layout(struct ckpt_load *load, const char *layout
                                       struct ckpt_err *err);
 
 struct ckpt_want_info {
+    size_t size;        /* sizeof(struct ckpt_want_info), set before the call */
     const char *tensor; /* this and dtype are valid as long as the load */
     const char *dtype;  /* dtype of the destination */
     uint32_t rank;
@@ -324,7 +327,7 @@ struct ckpt_want_info {
 };
 /* The number of wants that were declared. */
 CKPT_PUBLIC size_t ckpt_load_wants(const struct ckpt_load *load);
-/* Describe a want. All members are zero if there is no such want. */
+/* Describe a want. All members but size are zero if there is no such want. */
 CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
                                      struct ckpt_want_info *ret);
 
@@ -402,6 +405,7 @@ CKPT_PUBLIC void ckpt_load_cancel(struct ckpt_load *load);
 /* ---- what it cost ---- */
 
 struct ckpt_load_stats {
+    size_t size;             /* sizeof(struct ckpt_load_stats), set before the call */
     uint64_t needed_bytes;   /* size of this rank's wants, in the dtypes of the view */
     uint64_t unique_bytes;   /* stored bytes that any rank needs, counted once */
     uint64_t read_bytes;     /* read from storage by this rank */

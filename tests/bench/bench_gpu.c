@@ -212,8 +212,8 @@ static void declare(struct bench *b, const struct method *m, struct ckpt_load *l
         return;
     }
     for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
-        const struct ckpt_dest later = {.dtype = m->dtype};
-        struct ckpt_tensor_info t;
+        const struct ckpt_dest later = {.size = sizeof later, .dtype = m->dtype};
+        struct ckpt_tensor_info t = {.size = sizeof t};
         ckpt_view_tensor(b->view, i, &t);
         good(ckpt_load_want(load, t.name, NULL, NULL, &later, NULL, &err), &err, t.name);
     }
@@ -221,7 +221,7 @@ static void declare(struct bench *b, const struct method *m, struct ckpt_load *l
 
 static void *allocate(struct bench *b, const struct method *m, struct ckpt_load *load, size_t i)
 {
-    struct ckpt_want_info info;
+    struct ckpt_want_info info = {.size = sizeof info};
     struct ckpt_err err = {0};
     uint64_t stride[CKPT_LOAD_RANK], numel = 1, step = 1;
     void *mem;
@@ -234,7 +234,7 @@ static void *allocate(struct bench *b, const struct method *m, struct ckpt_load 
     }
     const size_t len = numel ? info.nbytes / numel * step : 1;
     good(ckpt_comm_alloc(b->comm, len, &mem, &err), &err, "device memory");
-    const struct ckpt_dest dest = {.ptr = mem, .stride = stride};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem, .stride = stride};
     good(ckpt_load_set_dest(load, i, &dest, &err), &err, info.tensor);
     return mem;
 }
@@ -259,7 +259,8 @@ static void run_load(struct bench *b, const struct method *m, struct result *r)
     barrier(b);
     good(ckpt_load_start(load, &err), &err, "starting");
     good(ckpt_load_wait(load, UINT32_MAX, &err), &err, "loading");
-    struct ckpt_load_stats own;
+    struct ckpt_load_stats own = {.size = sizeof own};
+    r->job.size = sizeof r->job;
     ckpt_load_stats(load, &own, &r->job);
     r->bytes = own.needed_bytes;
     r->readers = ckpt_load_readers(load);
@@ -342,7 +343,7 @@ static void open_run(struct bench *b, const char *path)
     good(ckpt_run_view(run, NULL, &b->view, &err), &err, path);
     ckpt_run_close(run);
     for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
-        struct ckpt_tensor_info t;
+        struct ckpt_tensor_info t = {.size = sizeof t};
         ckpt_view_tensor(b->view, i, &t);
         b->bytes += t.nbytes;
     }

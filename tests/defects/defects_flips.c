@@ -129,7 +129,7 @@ static int read_content(const char *path, const struct ckpt_options *opt, struct
     c->n = ckpt_view_tensors(c->view);
     c->data = calloc(c->n + 1, sizeof *c->data);
     for (size_t i = 0; i < c->n && rc == 0; i++) {
-        struct ckpt_tensor_info t;
+        struct ckpt_tensor_info t = {.size = sizeof t};
         ckpt_view_tensor(c->view, i, &t);
         c->data[i] = malloc(t.nbytes + 1);
         rc = ckpt_view_tensor_pread(c->view, i, c->data[i], t.nbytes, 0, err);
@@ -171,7 +171,7 @@ static void mark_data(const struct ckpt_catalog *cat)
 
 static bool same_tensor(const struct content *a, size_t i, const struct content *b, size_t k)
 {
-    struct ckpt_tensor_info s, t;
+    struct ckpt_tensor_info s = {.size = sizeof s}, t = {.size = sizeof t};
 
     ckpt_view_tensor(a->view, i, &s);
     ckpt_view_tensor(b->view, k, &t);
@@ -182,7 +182,7 @@ static bool same_tensor(const struct content *a, size_t i, const struct content 
 
 static const char *name_of(const struct content *c, size_t i)
 {
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
 
     ckpt_view_tensor(c->view, i, &t);
     return t.name;

@@ -132,7 +132,7 @@ struct rank {
 static int load_box(struct rank *r, struct ckpt_load *load, unsigned char *got)
 {
     const uint64_t lo[2] = {r->number * 3, 0}, n[2] = {5, 8};
-    const struct ckpt_dest dest = {.ptr = got};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = got};
     struct ckpt_err err = {0};
     int rc = ckpt_load_want(load, "w", lo, n, &dest, NULL, &err);
 

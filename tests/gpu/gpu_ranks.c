@@ -147,7 +147,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
     uint64_t rng = seed + r->number * 7919 + 1;
 
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
         uint64_t step = 1, numel = 1;
         ckpt_load_want_info(load, i, &info);
@@ -165,7 +165,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         (void)snprintf(w->dtype, sizeof w->dtype, "%s", info.dtype);
         if (allocate(r, w, err) < 0)
             return -1;
-        const struct ckpt_dest dest = {w->mem + w->first, w->stride, w->dtype};
+        const struct ckpt_dest dest = {sizeof dest, w->mem + w->first, w->stride, w->dtype};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)
             return -1;
     }
@@ -179,13 +179,13 @@ static int load_again(struct rank *r, struct ckpt_load *load, struct want *want,
                       struct ckpt_load *own, struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
         ckpt_load_want_info(load, i, &info);
         if (!(w->expect = malloc(w->len)) || !(w->got = malloc(w->len)))
             die("comparing", "no memory");
         memset(w->expect, GARBAGE, w->len);
-        const struct ckpt_dest dest = {w->expect + w->first, w->stride, w->dtype};
+        const struct ckpt_dest dest = {sizeof dest, w->expect + w->first, w->stride, w->dtype};
         if (ckpt_load_want(own, info.tensor, info.lo, info.n, &dest, NULL, err) < 0 ||
             ckpt_comm_fetch(r->comm, w->got, w->mem, w->len, err) < 0)
             return -1;
@@ -197,7 +197,7 @@ static int load_again(struct rank *r, struct ckpt_load *load, struct want *want,
 
 static int wrong(const struct ckpt_load *load, size_t i, const struct want *w, struct ckpt_err *err)
 {
-    struct ckpt_want_info info;
+    struct ckpt_want_info info = {.size = sizeof info};
     size_t at = 0;
 
     ckpt_load_want_info(load, i, &info);
@@ -347,7 +347,7 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
 
 static void tell(const struct rank *r, const struct job *j, struct ckpt_load *load)
 {
-    struct ckpt_load_stats s;
+    struct ckpt_load_stats s = {.size = sizeof s};
 
     ckpt_load_stats(load, NULL, &s);
     (void)printf("%s %u ranks %s over %s needed %" PRIu64 " unique %" PRIu64 " read %" PRIu64

@@ -70,7 +70,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
     const bool holes = strcmp(r->job->layout, "random") == 0;
 
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
         uint64_t step = 1;
         ckpt_load_want_info(load, i, &info);
@@ -84,7 +84,8 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         w->len = step * ckpt_dtype_size(w->dtype) + 64;
         w->mem = malloc(w->len);
         memset(w->mem, 0xa5, w->len);
-        const struct ckpt_dest dest = {w->mem, w->stride, info.dtype};
+        const struct ckpt_dest dest = {
+            .size = sizeof dest, .ptr = w->mem, .stride = w->stride, .dtype = info.dtype};
         if (ckpt_load_set_dest(load, i, &dest, &r->err) < 0)
             return -1;
     }
@@ -95,7 +96,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
 static void print_wants(const struct rank *r, struct ckpt_load *load)
 {
     for (size_t i = 0; getenv("LOAD_WANTS") && i < ckpt_load_wants(load); i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         char box[CKPT_LOAD_RANK * 48] = "";
         size_t len = 0;
         ckpt_load_want_info(load, i, &info);
@@ -131,8 +132,8 @@ static bool same(const struct ckpt_want_info *info, const struct want *w, uint32
 static int check(struct rank *r, struct ckpt_load *load, const struct want *want)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct ckpt_want_info info;
-        struct ckpt_tensor_info t;
+        struct ckpt_want_info info = {.size = sizeof info};
+        struct ckpt_tensor_info t = {.size = sizeof t};
         uint64_t unit[CKPT_LOAD_RANK], step = 1;
         enum ckpt_dtype from;
         size_t index;
@@ -210,6 +211,7 @@ static int load_rank(struct rank *r, struct ckpt_load *load)
         rc = ckpt_load_wait(load, UINT32_MAX, &r->err);
     if (rc == 0)
         rc = check(r, load, want);
+    r->all.size = sizeof r->all;
     ckpt_load_stats(load, NULL, &r->all);
     r->readers = ckpt_load_readers(load);
     for (size_t i = 0; i < ckpt_load_wants(load); i++)

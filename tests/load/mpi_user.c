@@ -69,10 +69,10 @@ static int prepare(struct ckpt_view *view, struct ckpt_comm *comm, const char *l
     const size_t n = ckpt_load_wants(*ret);
     *ret_mem = calloc(n, sizeof **ret_mem);
     for (size_t i = 0; i < n; i++) {
-        struct ckpt_want_info w;
+        struct ckpt_want_info w = {.size = sizeof w};
         ckpt_load_want_info(*ret, i, &w);
         (*ret_mem)[i] = malloc(w.nbytes + 1);
-        const struct ckpt_dest dest = {.ptr = (*ret_mem)[i]};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = (*ret_mem)[i]};
         if (ckpt_load_set_dest(*ret, i, &dest, err) < 0)
             return -1;
     }
@@ -95,7 +95,7 @@ static int fail_on(uint32_t rank, bool starts, struct ckpt_view *view, struct ck
                    const char *layout, MPI_Comm half, struct ckpt_err *err)
 {
     const enum ckpt_code expected = starts ? CKPT_CANCELLED : CKPT_USAGE;
-    const struct ckpt_dest nowhere = {0};
+    const struct ckpt_dest nowhere = {.size = sizeof nowhere};
     const bool mine = ckpt_comm_rank(comm) == rank;
     struct ckpt_err why = {0};
     struct ckpt_load *load = NULL;
@@ -153,7 +153,7 @@ static int load_half(const struct job *job)
         return die(&err);
     const size_t n = ckpt_load_wants(load);
     for (size_t i = 0; i < n; i++) {
-        struct ckpt_want_info w;
+        struct ckpt_want_info w = {.size = sizeof w};
         ckpt_load_want_info(load, i, &w);
         if (w.nbytes && check(view, &w, mem[i], &err)) {
             (void)fprintf(stderr, "mpi_user: '%s' is wrong\n", w.tensor);

@@ -32,7 +32,7 @@ static int random_part(struct ckpt_load *load, uint64_t *shared, uint32_t ranks,
             t->rank ? (enum ckpt_placement_kind)random_range(shared, 0, 3) : CKPT_REPLICATE;
         place[m].dim = t->rank ? (uint32_t)random_range(shared, 0, t->rank) : 0;
     }
-    const struct ckpt_mesh mesh = {2, dim, NULL};
+    const struct ckpt_mesh mesh = {.size = sizeof mesh, .ndim = 2, .dim = dim};
     return ckpt_load_want_part(load, t->name, NULL, NULL, &mesh, place, dest, NULL, err);
 }
 
@@ -44,7 +44,7 @@ static int random_want(struct ckpt_load *load, const struct ckpt_tensor_info *t,
     const bool is_float =
         (t->dtype[0] == 'F' && t->dtype[1] != '8') || strcmp(t->dtype, "BF16") == 0;
     uint64_t lo[CKPT_LOAD_RANK], n[CKPT_LOAD_RANK];
-    struct ckpt_dest dest = {0};
+    struct ckpt_dest dest = {.size = sizeof dest};
 
     if (is_float && random_range(own, 0, 3) == 0)
         dest.dtype = dtypes[random_range(own, 0, 4)];
@@ -67,7 +67,7 @@ int random_wants(struct ckpt_load *load, struct ckpt_view *view, uint32_t ranks,
     uint64_t shared = seed, own = seed * 31 + number + 1;
 
     for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
-        struct ckpt_tensor_info t;
+        struct ckpt_tensor_info t = {.size = sizeof t};
         ckpt_view_tensor(view, i, &t);
         if (random_want(load, &t, ranks, &shared, &own, err) < 0)
             return -1;

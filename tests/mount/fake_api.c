@@ -449,8 +449,13 @@ size_t ckpt_view_tensors(const struct ckpt_view *v) { return v->root.nchild; }
 void ckpt_view_tensor(const struct ckpt_view *v, size_t i, struct ckpt_tensor_info *ret)
 {
     const struct ckpt_node *n = v->root.child[i];
-    *ret = (struct ckpt_tensor_info){
-        .name = n->name, .dtype = "U8", .shape = &n->size, .rank = 1, .nbytes = n->size, .file = n};
+    *ret = (struct ckpt_tensor_info){.size = sizeof *ret,
+                                     .name = n->name,
+                                     .dtype = "U8",
+                                     .shape = &n->size,
+                                     .rank = 1,
+                                     .nbytes = n->size,
+                                     .file = n};
 }
 
 int ckpt_view_tensor_pread(struct ckpt_view *v, size_t i, void *buf, size_t len, uint64_t off,
@@ -477,7 +482,7 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
 void ckpt_run_stats(struct ckpt_run *r, struct ckpt_stats *ret)
 {
     (void)r;
-    *ret = (struct ckpt_stats){0};
+    *ret = (struct ckpt_stats){.size = sizeof *ret};
 }
 
 const char *ckpt_view_source(const struct ckpt_view *v)

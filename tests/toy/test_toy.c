@@ -103,7 +103,7 @@ TEST(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_l
 TEST(toy, a_step_shows_its_tensor_and_its_side_files)
 {
     struct ckpt_err err = {0};
-    struct ckpt_tensor_info info;
+    struct ckpt_tensor_info info = {.size = sizeof info};
     struct ckpt_view *view;
     struct tree t;
     float data[8];

@@ -156,10 +156,10 @@ static inline int loading_begin(struct member *m, const char *layout,
     l->n = ckpt_load_wants(l->load);
     l->mem = calloc(l->n + 1, sizeof *l->mem);
     for (size_t i = 0; i < l->n; i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         ckpt_load_want_info(l->load, i, &info);
         l->mem[i] = malloc(info.nbytes + 1);
-        const struct ckpt_dest dest = {.ptr = l->mem[i]};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = l->mem[i]};
         if (ckpt_load_set_dest(l->load, i, &dest, &m->err) < 0)
             return -1;
     }
@@ -169,7 +169,7 @@ static inline int loading_begin(struct member *m, const char *layout,
 static inline int check_bytes(struct member *m, const struct loading *l)
 {
     for (size_t i = 0; i < l->n; i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         size_t index;
         ckpt_load_want_info(l->load, i, &info);
         unsigned char *want = malloc(info.nbytes + 1);
@@ -201,6 +201,7 @@ static inline int load_once(struct member *m, const char *layout,
         rc = ckpt_load_wait(l.load, 5, &m->err) < 0 ? -1 : 0; /* both ways to look */
     if (rc == 0)
         rc = check_bytes(m, &l);
+    m->stats.size = sizeof m->stats;
     ckpt_load_stats(l.load, NULL, &m->stats);
     loading_end(&l);
     return rc;

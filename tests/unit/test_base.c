@@ -11,6 +11,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/sized.h"
 #include "base/str.h"
 #include "base/vec.h"
 
@@ -276,6 +277,31 @@ TEST(par, the_first_failure_is_reported_and_all_before_it_is_done)
     CHECK_OK(ckpt_parallel(0, 4, visit, seen, &err));
 }
 
+struct sized {
+    size_t size;
+    uint64_t first, second;
+};
+
+TEST(sized, a_caller_s_struct_is_used_as_far_as_it_goes)
+{
+    const struct sized given = {sizeof given, 1, 2};
+    struct sized own = {0, 7, 8}, small = {offsetof(struct sized, second), 7, 8};
+    struct sized large = {sizeof large + 8, 7, 8}, none = {0, 7, 8};
+    struct ckpt_err err = {0};
+
+    ckpt_sized_give(&small, &given, sizeof given);
+    CHECK(small.size == offsetof(struct sized, second) && small.first == 1 && small.second == 8);
+    ckpt_sized_give(&large, &given, sizeof given);
+    CHECK(large.size == sizeof large + 8 && large.first == 1 && large.second == 2);
+    ckpt_sized_give(&none, &given, sizeof given);
+    CHECK(none.size == 0 && none.first == 7 && none.second == 8);
+    CHECK_OK(ckpt_sized_take(&own, sizeof own, &small, "sized", &err));
+    CHECK(own.size == sizeof own && own.first == 1 && own.second == 8);
+    CHECK_FAILS(ckpt_sized_take(&own, sizeof own, &none, "sized", &err), CKPT_USAGE,
+                "struct sized has 24 bytes here, the caller's 0");
+    CHECK_FAILS(ckpt_sized_take(&own, sizeof own, &large, "sized", &err), CKPT_USAGE, "32");
+}
+
 TESTS(T(err, the_first_failure_stays_and_context_goes_before_it),
       T(err, hostile_names_become_one_printable_line), T(err, an_error_moves_only_where_none_is),
       T(err, system_errors_have_codes), T(json, floats_are_spelled_as_python_does),
@@ -283,4 +309,5 @@ TESTS(T(err, the_first_failure_stays_and_context_goes_before_it),
       T(json, depth_has_a_limit), T(str, order_is_natural), T(str, numbers_are_digits_and_fit),
       T(str, utf8_is_checked), T(map, many_keys_are_found_again),
       T(mem, the_arena_aligns_and_keeps), T(vec, growth_that_does_not_fit_changes_nothing),
-      T(par, the_first_failure_is_reported_and_all_before_it_is_done))
+      T(par, the_first_failure_is_reported_and_all_before_it_is_done),
+      T(sized, a_caller_s_struct_is_used_as_far_as_it_goes))

@@ -355,7 +355,7 @@ static int load_all(struct rank *r, struct ckpt_comm *comm)
     struct ckpt_load_options opt = {
         .size = sizeof opt, .readers = CKPT_READERS_ONCE, .exchange_timeout_ms = WAIT_MS};
     struct ckpt_load *load = NULL;
-    struct ckpt_want_info w;
+    struct ckpt_want_info w = {.size = sizeof w};
     unsigned char *mem[256] = {0};
     size_t n = 0;
     int rc = ckpt_load_new(r->view, comm, &opt, &load, &r->err);
@@ -367,7 +367,7 @@ static int load_all(struct rank *r, struct ckpt_comm *comm)
     for (n = 0; rc == 0 && n < ckpt_load_wants(load); n++) {
         ckpt_load_want_info(load, n, &w);
         mem[n] = malloc(w.nbytes + 1);
-        const struct ckpt_dest dest = {.ptr = mem[n]};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem[n]};
         rc = ckpt_load_set_dest(load, n, &dest, &r->err);
     }
     if (rc == 0)

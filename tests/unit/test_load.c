@@ -66,7 +66,7 @@ TEST(load, nanotron_parameter_of_several_slice_pairs)
     struct ckpt_err err = {0};
     struct ckpt_comm *comm;
     struct ckpt_load *load;
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     unsigned char *data = whole(view, name, &t), *local;
     const uint64_t rows = t.shape[0], part = rows / 8, row = HIDDEN * 2;
     const struct {
@@ -80,7 +80,7 @@ TEST(load, nanotron_parameter_of_several_slice_pairs)
     CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
     for (int i = 0; i < 3; i++) {
         const uint64_t lo[2] = {pair[i].global, 0}, n[2] = {pair[i].n, HIDDEN};
-        const struct ckpt_dest dest = {.ptr = local + pair[i].local * row};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = local + pair[i].local * row};
         CHECK_OK(ckpt_load_want(load, name, lo, n, &dest, NULL, &err));
     }
     run(load);
@@ -102,12 +102,12 @@ TEST(load, megatron_key_and_global_offset)
     struct ckpt_err err = {0};
     struct ckpt_comm *comm;
     struct ckpt_load *load;
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     unsigned char *data = whole(view, key, &t);
     const uint64_t offset[3] = {2, 8, 0}, shape[3] = {1, 8, t.shape[2]};
     const uint64_t unit = t.shape[2] * 2;
     float *local = calloc(8 * t.shape[2], sizeof *local);
-    const struct ckpt_dest dest = {.ptr = local, .dtype = "float32"};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = local, .dtype = "float32"};
 
     CHECK_OK(ckpt_comm_self(&comm, &err));
     CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
@@ -139,9 +139,10 @@ TEST(load, wants_that_can_not_be)
     const uint32_t two = 2, one = 1, seven = 7;
     const double bad_rate[] = {INFINITY, -1, 1e-310, NAN};
     const struct ckpt_placement shard = {CKPT_SHARD, 5};
-    const struct ckpt_mesh large = {1, &two, NULL}, small = {1, &one, NULL},
-                           strange = {1, &one, &seven};
-    struct ckpt_dest dest = {.dtype = "int8"};
+    const size_t size = sizeof(struct ckpt_mesh);
+    const struct ckpt_mesh large = {size, 1, &two, NULL}, small = {size, 1, &one, NULL},
+                           strange = {size, 1, &one, &seven}, none = {0, 1, &one, NULL};
+    struct ckpt_dest dest = {.size = sizeof dest, .dtype = "int8"};
     char *text = NULL;
     size_t want;
 
@@ -179,6 +180,11 @@ TEST(load, wants_that_can_not_be)
                 CKPT_USAGE, "rank 7");
     CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &small, &shard, NULL, NULL, &err),
                 CKPT_USAGE, "no dimension 5");
+    CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &none, &shard, NULL, NULL, &err),
+                CKPT_USAGE, "struct ckpt_mesh has");
+    dest = (struct ckpt_dest){.size = sizeof dest + 8};
+    CHECK_FAILS(ckpt_load_want(load, name, NULL, NULL, &dest, NULL, &err), CKPT_USAGE,
+                "struct ckpt_dest has");
     CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "before each start");
     CHECK_FAILS(ckpt_load_wait(load, 0, &err), CKPT_USAGE, "not started");
     CHECK_FAILS(ckpt_load_want_layout(load, "tp=2", &err), CKPT_USAGE, "2 ranks");
@@ -229,7 +235,7 @@ TEST(load, layouts_follow_the_marks_of_the_model_file)
         CHECK_OK(ckpt_load_new(view, comm[expect[i].rank], NULL, &load, &err));
         CHECK_OK(ckpt_load_want_layout(load, expect[i].layout, &err));
         for (size_t w = 0; w < ckpt_load_wants(load); w++) {
-            struct ckpt_want_info info;
+            struct ckpt_want_info info = {.size = sizeof info};
             ckpt_load_want_info(load, w, &info);
             if (strcmp(info.tensor, expect[i].tensor) != 0)
                 continue;
@@ -271,10 +277,10 @@ TEST(load, cancelled_at_any_moment)
         CHECK_OK(ckpt_comm_self(&comm, &err));
         CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
         for (size_t i = 0; i < n; i++) {
-            struct ckpt_tensor_info t;
+            struct ckpt_tensor_info t = {.size = sizeof t};
             ckpt_view_tensor(view, i, &t);
             mem[i] = malloc(t.nbytes + 1);
-            const struct ckpt_dest dest = {.ptr = mem[i]};
+            const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem[i]};
             CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
         }
         CHECK_OK(ckpt_load_plan(load, &err));
@@ -307,12 +313,12 @@ struct starter {
 static void *start_rank(void *arg)
 {
     struct starter *s = arg;
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     struct ckpt_load *load = NULL;
 
     ckpt_view_tensor(s->view, 0, &t);
     unsigned char *mem = malloc(t.nbytes);
-    const struct ckpt_dest dest = {.ptr = s->forgetful ? NULL : mem};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = s->forgetful ? NULL : mem};
     s->rc = ckpt_load_new(s->view, s->comm, NULL, &load, &s->err);
     if (s->rc == 0)
         s->rc = ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &s->err);
@@ -364,10 +370,10 @@ TEST(load, a_layout_that_fails_half_way_leaves_no_wants)
     struct ckpt_err err = {0};
     struct ckpt_comm *comm[3];
     struct ckpt_load *load;
-    struct ckpt_want_info info;
-    struct ckpt_tensor_info t;
+    struct ckpt_want_info info = {.size = sizeof info};
+    struct ckpt_tensor_info t = {.size = sizeof t};
     unsigned char *data = whole(view, name, &t), *mem = malloc(t.nbytes);
-    const struct ckpt_dest dest = {.ptr = mem};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem};
     size_t want;
 
     CHECK_OK(ckpt_comm_threads(3, comm, &err));
@@ -421,11 +427,11 @@ TEST(load, that_failed_to_start_is_not_started_again)
     struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
     struct ckpt_err err = {0};
     struct ckpt_comm *comm;
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
 
     ckpt_view_tensor(view, 0, &t);
     unsigned char *mem = malloc(t.nbytes);
-    const struct ckpt_dest dest = {.ptr = mem};
+    const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem};
     const struct ckpt_load_options opt = {.size = sizeof opt, .threads = 2};
     CHECK_OK(ckpt_comm_self(&comm, &err));
     for (int i = 0; i < 400; i++) {
@@ -475,7 +481,7 @@ TEST(load, fails_if_a_file_that_it_read_was_saved_again)
     CHECK_OK(ckpt_comm_self(&comm, &err));
     for (int changed = 0; changed < 3; changed++) {
         unsigned char data[16];
-        const struct ckpt_dest dest = {.ptr = data};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = data};
         const char *name = changed == 1 ? "10/model/model/rows/model_weight_pp-rank-0-of-1_tp-rank-"
                                           "0-of-2.safetensors"
                                         : "10/model/model/norm/model_weight.safetensors";

@@ -142,10 +142,10 @@ static struct ckpt_view *views[VIEWS];
 /* Start, wait, compare with the view that is loaded. */
 static int run(struct member *m, struct loading *l, struct ckpt_view *view)
 {
-    struct ckpt_load_stats s;
+    struct ckpt_load_stats s = {.size = sizeof s};
 
     for (size_t i = 0; i < l->n; i++) {
-        struct ckpt_want_info info;
+        struct ckpt_want_info info = {.size = sizeof info};
         ckpt_load_want_info(l->load, i, &info);
         memset(l->mem[i], 0xee, info.nbytes);
     }
@@ -371,7 +371,7 @@ static atomic_int stray; /* something was sent while all ranks paused */
 /* Nothing is exchanged between the return of pause on all ranks and the first resume. */
 static int pause_once(struct member *m, struct loading *l, bool *ret_over)
 {
-    struct ckpt_load_stats before, after;
+    struct ckpt_load_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     int rc;
 
     while ((rc = ckpt_load_pause(l->load, 3, &m->err)) == 1)

@@ -85,7 +85,8 @@ static int load_badly(struct member *m, bool starts)
     int rc = loading_begin(m, "dp=4", NULL, &l);
 
     if (rc == 0 && m->rank == 1 && !starts)
-        rc = ckpt_load_set_dest(l.load, 0, &(struct ckpt_dest){0}, &m->err);
+        rc = ckpt_load_set_dest(l.load, 0, &(struct ckpt_dest){.size = sizeof(struct ckpt_dest)},
+                                &m->err);
     if (rc == 0)
         rc = ckpt_load_plan(l.load, &m->err);
     if (rc == 0)

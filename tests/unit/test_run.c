@@ -158,7 +158,7 @@ TEST(run, a_generation_lasts_until_the_step_is_saved_again)
 
 static size_t open_files(struct ckpt_run *run)
 {
-    struct ckpt_stats stats;
+    struct ckpt_stats stats = {.size = sizeof stats};
     ckpt_run_stats(run, &stats);
     return (size_t)stats.open_files;
 }
@@ -234,7 +234,7 @@ static void put_index(const struct tree *t, struct ckpt_view *view)
 
     ckpt_str_puts(&text, "{\"weight_map\": {");
     for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
-        struct ckpt_tensor_info info;
+        struct ckpt_tensor_info info = {.size = sizeof info};
         ckpt_view_tensor(view, i, &info);
         ckpt_str_printf(&text, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "",
                         info.name);

@@ -84,10 +84,18 @@ class Err(ctypes.Structure):
     _fields_ = [("code", c_int), ("text", ctypes.c_char * 1024)]
 
 
-class TensorInfo(ctypes.Structure):
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, *members, **more):
+        super().__init__(ctypes.sizeof(self), *members, **more)
+
+
+class TensorInfo(_Sized):
     """struct ckpt_tensor_info."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("dtype", c_char_p),
         ("shape", POINTER(c_uint64)),
@@ -109,16 +117,26 @@ class Step(ctypes.Structure):
     ]
 
 
-class Dest(ctypes.Structure):
+class Dest(_Sized):
     """struct ckpt_dest."""
 
-    _fields_ = [("ptr", c_void_p), ("stride", POINTER(c_uint64)), ("dtype", c_char_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("ptr", c_void_p),
+        ("stride", POINTER(c_uint64)),
+        ("dtype", c_char_p),
+    ]
 
 
-class Mesh(ctypes.Structure):
+class Mesh(_Sized):
     """struct ckpt_mesh."""
 
-    _fields_ = [("ndim", c_uint32), ("dim", POINTER(c_uint32)), ("ranks", POINTER(c_uint32))]
+    _fields_ = [
+        ("size", c_size_t),
+        ("ndim", c_uint32),
+        ("dim", POINTER(c_uint32)),
+        ("ranks", POINTER(c_uint32)),
+    ]
 
 
 class Place(ctypes.Structure):
@@ -127,10 +145,11 @@ class Place(ctypes.Structure):
     _fields_ = [("kind", c_int), ("dim", c_uint32)]
 
 
-class WantInfo(ctypes.Structure):
+class WantInfo(_Sized):
     """struct ckpt_want_info."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("tensor", c_char_p),
         ("dtype", c_char_p),
         ("rank", c_uint32),
@@ -149,7 +168,7 @@ class Rates(ctypes.Structure):
     ]
 
 
-class LoadOptions(ctypes.Structure):
+class LoadOptions(_Sized):
     """struct ckpt_load_options."""
 
     _fields_ = [
@@ -173,7 +192,7 @@ DEALLOC = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
-class Nccl(ctypes.Structure):
+class Nccl(_Sized):
     """struct ckpt_nccl."""
 
     _fields_ = [
@@ -186,22 +205,29 @@ class Nccl(ctypes.Structure):
     ]
 
 
-class Stats(ctypes.Structure):
+class Stats(_Sized):
     """struct ckpt_load_stats."""
 
+    BYTES = (
+        "needed_bytes",
+        "unique_bytes",
+        "read_bytes",
+        "reads",
+        "sent_bytes",
+        "received_bytes",
+        "buffer_bytes",
+        "device_bytes",
+    )
+    SECONDS = ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")
     _fields_ = [
-        (n, c_uint64)
-        for n in (
-            "needed_bytes",
-            "unique_bytes",
-            "read_bytes",
-            "reads",
-            "sent_bytes",
-            "received_bytes",
-            "buffer_bytes",
-            "device_bytes",
-        )
-    ] + [(n, c_double) for n in ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")]
+        ("size", c_size_t),
+        *[(name, c_uint64) for name in BYTES],
+        *[(name, c_double) for name in SECONDS],
+    ]
+
+    def as_dict(self):
+        """Return {name: number}."""
+        return {name: getattr(self, name) for name in (*self.BYTES, *self.SECONDS)}
 
 
 P, E = c_void_p, POINTER(Err)
@@ -394,7 +420,7 @@ def to_device(comm, device, stream, memory=None):
     number. They must live as long as the process. None uses the driver's.
     """
     functions = memory or (ALLOC(), DEALLOC())
-    how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *functions, device)
+    how = Nccl(device, stream, None, *functions, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 

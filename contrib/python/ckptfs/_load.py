@@ -3,7 +3,7 @@
 
 import contextlib
 import sys
-from ctypes import byref, c_size_t, c_void_p, sizeof
+from ctypes import byref, c_size_t, c_void_p
 
 from . import _overlap
 from ._comm import share_number
@@ -42,7 +42,7 @@ def make_options(readers, options):
     """Return struct ckpt_load_options; ValueError for a wrong option."""
     if readers not in READERS:
         raise ValueError(f"readers={readers!r}: expected one of {', '.join(READERS)}")
-    opt = LoadOptions(size=sizeof(LoadOptions), readers=READERS[readers])
+    opt = LoadOptions(readers=READERS[readers])
     opt.share_with = None
     known = {name for name, _ in LoadOptions._fields_} - {"size", "readers", "share"}
     for key, value in (options or {}).items():
@@ -295,7 +295,7 @@ class Load:
             self.puts = []  # they are there now
         stats = Stats()
         lib.load_stats(self.load, None, byref(stats))
-        return {name: getattr(stats, name) for name, _ in Stats._fields_}
+        return stats.as_dict()
 
     def _finish_late(self):
         """Copy staging tensors to where they belong. Returns the error that this finds, or None."""

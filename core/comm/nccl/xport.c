@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/sized.h"
 #include "base/vec.h"
 #include "comm/detached.h"
 #include "comm/nccl/inner.h"
@@ -528,11 +529,8 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
                          "`control` is NULL: give a comm over TCP, MPI, threads or one process");
     if (ckpt_comm_size(ctl) > 1 && ckpt_comm_no_secret("NCCL", err) < 0)
         return -1;
-    if (how && (how->size < offsetof(struct ckpt_nccl, stream) || how->size > sizeof own))
-        return ckpt_fail(err, CKPT_USAGE, "struct ckpt_nccl has %zu bytes here, the caller's %zu",
-                         sizeof own, how->size);
-    if (how)
-        memcpy(&own, how, how->size);
+    if (how && ckpt_sized_take(&own, sizeof own, how, "ckpt_nccl", err) < 0)
+        return -1;
     if (!own.alloc != !own.dealloc)
         return ckpt_fail(err, CKPT_USAGE, "alloc without dealloc, or dealloc without alloc");
     if (ncclGetVersion(&version) != ncclSuccess || version < LEAST_VERSION)

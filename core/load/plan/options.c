@@ -3,10 +3,9 @@
 #include "load/plan/options.h"
 
 #include <math.h>
-#include <stddef.h>
-#include <string.h>
 
 #include "base/err.h"
+#include "base/sized.h"
 
 enum {
     HOST_BYTES = 256 << 20,
@@ -33,14 +32,8 @@ static int check_rates(const struct ckpt_rates *r, struct ckpt_err *err)
 int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
                            struct ckpt_err *err)
 {
-    if (from && (from->size < offsetof(struct ckpt_load_options, readers) + sizeof from->readers ||
-                 from->size > sizeof *from))
-        return ckpt_fail(err, CKPT_USAGE,
-                         "struct ckpt_load_options has %zu bytes here, the caller's %zu",
-                         sizeof *from, from->size);
-    if (from)
-        memcpy(to, from, from->size);
-    to->size = sizeof *to;
+    if (from && ckpt_sized_take(to, sizeof *to, from, "ckpt_load_options", err) < 0)
+        return -1;
     if (to->host_bytes == 0)
         to->host_bytes = HOST_BYTES;
     if (to->device_bytes == 0)

@@ -34,7 +34,7 @@ struct sharded {
 static int make_sharded(struct ckpt_view *view, struct sharded *s, uint64_t layer, uint32_t dim,
                         uint32_t rank, uint32_t size)
 {
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     size_t i;
 
     if (!ckpt_view_find_tensor(view, s->key, &i))
@@ -59,7 +59,7 @@ int main(int argc, char **argv)
     struct ckpt_comm *comm;
     struct ckpt_load *load;
     struct sharded shards[64] = {{{0}}};
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     char name[4096];
     size_t n = 0, first;
 
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
                            keys[k / STATES].name);
             if (make_sharded(view, s, layer, keys[k / STATES].dim, rank, size) < 0)
                 return 1;
-            const struct ckpt_dest dest = {.ptr = s->data};
+            const struct ckpt_dest dest = {.size = sizeof dest, .ptr = s->data};
             if (ckpt_load_want(load, s->key, s->offset, s->shape, &dest, NULL, &err) < 0)
                 return die(&err);
         }

@@ -39,7 +39,7 @@ static int want_qkv(struct ckpt_load *load, const struct ckpt_tensor_info *t, ui
 
     for (int i = 0; i < 3; i++) {
         const uint64_t lo[2] = {slice[i].global, 0}, n[2] = {slice[i].n, hidden};
-        const struct ckpt_dest dest = {.ptr = local + at * row};
+        const struct ckpt_dest dest = {.size = sizeof dest, .ptr = local + at * row};
         if (ckpt_load_want(load, t->name, lo, n, &dest, NULL, err) < 0)
             return -1;
         at += slice[i].n;
@@ -63,7 +63,7 @@ static bool find(const struct ckpt_view *view, int layer, int k, struct ckpt_ten
 /* This rank's bytes of all of them. */
 static size_t local_bytes(const struct ckpt_view *view, uint32_t size)
 {
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     size_t sum = 0;
 
     for (int layer = 0; find(view, layer, 0, &t); layer++)
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
         return die(&err);
     const size_t len = local_bytes(view, size);
     unsigned char *memory = malloc(len), *at = memory;
-    struct ckpt_tensor_info t;
+    struct ckpt_tensor_info t = {.size = sizeof t};
     for (int layer = 0; find(view, layer, 0, &t); layer++)
         for (int k = 0; k < TENSORS; k++) {
             if (!find(view, layer, k, &t))
