@@ -235,6 +235,13 @@ static int load_view(const struct ckpt_tool *t, struct ckpt_comm *comm, const ch
     return print(t, step, load, comm, err);
 }
 
+/* Can another step be better? Storage that fails, or does not answer, may do so again, for ever. */
+static bool is_of_content(enum ckpt_code code)
+{
+    return code == CKPT_FORMAT || code == CKPT_UNSUPPORTED || code == CKPT_MISSING ||
+           code == CKPT_CONFLICT;
+}
+
 /* Rank 0 could not open the latest step: fail with an error that suggests another one, if there is
  * one. */
 static int fail_open(const struct ckpt_tool *t, const struct ckpt_comm *comm, struct ckpt_err *err)
@@ -243,8 +250,8 @@ static int fail_open(const struct ckpt_tool *t, const struct ckpt_comm *comm, st
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err why = {0};
 
-    if (ckpt_comm_rank(comm) != 0 || t->step || ckpt_tool_open(t, &run, &view, &why) == 0 ||
-        why.code != err->code)
+    if (ckpt_comm_rank(comm) != 0 || t->step || !is_of_content(err->code) ||
+        ckpt_tool_open(t, &run, &view, &why) == 0 || why.code != err->code)
         return -1;
     *err = why;
     return ckpt_comm_size(comm) > 1 ? ckpt_err_in(err, "rank 0") : -1;

@@ -358,6 +358,16 @@ def another_path_on_one_rank(top):
         assert [err.split(": ", 1)[1] for (_, err), _ in ends] == [text + "\n"] * 3, (text, ends)
 
 
+def storage_that_hangs_while_it_is_opened(top):
+    """On rank 0, which opens the run for all: it ends too, and says the same."""
+    run = copies(top, 1)[0]
+    storage = [Storage(os.path.join(top, f"reads{r}"), 0 if r else 3600 * 1000) for r in range(2)]
+    begin = time.monotonic()
+    ends = finish(start([run, run], "dp=2", "--exchange-timeout", str(STALL), storage=storage), timeout=20 + SLACK)
+    assert time.monotonic() - begin < 2 * STALL + SLACK, ends
+    assert [err.split(": ", 1)[1] for (_, err), _ in ends] == [f"rank 0: opening '{run}': nothing was read for {STALL:.1f} s\n"] * 2, ends
+
+
 def a_slow_rank_is_waited_for(top):
     """Much longer than the timeout, by ranks that wait for nothing else; also if all are stopped for a while."""
     processes, _ = in_the_middle(top, 3, [2], int(STALL * 500))
@@ -521,7 +531,7 @@ def main():
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_node_has_other_bytes, a_killed_rank_is_an_error_elsewhere,
-             a_stopped_rank_is_an_error_elsewhere, a_frozen_rank_is_named_in_time, a_rank_that_hangs_in_a_read_is_named_in_time,
+             a_stopped_rank_is_an_error_elsewhere, a_frozen_rank_is_named_in_time, a_rank_that_hangs_in_a_read_is_named_in_time, storage_that_hangs_while_it_is_opened,
              a_slow_rank_is_waited_for, rank_0_says_whom_it_waits_for, ranks_that_do_not_come_are_named_by_all, another_path_on_one_rank, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]
