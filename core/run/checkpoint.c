@@ -99,7 +99,7 @@ static int read_save(struct ckpt_opening *o, struct ckpt_view *v, const struct c
 {
     const struct ckpt_save_marker marker = ckpt_save_marker_of(o->reader, v->dir);
     struct ckpt_err mixed = {0};
-    bool touched;
+    bool written;
 
     if (ckpt_opening_read(o, err) < 0 ||
         ckpt_save_new(o->cat, v->dir, o->reader, &marker, atomic_load(&v->shared->watched),
@@ -108,8 +108,8 @@ static int read_save(struct ckpt_opening *o, struct ckpt_view *v, const struct c
     if (ckpt_save_marker_of(o->reader, v->dir).hash != marker.hash)
         return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
                          ckpt_dir_path(v->dir));
-    if (ckpt_save_accept(v->save, before, o->cat, &touched, &mixed) == 0)
-        return touched ? ckpt_save_settle(v->save, v->shared->pool, err) : 0;
+    if (ckpt_save_accept(v->save, before, o->cat, &written, &mixed) == 0)
+        return written ? ckpt_save_settle(v->save, v->shared->pool, err) : 0;
     if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)
         return ckpt_err_move(err, &mixed);
     ckpt_catalog_warn(o->cat, "%s", mixed.text);

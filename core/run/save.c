@@ -366,21 +366,27 @@ static bool same_content(const struct ckpt_save_file *a, const struct ckpt_save_
            a->sample == b->sample;
 }
 
-/* The first file that was changed; NULL: none was, except in its times. *ret_untouched is the
- * number of files whose times are equal too. */
-static const struct ckpt_save_file *
-first_other(const struct ckpt_save *now, const struct ckpt_save *before, size_t *ret_untouched)
+/* How many files of a save are as they were before, times included; and how many are the same
+ * files with other times, or written over in place. */
+struct kept {
+    size_t untouched, written;
+};
+
+/* The first file that was changed; NULL: none was, except in its times. */
+static const struct ckpt_save_file *first_other(const struct ckpt_save *now,
+                                                const struct ckpt_save *before, struct kept *ret)
 {
     const struct ckpt_save_file *other = NULL;
     size_t i = 0, k = 0;
 
-    *ret_untouched = 0;
+    *ret = (struct kept){0};
     while (i < now->files.len || k < before->files.len) {
         const struct ckpt_save_file *a = i < now->files.len ? &now->files.ptr[i] : NULL;
         const struct ckpt_save_file *b = k < before->files.len ? &before->files.ptr[k] : NULL;
         const int c = !a ? 1 : !b ? -1 : path_cmp(a, b);
         const bool same = c == 0 && ckpt_file_id_eq(&a->id, &b->id);
-        *ret_untouched += same;
+        ret->untouched += same;
+        ret->written += c == 0 && !same && a->id.inode == b->id.inode;
         if (!other && !same && (c != 0 || !same_content(a, b)))
             other = c <= 0 ? a : b;
         i += c <= 0;
@@ -410,12 +416,12 @@ static int fail_again(const struct ckpt_save *s, const struct ckpt_save_file *f,
 }
 
 int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
-                     struct ckpt_catalog *cat, bool *ret_touched, struct ckpt_err *err)
+                     struct ckpt_catalog *cat, bool *ret_written, struct ckpt_err *err)
 {
     const struct ckpt_save_file *other;
-    size_t untouched;
+    struct kept kept;
 
-    *ret_touched = false;
+    *ret_written = false;
     if (before && before->marker.name && !now->marker.name)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s' is being saved again, or removed: '%s', which ends a save, is gone: "
@@ -424,18 +430,18 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
                          ckpt_dir_path(now->step), before->marker.name);
     if (!before || before->marker.hash != now->marker.hash)
         return check_times(now, cat, err);
-    if (!(other = first_other(now, before, &untouched))) {
-        *ret_touched = untouched < now->files.len;
+    other = first_other(now, before, &kept);
+    *ret_written = kept.written > 0;
+    if (!other)
         return 0;
-    }
     /* without a marker, the only certain evidence for a finished save is that no file of the old
      * one is left */
-    if (!now->marker.name && untouched == 0)
+    if (!now->marker.name && kept.untouched == 0)
         return check_times(now, cat, err);
     return fail_again(now, other, err);
 }
 
-/* ---- after a touch: has the write that changed the times come to the bytes? ---- */
+/* ---- after a write: has the one that changed the times come to the bytes? ---- */
 
 struct settle {
     const struct ckpt_save *save;

@@ -63,14 +63,16 @@ void ckpt_save_unref(struct ckpt_save *s);
 
 /* May a view be made of this save? CONFLICT (the text says what to do): it has shards of two saves,
  * or is in progress. `before` is the save that was found the last time; NULL: there was none.
- * Evidence that is too weak for an error becomes a warning of cat. *ret_touched: it is accepted
- * because files with other times than before have equal samples. */
+ * Evidence that is too weak for an error becomes a warning of cat. *ret_written: some files are
+ * those of `before` with other times, and no new marker says that whoever changed them has
+ * finished. */
 int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
-                     struct ckpt_catalog *cat, bool *ret_touched, struct ckpt_err *err);
+                     struct ckpt_catalog *cat, bool *ret_written, struct ckpt_err *err);
 
-/* A write changes a file's times when it begins, and its bytes only after that: equal samples right
- * after such a change prove nothing. If the status of some files changed less than two seconds ago,
- * wait for two seconds and sample these again. STALE: one is being written. */
+/* A write changes a file's times when it begins, and its bytes only after that: what is read right
+ * after such a change may be of before the write or after it, and the times do not tell. If the
+ * status of some files changed less than two seconds ago, wait for two seconds and sample these
+ * again. STALE: one is being written. */
 int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err);
 
 /* ---- afterwards: what became of the files that a view was opened on ---- */

@@ -263,6 +263,35 @@ class Faults(Case):
             return [old[:len(old) // 2] + bytes(len(old) // 4) + old[len(old) // 2 + len(old) // 4:]]
         return [read(self.other)] if name == "renamed over" else []
 
+    def test_a_file_that_is_written_over_in_one_long_write(self):
+        """The file's times change when it begins; what is read before it ends may not stay in the page cache."""
+        run, old = self.big()
+        new = old[:len(old) // 8] + bytes(b ^ 1 for b in old[len(old) // 8:])
+        with self.mount(run):
+            self.assertEqual(read(self.at("model.safetensors")), old)
+            with open(os.path.join(run, "model.safetensors"), "r+b") as f, mmap.mmap(f.fileno(), 0) as p:
+                half = len(old) // 2
+                p[half:] = old[half:]  # these pages are dirty now: what is written to them later leaves the times alone
+                p[:half] = new[:half]
+                reader = threading.Thread(target=self.read_until_all_is_of_a_save, args=((old, new),), daemon=True)
+                reader.start()
+                time.sleep(1.5)
+                p[half:] = new[half:]
+                reader.join(60)
+                self.assertFalse(reader.is_alive())
+            self.assertEqual(read(self.at("model.safetensors")), new)
+            self.assertEqual(self.torn, 0)
+
+    def read_until_all_is_of_a_save(self, saves):
+        self.torn = 0
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            try:
+                self.torn += read(self.at("model.safetensors")) not in saves
+            except OSError as e:
+                self.assertIn(e.errno, (errno.EIO, errno.ESTALE))
+            time.sleep(0.05)
+
     # ---- daemons that die ----
 
     def test_a_daemon_that_is_killed_over_and_over_is_replaced(self):
