@@ -283,8 +283,19 @@ static int take_letters(struct ckptfs_cmdline *c, char ***arg, struct ckpt_err *
 /* Has the program several commands, of which the first operand names one? */
 static bool has_commands(const struct ckptfs_cmdline *c) { return c->of & (c->of - 1); }
 
+/* "help" and "help COMMAND" are what git's users type. */
+static void take_help_word(struct ckptfs_cmdline *c)
+{
+    if (!has_commands(c) || !c->noperand || strcmp(c->operand[0], "help") != 0)
+        return;
+    c->help = true;
+    memmove(c->operand, c->operand + 1, c->noperand * sizeof *c->operand);
+    c->noperand--;
+}
+
 static int find_command(struct ckptfs_cmdline *c, struct ckpt_err *err)
 {
+    take_help_word(c);
     for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
         if ((k->bit & c->of) &&
             (!has_commands(c) ||

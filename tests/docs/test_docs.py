@@ -138,6 +138,12 @@ class Documents(unittest.TestCase):
                     listed.update(plain.split(" , "))
             self.assertEqual(listed, helped, page)
 
+    def test_help_is_a_word_too(self):
+        def said(*args):
+            return subprocess.run([os.path.join(BUILD, "fs", "ckpt"), *args], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(said("help"), said("--help"))
+        self.assertEqual(said("help", "export"), said("export", "--help"))
+
     def test_what_is_wrong_with_a_command_line_is_said(self):
         for typed, text in (("ckpt", "no command"), ("ckpt exprot $RUN x", "exprot: no such command; did you mean export"),
                             ("ckpt ls", "missing arguments: usage: ckpt ls RUN"), ("ckpt ls $RUN x", "too many arguments"),
