@@ -1,11 +1,300 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading bytes of a tensor: whole elements, and parts of the first and the last element. */
+/* Boxes of stored tensors are read in batches; boxes of computed tensors are made from boxes, or
+ * ranges of elements, of their operands. A range of bytes is whole elements, and parts of the first
+ * and the last one. */
 #include "tensor/read.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
+#include "tensor/value.h"
+
+enum {
+    CHUNK_BYTES = 1024 * 1024, /* size of a computed tensor's part that is made at once for a box */
+    OPERAND_BYTES = 512 * 1024,    /* size of an operand's part that is read at once for a range */
+    SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
+    SLAB_BYTES = 64 * 1024 * 1024, /* size limit of one slab of a transposed tensor */
+};
+
+static const struct ckpt_box_cost usual_cost = {.gap = CKPT_STRIDED_GAP,
+                                                .bound = CKPT_STRIDED_BOUND,
+                                                .run = UINT64_MAX,
+                                                .hot_hole = CKPT_STRIDED_HOT_HOLE};
+
+/* ---- computed tensors ---- */
+
+/* Each element of a box is computed from the same element of the operand. Without a cost the box is
+ * a range of elements: its operand is, too, and is read in chunks. */
+static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    const struct ckpt_value *v = read->tensor->value;
+    const struct ckpt_catalog *cat = v->arg[0].cat;
+    const struct ckpt_tensor *t = read->tensor, *from = v->arg[0].tensor;
+    const size_t esize = ckpt_dtype_size(from->dtype);
+    const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
+    const uint64_t step = cost ? numel : ckpt_min_u64(numel, OPERAND_BYTES / esize);
+    ckpt_cleanup(ckpt_freep) void *raw = malloc((size_t)step * esize);
+    const struct ckpt_box_read whole = {from, read->box, raw};
+    char *out = read->buf;
+
+    if (!raw)
+        return ckpt_nomem(err);
+    for (uint64_t done = 0, n; done < numel; done += n) {
+        n = ckpt_min_u64(step, numel - done);
+        if ((cost ? ckpt_boxes_pread(cat, rd, &whole, 1, cost, err)
+                  : ckpt_elements_pread(cat, from, rd, raw, lo + done, lo + done + n, err)) < 0)
+            return -1;
+        v->ops->elements(out, t->dtype, raw, from->dtype, (size_t)n);
+        out += n * ckpt_dtype_size(t->dtype);
+    }
+    return 0;
+}
+
+/* The innermost dimension of which the box has only a part; 0 if it has all of all. */
+static uint32_t split_dim(const struct ckpt_tensor *t, const struct ckpt_box *box)
+{
+    uint32_t d = box->rank;
+
+    while (d > 1 && box->n[d - 1] == t->dim[d - 1])
+        d--;
+    return d ? d - 1 : 0;
+}
+
+/* Read a box of another computed tensor row by row: several whole rows of those dimensions of which
+ * the box has only a part are made at once, and the box's part is kept. */
+static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                     const struct ckpt_box_read *read, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = read->tensor;
+    const struct ckpt_box *box = &read->box;
+    const size_t esize = ckpt_dtype_size(t->dtype);
+    uint64_t unit[CKPT_MAX_RANK + 1], dense[CKPT_MAX_RANK], index[CKPT_MAX_RANK] = {0};
+    const uint32_t d = split_dim(t, box), outer = d ? d - 1 : 0;
+    unsigned char *out = read->buf;
+
+    ckpt_shape_strides(t->dim, box->rank, unit);
+    ckpt_box_strides(box, esize, dense);
+    if (box->rank == 0 || d == 0) { /* one range */
+        uint64_t lo, hi;
+        ckpt_box_range(box, t->dim, &lo, &hi);
+        return ckpt_elements_pread(cat, t, rd, out, lo, hi, err);
+    }
+    const uint64_t row = unit[outer]; /* elements a step of `outer`, of which the box has a part */
+    const uint64_t step = ckpt_max_u64(1, CHUNK_BYTES / (row * esize));
+    ckpt_cleanup(ckpt_freep) unsigned char *rows =
+        malloc((size_t)(ckpt_min_u64(step, box->n[outer]) * row) * esize);
+    if (!rows)
+        return ckpt_nomem(err);
+    for (;;) {
+        uint64_t n = ckpt_min_u64(step, box->n[outer] - index[outer]), lo = 0;
+        struct ckpt_step_axis axis[2] = {{n, dense[outer], row * esize},
+                                         {box->n[d] * unit[d], esize, esize}};
+        struct ckpt_ndcopy copy;
+        for (uint32_t k = 0; k <= outer; k++)
+            lo += (box->lo[k] + index[k]) * unit[k];
+        if (ckpt_elements_pread(cat, t, rd, rows, lo, lo + n * row, err) < 0)
+            return -1;
+        ckpt_ndcopy_init(&copy, axis, 2, esize);
+        ckpt_ndcopy_run(&copy, out, rows + box->lo[d] * unit[d] * esize);
+        out += n * dense[outer];
+        index[outer] += n;
+        for (uint32_t k = outer; index[k] == box->n[k];) {
+            if (k == 0)
+                return 0;
+            index[k--] = 0;
+            index[k]++;
+        }
+    }
+}
+
+/* ---- boxes ---- */
+
+static int read_one(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
+                    struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                    const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    const struct ckpt_value *v = read->tensor->value;
+
+    if (ckpt_box_numel(&read->box) == 0)
+        return 0;
+    if (!v)
+        return ckpt_stored_read(reader, cat, read, err);
+    return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(cat, rd, read, err);
+}
+
+static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                    const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
+                    bool cached, struct ckpt_err *err)
+{
+    struct ckpt_batch batch;
+    struct ckpt_strided_cache cache = {0};
+    struct ckpt_strided_reader reader = {.batch = &batch,
+                                         .gap = cost->gap,
+                                         .bound = cost->bound,
+                                         .run = cost->run,
+                                         .hot_hole = cost->hot_hole,
+                                         .cache = &cache};
+    int result = 0;
+
+    ckpt_batch_init(&batch);
+    batch.cached = cached;
+    batch.route = cost->route;
+    for (size_t i = 0; i < n && result == 0; i++)
+        result = read_one(&reader, cat, rd, &read[i], cost, err);
+    if (result == 0)
+        result = ckpt_batch_finish(&batch, err);
+    if (result < 0 && batch.missed)
+        result = 1;
+    if (rd && rd->stats && result <= 0) {
+        atomic_fetch_add_explicit(&rd->stats->source_reads, batch.nread, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
+    }
+    ckpt_batch_release(&batch);
+    ckpt_strided_cache_release(&cache);
+    return result;
+}
+
+int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
+                     struct ckpt_err *err)
+{
+    return read_all(cat, rd, read, n, cost, false, err);
+}
+
+int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                            const struct ckpt_box_read *read, size_t n,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (read[i].tensor->value)
+            return 1;
+    return read_all(cat, rd, read, n, cost, true, err);
+}
+
+const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
+                                             const struct ckpt_tensor *t,
+                                             const struct ckpt_catalog **ret_cat)
+{
+    *ret_cat = cat;
+    if (t->value && t->value->ops->elements) {
+        *ret_cat = t->value->arg[0].cat;
+        return t->value->arg[0].tensor;
+    }
+    return t;
+}
+
+/* ---- ranges of elements ---- */
+
+static int make_elements(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_value *v = t->value;
+    const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
+
+    if (v)
+        return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
+                                : v->ops->compute(v, t, rd, buf, lo, hi, err);
+    if (read_all(cat, rd, &read, 1, &usual_cost, false, err) < 0)
+        return ckpt_err_in(err, "tensor '%s'", t->name);
+    return 0;
+}
+
+/* Are neighbours along the innermost axis far apart in the source, row after row? Then the bounding
+ * range of a request is most of the tensor. */
+static bool is_transposed(const struct ckpt_tensor *t)
+{
+    if (t->npiece == 0 || ckpt_tensor_nbytes(t) <= SLAB_MIN_TENSOR)
+        return false;
+    const struct ckpt_piece *p = &t->piece[0];
+    for (uint32_t j = p->naxis; j-- > 0;)
+        if (p->axis[j].n > 1)
+            return p->axis[j].src > ckpt_dtype_size(t->dtype);
+    return false;
+}
+
+/* 0: the tensor is made as it is read. */
+static size_t slab_bytes(const struct ckpt_tensor *t)
+{
+    if (t->value)
+        return t->value->ops->slab_bytes;
+    return is_transposed(t) ? SLAB_BYTES : 0;
+}
+
+struct slab_ctx {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_tensor *t;
+    struct ckpt_reading *rd;
+    uint64_t slab_numel;
+};
+
+static int fill_slab(const void *arg, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+{
+    const struct slab_ctx *c = arg;
+    uint64_t lo = slab * c->slab_numel;
+
+    return make_elements(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype),
+                         err);
+}
+
+/* Check that the shards of a cached slab have not changed. */
+static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_err *err)
+{
+    for (size_t i = 0; i < t->npiece; i++)
+        if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
+            ckpt_source_check(cat->sources.ptr[t->piece[i].source], err) < 0)
+            return ckpt_err_in(err, "tensor '%s'", t->name);
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        if (check_sources(t->value->arg[i].cat, t->value->arg[i].tensor, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo, uint64_t hi,
+                      struct ckpt_err *err)
+{
+    const size_t esize = ckpt_dtype_size(c->t->dtype);
+
+    while (lo < hi) {
+        const uint64_t begin = lo / c->slab_numel * c->slab_numel;
+        const uint64_t end = ckpt_min_u64(begin + c->slab_numel, c->t->numel);
+        const uint64_t upto = ckpt_min_u64(hi, end);
+        const struct ckpt_slab slab = {.group = c->rd,
+                                       .owner = c->t,
+                                       .number = lo / c->slab_numel,
+                                       .len = (size_t)(end - begin) * esize,
+                                       .fill = fill_slab,
+                                       .ctx = c};
+        if (ckpt_slabs_read(c->rd->slabs, &slab, buf, (size_t)(upto - lo) * esize,
+                            (size_t)(lo - begin) * esize, err) < 0)
+            return -1;
+        buf += (upto - lo) * esize;
+        lo = upto;
+    }
+    return check_sources(c->cat, c->t, err);
+}
+
+int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                        struct ckpt_err *err)
+{
+    const size_t most = rd && rd->slabs ? slab_bytes(t) : 0;
+
+    if (lo == hi)
+        return 0;
+    if (most) {
+        const struct slab_ctx c = {cat, t, rd, most / ckpt_dtype_size(t->dtype)};
+        return read_slabs(&c, buf, lo, hi, err);
+    }
+    return make_elements(cat, t, rd, buf, lo, hi, err);
+}
+
+/* ---- ranges of bytes ---- */
 
 /* A range within one element. */
 static int read_part(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,

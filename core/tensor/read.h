@@ -1,14 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading bytes of tensors: byte range -> elements -> pieces -> few big reads -> one copy. */
+/* Reading boxes, ranges of elements and ranges of bytes of tensors, stored or computed:
+ * box -> pieces -> strided regions -> few large reads -> one copy. */
 #ifndef CKPT_TENSOR_READ_H
 #define CKPT_TENSOR_READ_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
-#include "tensor/boxes.h"
+#include "tensor/box.h"
 #include "tensor/catalog.h"
+#include "tensor/slab.h"
+#include "tensor/stored.h"
+
+/* What reading costs, for statistics. Updated with relaxed atomics. */
+struct ckpt_read_stats {
+    atomic_ullong requests;     /* tensor reads asked for */
+    atomic_ullong bytes;        /* bytes delivered */
+    atomic_ullong source_reads; /* system calls (or their equivalent) on sources */
+    atomic_ullong source_bytes; /* bytes read from sources, gaps included */
+};
+
+/* Data that all readers of a view share; its address identifies the view's group of slabs. Both
+ * members may be NULL, and must outlive it. */
+struct ckpt_reading {
+    struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
+    struct ckpt_read_stats *stats;
+};
+
+/* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
+ * where a seek is slow (CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND), small where the files are in the
+ * page cache. Runs of `run` bytes and more are read alone (tensor/strided.h). */
+struct ckpt_box_cost {
+    uint64_t gap, bound, run;
+    struct ckpt_route route; /* its bounce buffer belongs to the calling thread */
+    uint64_t hot_hole;       /* tensor/strided.h */
+};
+
+/* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become
+ * one read. Safe from many threads. Verifies, after the last read, that no file changed since it
+ * was opened (STALE). On failure the buffers are undefined and err names the source and the offset
+ * in it, not the tensor: several are read together. */
+int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
+                     struct ckpt_err *err);
+
+/* As ckpt_boxes_pread, if all bytes are in the page cache and nothing must be waited for: returns
+ * 0. Returns 1 if not (or if a tensor is computed); the buffers are then undefined. */
+int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                            const struct ckpt_box_read *read, size_t n,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err);
+
+/* Read elements [lo, hi) of a tensor, in row-major order: as a box of rank 1 with the usual costs,
+ * but data that is slow to make comes from the slabs of rd, and err also names the tensor. */
+int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                        struct ckpt_err *err);
 
 /* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside
  * the tensor (assert). Safe from many threads. Verifies, after the last read, that no file changed
@@ -17,5 +65,11 @@
 int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                       struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);
+
+/* The tensor that is read for t: t itself, or the tensor from which it is computed element by
+ * element. Boxes of one are boxes of the other. *ret_cat is its catalogue. */
+const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
+                                             const struct ckpt_tensor *t,
+                                             const struct ckpt_catalog **ret_cat);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boxes of tensors against slices of the whole. */
-#include "tensor/boxes.h"
 
 #include <stdlib.h>
 

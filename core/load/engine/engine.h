@@ -22,7 +22,6 @@
 #include "comm/comm.h"
 #include "load/engine/measure.h"
 #include "load/plan/plan.h"
-#include "tensor/boxes.h"
 #include "tensor/place.h"
 #include "tensor/read.h"
 

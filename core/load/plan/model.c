@@ -15,7 +15,7 @@
 #include "load/plan/weigh.h"
 #include "load/want/layout.h"
 #include "load/want/replicas.h"
-#include "tensor/boxes.h"
+#include "tensor/read.h"
 #include "tensor/residency.h"
 
 enum { CPUS = 8 }; /* processors per rank that the policy is told */

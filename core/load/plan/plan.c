@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "load/want/regions.h"
-#include "tensor/boxes.h"
+#include "tensor/read.h"
 
 enum {
     MAX_UNITS = 1 << 28,

@@ -13,7 +13,7 @@
 #include "base/sort.h"
 #include "load/plan/plan.h"
 #include "load/want/replicas.h"
-#include "tensor/boxes.h"
+#include "tensor/read.h"
 
 /* A rank's coordinates in the grid of a placement; `in`: it is in the grid. */
 struct position {
