@@ -98,13 +98,12 @@ static int fail_name(const char *name, size_t len, const char *why, struct ckpt_
 
 /* Find or make the node `name` below `parent`. */
 static int put_node(struct ckpt_members *m, uint32_t parent, const char *name, size_t len,
-                    uint32_t *ret, bool *ret_new, struct ckpt_err *err)
+                    uint32_t *ret, struct ckpt_err *err)
 {
     struct key key;
 
     key_set(&key, parent, name, len);
-    *ret_new = !ckpt_map_get(&m->by_key, key.bytes, key.len, ret);
-    if (!*ret_new)
+    if (ckpt_map_get(&m->by_key, key.bytes, key.len, ret))
         return 0;
     if (m->nodes.len >= CKPT_MEMBERS_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "the archive has more than %d members", CKPT_MEMBERS_MAX);
@@ -136,8 +135,10 @@ static int put_path(struct ckpt_members *m, const char *name, size_t name_len, u
             above->is.kind = CKPT_ENTRY_DIR;
         if (above->target || above->is.kind != CKPT_ENTRY_DIR)
             return fail_name(name, name_len, "lies below a member that is not a folder", err);
-        if (put_node(m, node, at, len, &node, ret_new, err) < 0)
+        const size_t before = m->nodes.len;
+        if (put_node(m, node, at, len, &node, err) < 0)
             return -1;
+        *ret_new = m->nodes.len > before;
     }
     *ret = node;
     return 0;

@@ -114,6 +114,8 @@ bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, stru
  * no dimension separates a group, its boxes are compared pairwise, within a budget. */
 struct cover {
     const struct ckpt_box *box;
+    size_t nbox;
+    const uint64_t *dim; /* of the tensor */
     uint32_t rank;
     uint64_t pairs_left;
     size_t a, b; /* an overlapping pair, a < b */
@@ -179,15 +181,15 @@ static enum verdict disjoint(struct cover *c, struct edge *e, size_t n, uint32_t
 }
 
 /* Is there a range of indices along some dimension that no box touches? */
-static bool find_hole(const struct ckpt_box *box, size_t nbox, struct edge *e, const uint64_t *dim,
-                      uint32_t d, uint64_t *ret_lo, uint64_t *ret_hi)
+static bool find_hole(const struct cover *c, struct edge *e, uint32_t d, uint64_t *ret_lo,
+                      uint64_t *ret_hi)
 {
     uint64_t reach = 0;
 
-    for (size_t i = 0; i < nbox; i++)
-        e[i] = (struct edge){box[i].lo[d], box[i].lo[d] + box[i].n[d], i};
-    qsort(e, nbox, sizeof *e, edge_cmp);
-    for (size_t i = 0; i < nbox; i++) {
+    for (size_t i = 0; i < c->nbox; i++)
+        e[i] = (struct edge){c->box[i].lo[d], c->box[i].lo[d] + c->box[i].n[d], i};
+    qsort(e, c->nbox, sizeof *e, edge_cmp);
+    for (size_t i = 0; i < c->nbox; i++) {
         if (e[i].lo > reach) {
             *ret_lo = reach;
             *ret_hi = e[i].lo;
@@ -196,24 +198,23 @@ static bool find_hole(const struct ckpt_box *box, size_t nbox, struct edge *e, c
         reach = ckpt_max_u64(reach, e[i].hi);
     }
     *ret_lo = reach;
-    *ret_hi = dim[d];
-    return reach < dim[d];
+    *ret_hi = c->dim[d];
+    return reach < c->dim[d];
 }
 
-static int fail_gap(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
-                    struct edge *e, uint64_t missing, struct ckpt_err *err)
+static int fail_gap(const struct cover *c, struct edge *e, uint64_t missing, struct ckpt_err *err)
 {
     uint64_t lo, hi, numel = 0;
 
-    for (uint32_t d = 0; d < rank; d++)
-        if (find_hole(box, nbox, e, dim, d, &lo, &hi))
+    for (uint32_t d = 0; d < c->rank; d++)
+        if (find_hole(c, e, d, &lo, &hi))
             return ckpt_fail(err, CKPT_MISSING,
                              "%s %" PRIu64 "..%" PRIu64 " of %" PRIu64 " are in no shard",
                              d == 0   ? "rows"
                              : d == 1 ? "columns"
                                       : "indices",
-                             lo, hi, dim[d]);
-    (void)ckpt_shape_numel(dim, rank, &numel);
+                             lo, hi, c->dim[d]);
+    (void)ckpt_shape_numel(c->dim, c->rank, &numel);
     return ckpt_fail(err, CKPT_MISSING, "%" PRIu64 " of %" PRIu64 " elements are in no shard",
                      missing, numel);
 }
@@ -221,7 +222,7 @@ static int fail_gap(const uint64_t *dim, uint32_t rank, const struct ckpt_box *b
 int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
                      size_t *ret_bad, struct ckpt_err *err)
 {
-    struct cover c = {.box = box, .rank = rank, .pairs_left = MAX_PAIRS};
+    struct cover c = {.box = box, .nbox = nbox, .dim = dim, .rank = rank, .pairs_left = MAX_PAIRS};
     uint64_t numel = 0, covered = 0;
     struct edge *e;
     size_t n = 0;
@@ -246,7 +247,7 @@ int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *
         for (size_t i = 0; i < nbox; i++)
             covered += ckpt_box_numel(&box[i]);
         if (covered != numel)
-            result = fail_gap(dim, rank, box, nbox, e, numel - covered, err);
+            result = fail_gap(&c, e, numel - covered, err);
         break;
     }
     free(e);

@@ -48,11 +48,10 @@ static struct tile tile_at(uint64_t lo, uint64_t hi, uint64_t ncol)
     return (struct tile){lo / ncol, 1, col, ckpt_min_u64(ncol - col, n)};
 }
 
-static int compute_tiles(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                         struct ckpt_err *err)
+static int compute_tiles(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
+                         uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const struct scaled *scaled = (const struct scaled *)v;
+    const struct scaled *scaled = (const struct scaled *)t->value;
     const uint64_t ncol = t->dim[t->rank - 1];
     ckpt_cleanup(ckpt_freep) float *out =
         malloc((size_t)ckpt_min_u64(hi - lo + 1, TILE) * sizeof *out);
@@ -75,12 +74,12 @@ static int compute_tiles(const struct ckpt_value *v, const struct ckpt_tensor *t
 static int read_operand(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo,
                         uint64_t n, unsigned char **ret, struct ckpt_err *err)
 {
-    const size_t esize = ckpt_dtype_size(arg->tensor->dtype), len = (size_t)n * esize;
-    ckpt_cleanup(ckpt_freep) unsigned char *buf = malloc(len + 1);
+    ckpt_cleanup(ckpt_freep) unsigned char *buf =
+        malloc((size_t)n * ckpt_dtype_size(arg->tensor->dtype) + 1);
 
     if (!buf)
         return ckpt_nomem(err);
-    if (ckpt_tensor_pread(arg->cat, arg->tensor, rd, buf, len, lo * esize, err) < 0)
+    if (ckpt_elements_pread(arg, rd, buf, lo, lo + n, err) < 0)
         return -1;
     *ret = ckpt_steal(&buf);
     return 0;
@@ -137,12 +136,13 @@ static uint64_t scale_row(const struct scaled *v, uint64_t row)
     return row / rows * srows + row % rows / v->block[0];
 }
 
+/* One row of a tile. */
 static void scale_codes(float *out, const unsigned char *code, const float value[256],
-                        const float *scale, uint64_t block, uint64_t col, uint64_t n)
+                        const float *scale, uint64_t block, const struct tile *tile)
 {
-    for (uint64_t i = 0; i < n;) {
-        const uint64_t b = (col + i) / block;
-        for (uint64_t end = ckpt_min_u64((b + 1) * block - col, n); i < end; i++)
+    for (uint64_t i = 0; i < tile->ncol;) {
+        const uint64_t b = (tile->col + i) / block;
+        for (uint64_t end = ckpt_min_u64((b + 1) * block - tile->col, tile->ncol); i < end; i++)
             out[i] = value[code[i]] * scale[b];
     }
 }
@@ -164,8 +164,7 @@ static int fp8_tile(const struct scaled *v, const struct tile *tile, struct ckpt
         value[i] = e4m3((unsigned char)i);
     for (uint64_t i = 0; i < tile->nrow; i++)
         scale_codes(out + i * tile->ncol, code + i * tile->ncol, value,
-                    scale + (scale_row(v, tile->row + i) - first) * nscale, v->block[1], tile->col,
-                    tile->ncol);
+                    scale + (scale_row(v, tile->row + i) - first) * nscale, v->block[1], tile);
     return 0;
 }
 

@@ -114,9 +114,7 @@ static void add_product(float *c, size_t stride, const float *b, const float *pa
 static int read_f32(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
                     void *raw, float *out, struct ckpt_err *err)
 {
-    const size_t esize = ckpt_dtype_size(arg->tensor->dtype);
-
-    if (ckpt_tensor_pread(arg->cat, arg->tensor, rd, raw, n * esize, lo * esize, err) < 0)
+    if (ckpt_elements_pread(arg, rd, raw, lo, lo + n, err) < 0)
         return -1;
     ckpt_dtype_cast(out, CKPT_F32, raw, arg->tensor->dtype, n);
     return 0;
@@ -139,14 +137,14 @@ static int load_f32(const struct ckpt_operand *arg, struct ckpt_reading *rd, uin
 
 /* ---- deltas ---- */
 
-/* Add B A of rows [row, row + nrow) of matrix `m` of the stack to delta. */
-static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t m, uint64_t row,
-                      uint64_t nrow, float *delta, struct ckpt_err *err)
+/* Add B A of rows [row, row + nrow) of the whole stack, all of one matrix, to delta. */
+static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t row, uint64_t nrow,
+                      float *delta, struct ckpt_err *err)
 {
     const struct ckpt_tensor *a = &v->operand[A];
     const size_t rank = (size_t)a->dim[1], cols = (size_t)a->dim[2];
     const size_t tile = (size_t)ckpt_min_u64(cols, ckpt_max_u64(1, TILE / ckpt_max_u64(rank, 1)));
-    const uint64_t rows = v->operand[B].dim[1];
+    const uint64_t m = row / v->operand[B].dim[1];
     ckpt_cleanup(ckpt_freep) float *b = NULL;
     ckpt_cleanup(ckpt_freep) float *part = malloc((rank * tile + 1) * sizeof *part);
     ckpt_cleanup(ckpt_freep) float *panels = malloc((rank * (tile + PANEL) + 1) * sizeof *panels);
@@ -154,7 +152,7 @@ static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t m,
 
     if (!part || !panels || !raw)
         return ckpt_nomem(err);
-    if (load_f32(&v->arg[B], rd, (m * rows + row) * rank, (size_t)nrow * rank, &b, err) < 0)
+    if (load_f32(&v->arg[B], rd, row * rank, (size_t)nrow * rank, &b, err) < 0)
         return -1;
     for (size_t c = 0; c < cols; c += tile) {
         const size_t n = tile < cols - c ? tile : cols - c;
@@ -178,9 +176,8 @@ static int fill_delta(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
 
     memset(delta, 0, n * sizeof *delta);
     for (uint64_t done = 0, take; done < nrow; done += take) {
-        const uint64_t m = (row + done) / rows, at = (row + done) % rows;
-        take = ckpt_min_u64(rows - at, nrow - done);
-        if (add_matrix(v, rd, m, at, take, delta + done * cols, err) < 0)
+        take = ckpt_min_u64(rows - (row + done) % rows, nrow - done);
+        if (add_matrix(v, rd, row + done, take, delta + done * cols, err) < 0)
             return -1;
     }
     for (size_t i = 0; i < n; i++)
@@ -192,8 +189,9 @@ static int fill_delta(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
 
 /* Scale each row of x to the length that its magnitude says. */
 static int set_lengths(const struct lora *v, struct ckpt_reading *rd, uint64_t row, uint64_t nrow,
-                       size_t cols, float *x, struct ckpt_err *err)
+                       float *x, struct ckpt_err *err)
 {
+    const size_t cols = (size_t)v->operand[A].dim[2];
     ckpt_cleanup(ckpt_freep) float *magnitude = NULL;
 
     if (load_f32(&v->arg[MAGNITUDE], rd, row, (size_t)nrow, &magnitude, err) < 0)
@@ -234,14 +232,13 @@ static int merge_rows(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
     }
     for (size_t i = 0; i < n; i++)
         weight[i] += delta[i];
-    return v->value.narg > MAGNITUDE ? set_lengths(v, rd, row, nrow, cols, weight, err) : 0;
+    return v->value.narg > MAGNITUDE ? set_lengths(v, rd, row, nrow, weight, err) : 0;
 }
 
-static int lora_compute(const struct ckpt_value *value, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err)
+static int lora_compute(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
+                        uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const struct lora *v = (const struct lora *)value;
+    const struct lora *v = (const struct lora *)t->value;
     const size_t esize = ckpt_dtype_size(t->dtype);
     const uint64_t cols = v->operand[A].dim[2], end = (hi + cols - 1) / cols;
     const uint64_t step = ckpt_min_u64(ckpt_max_u64(1, ROWS / cols), end - lo / cols);
@@ -269,11 +266,10 @@ static const struct ckpt_value_ops lora_ops = {
 
 /* ---- biases ---- */
 
-static int bias_compute(const struct ckpt_value *value, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err)
+static int bias_compute(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
+                        uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const struct lora *v = (const struct lora *)value;
+    const struct lora *v = (const struct lora *)t->value;
     ckpt_cleanup(ckpt_freep) float *bias = NULL;
     ckpt_cleanup(ckpt_freep) float *delta = NULL;
     const size_t n = (size_t)(hi - lo);

@@ -10,7 +10,6 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "tensor/value.h"
 
 enum {
     CHUNK_BYTES = 1024 * 1024, /* size of a computed tensor's part that is made at once for a box */
@@ -32,7 +31,6 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
                             const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     const struct ckpt_value *v = read->tensor->value;
-    const struct ckpt_catalog *cat = v->arg[0].cat;
     const struct ckpt_tensor *t = read->tensor, *from = v->arg[0].tensor;
     const size_t esize = ckpt_dtype_size(from->dtype);
     const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
@@ -45,8 +43,8 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
         return ckpt_nomem(err);
     for (uint64_t done = 0, n; done < numel; done += n) {
         n = ckpt_min_u64(step, numel - done);
-        if ((cost ? ckpt_boxes_pread(cat, rd, &whole, 1, cost, err)
-                  : ckpt_elements_pread(cat, from, rd, raw, lo + done, lo + done + n, err)) < 0)
+        if ((cost ? ckpt_boxes_pread(v->arg[0].cat, rd, &whole, 1, cost, err)
+                  : ckpt_elements_pread(v->arg, rd, raw, lo + done, lo + done + n, err)) < 0)
             return -1;
         v->ops->elements(out, t->dtype, raw, from->dtype, (size_t)n);
         out += n * ckpt_dtype_size(t->dtype);
@@ -70,6 +68,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_box_read *read, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = read->tensor;
+    const struct ckpt_operand own = {cat, t};
     const struct ckpt_box *box = &read->box;
     const size_t esize = ckpt_dtype_size(t->dtype);
     uint64_t unit[CKPT_MAX_RANK + 1], dense[CKPT_MAX_RANK], index[CKPT_MAX_RANK] = {0};
@@ -81,7 +80,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     if (box->rank == 0 || d == 0) { /* one range */
         uint64_t lo, hi;
         ckpt_box_range(box, t->dim, &lo, &hi);
-        return ckpt_elements_pread(cat, t, rd, out, lo, hi, err);
+        return ckpt_elements_pread(&own, rd, out, lo, hi, err);
     }
     const uint64_t row = unit[outer]; /* elements a step of `outer`, of which the box has a part */
     const uint64_t step = ckpt_max_u64(1, CHUNK_BYTES / (row * esize));
@@ -96,7 +95,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
         struct ckpt_ndcopy copy;
         for (uint32_t k = 0; k <= outer; k++)
             lo += (box->lo[k] + index[k]) * unit[k];
-        if (ckpt_elements_pread(cat, t, rd, rows, lo, lo + n * row, err) < 0)
+        if (ckpt_elements_pread(&own, rd, rows, lo, lo + n * row, err) < 0)
             return -1;
         ckpt_ndcopy_init(&copy, axis, 2, esize);
         ckpt_ndcopy_run(&copy, out, rows + box->lo[d] * unit[d] * esize);
@@ -189,17 +188,17 @@ const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
 
 /* ---- ranges of elements ---- */
 
-static int make_elements(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                         struct ckpt_err *err)
+static int make_elements(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+                         uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
+    const struct ckpt_tensor *t = of->tensor;
     const struct ckpt_value *v = t->value;
     const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
 
     if (v)
         return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
-                                : v->ops->compute(v, t, rd, buf, lo, hi, err);
-    if (read_all(cat, rd, &read, 1, &usual_cost, false, err) < 0)
+                                : v->ops->compute(t, rd, buf, lo, hi, err);
+    if (read_all(of->cat, rd, &read, 1, &usual_cost, false, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     return 0;
 }
@@ -226,8 +225,7 @@ static size_t slab_bytes(const struct ckpt_tensor *t)
 }
 
 struct slab_ctx {
-    const struct ckpt_catalog *cat;
-    const struct ckpt_tensor *t;
+    const struct ckpt_operand *of;
     struct ckpt_reading *rd;
     uint64_t slab_numel;
 };
@@ -237,20 +235,21 @@ static int fill_slab(const void *arg, void *buf, size_t len, uint64_t slab, stru
     const struct slab_ctx *c = arg;
     uint64_t lo = slab * c->slab_numel;
 
-    return make_elements(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype),
+    return make_elements(c->of, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->of->tensor->dtype),
                          err);
 }
 
 /* Check that the shards of a cached slab have not changed. */
-static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                         struct ckpt_err *err)
+static int check_sources(const struct ckpt_operand *of, struct ckpt_err *err)
 {
+    const struct ckpt_tensor *t = of->tensor;
+
     for (size_t i = 0; i < t->npiece; i++)
         if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
-            ckpt_source_check(cat->sources.ptr[t->piece[i].source], err) < 0)
+            ckpt_source_check(of->cat->sources.ptr[t->piece[i].source], err) < 0)
             return ckpt_err_in(err, "tensor '%s'", t->name);
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        if (check_sources(t->value->arg[i].cat, t->value->arg[i].tensor, err) < 0)
+        if (check_sources(&t->value->arg[i], err) < 0)
             return -1;
     return 0;
 }
@@ -258,14 +257,15 @@ static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tenso
 static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo, uint64_t hi,
                       struct ckpt_err *err)
 {
-    const size_t esize = ckpt_dtype_size(c->t->dtype);
+    const struct ckpt_tensor *t = c->of->tensor;
+    const size_t esize = ckpt_dtype_size(t->dtype);
 
     while (lo < hi) {
         const uint64_t begin = lo / c->slab_numel * c->slab_numel;
-        const uint64_t end = ckpt_min_u64(begin + c->slab_numel, c->t->numel);
+        const uint64_t end = ckpt_min_u64(begin + c->slab_numel, t->numel);
         const uint64_t upto = ckpt_min_u64(hi, end);
         const struct ckpt_slab slab = {.group = c->rd,
-                                       .owner = c->t,
+                                       .owner = t,
                                        .number = lo / c->slab_numel,
                                        .len = (size_t)(end - begin) * esize,
                                        .fill = fill_slab,
@@ -276,35 +276,33 @@ static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo,
         buf += (upto - lo) * esize;
         lo = upto;
     }
-    return check_sources(c->cat, c->t, err);
+    return check_sources(c->of, err);
 }
 
-int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err)
+int ckpt_elements_pread(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+                        uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const size_t most = rd && rd->slabs ? slab_bytes(t) : 0;
+    const size_t most = rd && rd->slabs ? slab_bytes(of->tensor) : 0;
 
     if (lo == hi)
         return 0;
     if (most) {
-        const struct slab_ctx c = {cat, t, rd, most / ckpt_dtype_size(t->dtype)};
+        const struct slab_ctx c = {of, rd, most / ckpt_dtype_size(of->tensor->dtype)};
         return read_slabs(&c, buf, lo, hi, err);
     }
-    return make_elements(cat, t, rd, buf, lo, hi, err);
+    return make_elements(of, rd, buf, lo, hi, err);
 }
 
 /* ---- ranges of bytes ---- */
 
 /* A range within one element. */
-static int read_part(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                     struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
-                     struct ckpt_err *err)
+static int read_part(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf, size_t len,
+                     uint64_t off, struct ckpt_err *err)
 {
     unsigned char element[16];
-    const size_t esize = ckpt_dtype_size(t->dtype);
+    const size_t esize = ckpt_dtype_size(of->tensor->dtype);
 
-    if (ckpt_elements_pread(cat, t, rd, element, off / esize, off / esize + 1, err) < 0)
+    if (ckpt_elements_pread(of, rd, element, off / esize, off / esize + 1, err) < 0)
         return -1;
     memcpy(buf, element + off % esize, len);
     return 0;
@@ -314,6 +312,7 @@ int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *
                       struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err)
 {
+    const struct ckpt_operand own = {cat, t};
     size_t esize = ckpt_dtype_size(t->dtype);
     unsigned char *at = buf;
 
@@ -324,16 +323,16 @@ int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *
     }
     if (off % esize && len) {
         size_t n = (size_t)ckpt_min_u64(len, esize - off % esize);
-        if (read_part(cat, t, rd, at, n, off, err) < 0)
+        if (read_part(&own, rd, at, n, off, err) < 0)
             return -1;
         at += n;
         off += n;
         len -= n;
     }
-    if (ckpt_elements_pread(cat, t, rd, at, off / esize, off / esize + len / esize, err) < 0)
+    if (ckpt_elements_pread(&own, rd, at, off / esize, off / esize + len / esize, err) < 0)
         return -1;
     if (len % esize == 0)
         return 0;
     at += len - len % esize;
-    return read_part(cat, t, rd, at, len % esize, off + len - len % esize, err);
+    return read_part(&own, rd, at, len % esize, off + len - len % esize, err);
 }

@@ -13,6 +13,7 @@
 #include "tensor/catalog.h"
 #include "tensor/slab.h"
 #include "tensor/stored.h"
+#include "tensor/value.h"
 
 /* What reading costs, for statistics. Updated with relaxed atomics. */
 struct ckpt_read_stats {
@@ -52,11 +53,11 @@ int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading 
                             const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
-/* Read elements [lo, hi) of a tensor, in row-major order: as a box of rank 1 with the usual costs,
- * but data that is slow to make comes from the slabs of rd, and err also names the tensor. */
-int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err);
+/* Read elements [lo, hi) of a tensor of a catalogue, in row-major order: as a box of rank 1 with
+ * the usual costs, but data that is slow to make comes from the slabs of rd, and err also names the
+ * tensor. */
+int ckpt_elements_pread(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+                        uint64_t lo, uint64_t hi, struct ckpt_err *err);
 
 /* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside
  * the tensor (assert). Safe from many threads. Verifies, after the last read, that no file changed

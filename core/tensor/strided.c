@@ -166,14 +166,13 @@ static bool begins_in_cache(const struct ckpt_strided_reader *r, const struct ck
     return r->cache->source == s && src >= r->cache->off && src < r->cache->off + r->cache->len;
 }
 
-/* Read each run alone if the page cache has all of them: *ret_done. */
+/* Read each run alone if the page cache has all of them. Returns 1 if it has, 0 if not. */
 static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_source *s,
                             const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
-                            bool *ret_done, struct ckpt_err *err)
+                            struct ckpt_err *err)
 {
     struct gather g;
 
-    *ret_done = false;
     if (!has_large_holes(r, c) || begins_in_cache(r, s, src))
         return 0;
     g.reader = r;
@@ -185,8 +184,7 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
         return -1;
     if (g.all)
         r->batch->nread++;
-    *ret_done = g.all;
-    return 0;
+    return g.all;
 }
 
 int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
@@ -194,13 +192,13 @@ int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s
                       uint64_t src, struct ckpt_err *err)
 {
     struct ckpt_ndcopy c;
-    bool done;
+    int result;
 
     ckpt_ndcopy_init(&c, axis, naxis, r->esize);
     if (scatters(&c))
         return read_scattered(r, s, &c, dst, src, err);
-    if (read_runs_cached(r, s, &c, dst, src, &done, err) < 0 || done)
-        return done ? 0 : -1;
+    if ((result = read_runs_cached(r, s, &c, dst, src, err)) != 0)
+        return result < 0 ? -1 : 0;
 
     uint32_t widest = widest_axis(&c);
     struct ckpt_step_axis whole = c.axis[widest];

@@ -24,8 +24,8 @@ struct ckpt_value_ops {
                      size_t n);
     /* Compute elements [lo, hi) of tensor t (row-major) into buf, (hi - lo) * element size bytes.
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
-    int (*compute)(const struct ckpt_value *v, const struct ckpt_tensor *t, struct ckpt_reading *rd,
-                   void *buf, uint64_t lo, uint64_t hi, struct ckpt_err *err);
+    int (*compute)(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, uint64_t lo,
+                   uint64_t hi, struct ckpt_err *err);
     /* The operator rounds its result to any castable dtype that t has, so a cast of t only changes
      * that dtype. */
     bool rounds;

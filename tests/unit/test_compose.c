@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces taken apart into boxes and folded again: the same elements, in as few pieces. */
 #include "recipe/apply/compose.h"
+#include "tensor/catalog.h"
 
 #include "test.h"
 
@@ -46,6 +47,7 @@ static void check(void **state_, const struct ckpt_piece_draft *d, const uint64_
                   uint32_t rank, size_t nbox, size_t nfold)
 {
     const struct ckpt_piece piece = {d->dst, d->src, d->axis, d->naxis, d->source};
+    const struct ckpt_tensor t = {.name = "t", .dim = dim, .rank = (uint8_t)rank};
     static int64_t want[4096], got[4096];
     static struct boxes b;
     struct ckpt_err err = {0};
@@ -54,7 +56,7 @@ static void check(void **state_, const struct ckpt_piece_draft *d, const uint64_
 
     b.n = 0;
     CHECK(ckpt_shape_numel(dim, rank, &numel) && numel <= 4096);
-    CHECK_OK(ckpt_compose_boxes(&piece, "t", dim, rank, keep, &b, &err));
+    CHECK_OK(ckpt_compose_boxes(&t, &piece, keep, &b, &err));
     CHECK_EQ(b.n, nbox);
     for (size_t i = 0; i < b.n; i++) {
         const struct ckpt_piece p = {b.at[i].dst, b.at[i].src, b.at[i].axis, b.at[i].naxis, 0};
@@ -130,12 +132,13 @@ TEST(compose, what_is_no_set_of_boxes_is_refused)
     static const struct ckpt_axis outside[] = {{2, 16, 4}}, many[] = {{1u << 21, 2, 4}};
     static const uint64_t large[] = {1u << 23};
     const struct ckpt_piece a = {0, 0, outside, 1, 0}, b = {0, 0, many, 1, 0};
+    const struct ckpt_tensor t = {.name = "t", .dim = dim, .rank = 2},
+                             u = {.name = "u", .dim = large, .rank = 1};
     static struct boxes kept;
     struct ckpt_err err = {0};
 
-    CHECK_FAILS(ckpt_compose_boxes(&a, "t", dim, 2, keep, &kept, &err), CKPT_UNSUPPORTED, "'t'");
-    CHECK_FAILS(ckpt_compose_boxes(&b, "t", large, 1, keep, &kept, &err), CKPT_UNSUPPORTED,
-                "boxes");
+    CHECK_FAILS(ckpt_compose_boxes(&t, &a, keep, &kept, &err), CKPT_UNSUPPORTED, "'t'");
+    CHECK_FAILS(ckpt_compose_boxes(&u, &b, keep, &kept, &err), CKPT_UNSUPPORTED, "boxes");
 }
 
 TESTS(T(compose, pieces_of_several_axes_are_boxes_and_come_back_as_one),

@@ -116,11 +116,10 @@ TEST(vfile, an_empty_file_reads_as_nothing)
     CHECK_EQ(got, 0);
 }
 
-static int broken_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                          struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                          struct ckpt_err *err)
+static int broken_compute(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
+                          uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    (void)v, (void)t, (void)rd, (void)buf, (void)lo, (void)hi;
+    (void)t, (void)rd, (void)buf, (void)lo, (void)hi;
     return ckpt_fail(err, CKPT_IO, "the disk is gone");
 }
 

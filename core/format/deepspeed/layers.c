@@ -60,25 +60,33 @@ struct pipeline {
 
 #define TIED "tied_modules."
 
+/* A tensor in a layer's file that no stage lists under its own name: "weight" of layer 5 is
+ * `local`, "5.weight" is `name`. */
+struct unlisted {
+    const char *local, *name;
+    const struct ckpt_ds_file *file;
+    const struct ckpt_ds_stored *stored;
+    uint32_t source;
+};
+
 /* Does the only tensor of `master`, when rounded, equal the tensor in a layer's file, at both ends
  * of each part? */
 static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *master,
-                        const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
-                        struct ckpt_err *err)
+                        const struct unlisted *u, bool *ret, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = &master->part.ptr[0];
     const struct ckpt_ds_extent *e = master->extent.ptr;
     uint64_t at = 0;
 
-    *ret = s->contiguous && part->numel > 0;
+    *ret = u->stored->contiguous && part->numel > 0;
     for (size_t i = 0; i < part->n && *ret; at += e[i].n, i++) {
         struct ckpt_source *source = p->job->cat->sources.ptr[e[i].source];
         const uint64_t skip = e[i].n > 16 ? e[i].n - 16 : 0;
         const uint64_t end = e[i].off + skip * ckpt_dtype_size(part->dtype);
         const struct ckpt_ds_spot first = {source, part->dtype, e[i].off, at, e[i].n};
         const struct ckpt_ds_spot last = {source, part->dtype, end, at + skip, e[i].n - skip};
-        if (ckpt_ds_spot_same(f, s, &first, ret, err) < 0 ||
-            (*ret && ckpt_ds_spot_same(f, s, &last, ret, err) < 0))
+        if (ckpt_ds_spot_same(u->file, u->stored, &first, ret, err) < 0 ||
+            (*ret && ckpt_ds_spot_same(u->file, u->stored, &last, ret, err) < 0))
             return -1;
     }
     return 0;
@@ -90,26 +98,24 @@ static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_ds_st
 }
 
 /* Can the parameter be tied_modules.KEY.weight of a layer's "weight", with the same shape? */
-static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
-                        const struct ckpt_ds_stored *s)
+static bool may_be_tied(const struct ckpt_ds_param *param, const struct unlisted *u)
 {
     const char *own = param->name && ckpt_has_prefix(param->name, TIED)
                           ? strchr(param->name + strlen(TIED), '.')
                           : NULL;
 
-    return own && strcmp(own + 1, local) == 0 && has_shape(param, s);
+    return own && strcmp(own + 1, u->local) == 0 && has_shape(param, u->stored);
 }
 
 /* Is the tensor in a layer's file the parameter, by its values? */
 static int has_values(const struct pipeline *p, uint64_t stage, const struct ckpt_ds_param *param,
-                      const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
-                      struct ckpt_err *err)
+                      const struct unlisted *u, bool *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
 
     return ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, param->name, &master, err) <
                        0 ||
-                   is_master_of(p, &master, f, s, ret, err) < 0
+                   is_master_of(p, &master, u, ret, err) < 0
                ? -1
                : 0;
 }
@@ -136,9 +142,8 @@ static int take_name(const struct pipeline *p, const char *tied, const char *nam
 
 /* Find the tied parameter that belongs to a layer. No file records it; the name in the layer, the
  * shape and the values decide. NULL: there is none. */
-static int find_tied(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
-                     const struct ckpt_ds_stored *s, const struct ckpt_ds_param **ret,
-                     uint64_t *ret_stage, struct ckpt_err *err)
+static int find_tied(const struct pipeline *p, const struct unlisted *u,
+                     const struct ckpt_ds_param **ret, uint64_t *ret_stage, struct ckpt_err *err)
 {
     bool same = false;
 
@@ -146,9 +151,9 @@ static int find_tied(const struct pipeline *p, const char *local, const struct c
     for (uint64_t i = 0; i < p->nstage && !same; i++)
         for (size_t k = 0; p->masters[i] && k < p->stage[i].param.len && !same; k++) {
             const struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
-            if (!may_be_tied(param, local, s))
+            if (!may_be_tied(param, u))
                 continue;
-            if (has_values(p, i, param, f, s, &same, err) < 0)
+            if (has_values(p, i, param, u, &same, err) < 0)
                 return -1;
             *ret = same ? param : NULL;
             *ret_stage = i;
@@ -158,8 +163,8 @@ static int find_tied(const struct pipeline *p, const char *local, const struct c
 
 /* Find the first layer's tensor that a later layer, which has a file too, is tied to. NULL: there
  * is none. */
-static int find_first(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
-                      const struct ckpt_ds_stored *s, const char **ret, struct ckpt_err *err)
+static int find_first(const struct pipeline *p, const struct unlisted *u, const char **ret,
+                      struct ckpt_err *err)
 {
     bool same = false;
 
@@ -167,9 +172,9 @@ static int find_first(const struct pipeline *p, const char *local, const struct 
     for (size_t i = 0; i < p->taken.len && !same; i++) {
         const struct taken *t = &p->taken.ptr[i];
         const char *own = t->param->name ? strchr(t->param->name, '.') : NULL;
-        if (!own || strcmp(own + 1, local) != 0 || !has_shape(t->param, s))
+        if (!own || strcmp(own + 1, u->local) != 0 || !has_shape(t->param, u->stored))
             continue;
-        if (has_values(p, t->stage, t->param, f, s, &same, err) < 0)
+        if (has_values(p, t->stage, t->param, u, &same, err) < 0)
             return -1;
         *ret = same ? t->param->name : NULL;
     }
@@ -177,41 +182,38 @@ static int find_first(const struct pipeline *p, const char *local, const struct 
 }
 
 /* Add a tensor that no stage lists under the layer's name and that is no first layer's. */
-static int add_later(struct pipeline *p, const char *local, const char *name,
-                     const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
-                     struct ckpt_err *err)
+static int add_later(struct pipeline *p, const struct unlisted *u, struct ckpt_err *err)
 {
     const char *first;
     size_t index;
 
-    if (find_first(p, local, f, s, &first, err) < 0)
+    if (find_first(p, u, &first, err) < 0)
         return -1;
     p->unnamed += !first;
     return first && p->job->opt->masters && ckpt_ds_parts_find(p->weights, first, &index)
-               ? ckpt_ds_parts_alias(p->weights, name, index, err)
-               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+               ? ckpt_ds_parts_alias(p->weights, u->name, index, err)
+               : ckpt_ds_parts_stored(p->weights, u->name, u->stored, u->source, err);
 }
 
-static int add_tied(struct pipeline *p, const char *local, const char *name,
-                    const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
-                    struct ckpt_err *err)
+static int add_tied(struct pipeline *p, const struct unlisted *u, struct ckpt_err *err)
 {
     const struct ckpt_ds_param *param;
     struct taken *t;
     uint64_t stage;
 
-    if (find_tied(p, local, f, s, &param, &stage, err) < 0)
+    if (find_tied(p, u, &param, &stage, err) < 0)
         return -1;
     if (!param)
-        return add_later(p, local, name, f, s, source, err);
-    if (take_name(p, param->name, name, err) < 0)
+        return add_later(p, u, err);
+    if (take_name(p, param->name, u->name, err) < 0)
         return -1;
     if (ckpt_vec_add(&p->taken, &t) < 0)
         return ckpt_nomem(err);
     *t = (struct taken){param, stage};
     return p->job->opt->masters
-               ? ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, name, p->weights, err)
-               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+               ? ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, u->name, p->weights,
+                                  err)
+               : ckpt_ds_parts_stored(p->weights, u->name, u->stored, u->source, err);
 }
 
 static int add_local(void *ctx, const char *local, const struct ckpt_ds_file *f,
@@ -232,7 +234,7 @@ static int add_local(void *ctx, const char *local, const struct ckpt_ds_file *f,
                    ? ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, name, p->weights, err)
                    : ckpt_ds_parts_stored(p->weights, name, s, source, err);
     }
-    return add_tied(p, local, name, f, s, source, err);
+    return add_tied(p, &(struct unlisted){local, name, f, s, source}, err);
 }
 
 /* Does a stage's model file list parameters of that layer? */

@@ -186,9 +186,10 @@ static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t
     return 0;
 }
 
-/* Read [offset, strides] of a box of that shape, and compute where it begins in each dimension. */
-static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint32_t rank,
-                      const uint64_t *n, uint64_t *ret_lo, struct ckpt_err *err)
+/* Read [offset, strides] of a box, whose shape is known, of a tensor with these dimensions, and
+ * compute where it begins. */
+static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, struct ckpt_box *box,
+                      struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &j->rank0->model->p;
     uint64_t stride[CKPT_MAX_RANK], dense[CKPT_MAX_RANK];
@@ -199,16 +200,16 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint
         return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece has no position", j->param);
     if (read_numbers(j, ckpt_pv_at(p, v, 1), stride, &nstride, err) < 0)
         return -1;
-    ckpt_shape_strides(dim, rank, dense);
+    ckpt_shape_strides(dim, box->rank, dense);
     uint64_t rest = (uint64_t)off;
-    for (uint32_t d = 0; d < rank; d++) {
-        if (nstride != rank || (n[d] > 1 && stride[d] != dense[d]))
+    for (uint32_t d = 0; d < box->rank; d++) {
+        if (nstride != box->rank || (box->n[d] > 1 && stride[d] != dense[d]))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
                              "affine_map of '%s': a piece that is not a box of the tensor",
                              j->param);
-        ret_lo[d] = dense[d] ? rest / dense[d] : 0;
-        rest -= ret_lo[d] * dense[d];
-        if (n[d] > dim[d] || ret_lo[d] > dim[d] - n[d])
+        box->lo[d] = dense[d] ? rest / dense[d] : 0;
+        rest -= box->lo[d] * dense[d];
+        if (box->n[d] > dim[d] || box->lo[d] > dim[d] - box->n[d])
             return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece outside of the tensor",
                              j->param);
     }
@@ -245,8 +246,7 @@ static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err 
 {
     const struct ckpt_pickle *p = &j->rank0->model->p;
     const struct ckpt_ds_part *part = part_of(j, t);
-    struct ckpt_box box = {0};
-    uint64_t from[CKPT_MAX_RANK];
+    struct ckpt_box box = {0}, own;
 
     if (!is_first(j, piece, t))
         return 0;
@@ -258,10 +258,11 @@ static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err 
             err, CKPT_UNSUPPORTED,
             "affine_map of '%s': a piece and the tensor differ in their number of dimensions",
             j->param);
-    if (read_place(j, ckpt_pv_get(p, piece, "source"), j->dim, j->rank, box.n, box.lo, err) < 0 ||
-        read_place(j, ckpt_pv_get(p, piece, "dest"), part->dim, j->rank, box.n, from, err) < 0)
+    own = box;
+    if (read_place(j, ckpt_pv_get(p, piece, "source"), j->dim, &box, err) < 0 ||
+        read_place(j, ckpt_pv_get(p, piece, "dest"), part->dim, &own, err) < 0)
         return -1;
-    return move(j, t, from, &box, err);
+    return move(j, t, own.lo, &box, err);
 }
 
 /* The entry of rank t, whose key is a number or a string with it. */

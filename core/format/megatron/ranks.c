@@ -42,6 +42,8 @@ struct load {
     CKPT_VEC(struct ranked) tensors;
     struct ckpt_map by_name;
     struct ckpt_arena names;
+    const struct ckpt_megatron_rank *rank; /* whose state dict is visited, and its stage */
+    uint32_t stage;
     struct ckpt_str path, name; /* scratch */
     struct ckpt_catalog *cat;
 };
@@ -61,13 +63,12 @@ static void load_release(struct load *l)
 
 /* ---- state dicts ---- */
 
-typedef int (*visit_fn)(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                        const char *name, ckpt_pv v, struct ckpt_err *err);
+typedef int (*visit_fn)(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err);
 
 /* Call fn for all values in a nested dict, whose keys are joined by dots; l->path is the prefix. */
-static int visit(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage, ckpt_pv dict,
-                 unsigned depth, visit_fn fn, struct ckpt_err *err)
+static int visit(struct load *l, ckpt_pv dict, unsigned depth, visit_fn fn, struct ckpt_err *err)
 {
+    const struct ckpt_megatron_rank *r = l->rank;
     const size_t len = l->path.len;
 
     for (size_t i = 0; i < ckpt_pv_npair(&r->p, dict); i++) {
@@ -82,10 +83,10 @@ static int visit(struct load *l, const struct ckpt_megatron_rank *r, uint32_t st
         if (l->path.failed)
             return ckpt_nomem(err);
         if (ckpt_pv_kind(v) != CKPT_PV_DICT) {
-            result = fn(l, r, stage, ckpt_str_get(&l->path), v, err);
+            result = fn(l, ckpt_str_get(&l->path), v, err);
         } else if (depth < MAX_NESTING) {
             ckpt_str_putc(&l->path, '.');
-            result = visit(l, r, stage, v, depth + 1, fn, err);
+            result = visit(l, v, depth + 1, fn, err);
         }
         if (result < 0)
             return -1;
@@ -101,6 +102,8 @@ static int visit_rank(struct load *l, const struct ckpt_megatron_rank *r, uint32
 {
     ckpt_pv model = ckpt_megatron_rank_model(r, stage, l->nvirtual > 1);
 
+    l->rank = r;
+    l->stage = stage;
     ckpt_str_clear(&l->path);
     if (ckpt_pv_kind(model) != CKPT_PV_DICT && l->nvirtual == 1 &&
         ckpt_has_suffix(r->path, ".ckpt"))
@@ -108,7 +111,7 @@ static int visit_rank(struct load *l, const struct ckpt_megatron_rank *r, uint32
     if (ckpt_pv_kind(model) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no state dict of virtual stage %u",
                          ckpt_dir_path(l->mesh.dir), r->path, stage);
-    return visit(l, r, stage, model, 0, fn, err) < 0
+    return visit(l, model, 0, fn, err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->mesh.dir), r->path)
                : 0;
 }
@@ -123,11 +126,10 @@ static uint64_t *stage_of(struct load *l, uint32_t stage, uint64_t pp)
 }
 
 /* Count the layers of a stage, by the largest number in its names. */
-static int count_layer(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                       const char *name, ckpt_pv v, struct ckpt_err *err)
+static int count_layer(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     static const struct ckpt_megatron_place whole = {0};
-    uint64_t layer, *n = stage_of(l, stage, r->pp);
+    uint64_t layer, *n = stage_of(l, l->stage, l->rank->pp);
 
     (void)v;
     if (!ckpt_megatron_name(name, &whole, &l->name))
@@ -143,15 +145,12 @@ static int count_layer(struct load *l, const struct ckpt_megatron_rank *r, uint3
 }
 
 /* Count the experts of a file, by the run's arguments or the largest number in its names. */
-static int count_expert(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                        const char *name, ckpt_pv v, struct ckpt_err *err)
+static int count_expert(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     static const char mark[] = ".experts.experts.";
     static const struct ckpt_megatron_place whole = {0};
     uint64_t expert;
 
-    (void)r;
-    (void)stage;
     (void)v;
     if (!ckpt_megatron_name(name, &whole, &l->name))
         return 0;
@@ -229,10 +228,10 @@ static bool same_place(const struct part *p, const struct ckpt_torch_layout *lay
 
 /* Add a rank's part of a tensor. Of the copies in the files of several ranks, and in several
  * virtual stages, only the first counts. */
-static int add_part(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                    const char *name, const struct ckpt_torch_layout *layout, uint64_t off,
-                    struct ckpt_err *err)
+static int add_part(struct load *l, const char *name, const struct ckpt_torch_layout *layout,
+                    uint64_t off, struct ckpt_err *err)
 {
+    const struct ckpt_megatron_rank *r = l->rank;
     uint64_t at = is_expert(name) ? r->tp % l->mesh.netp : r->tp;
     struct ranked *t = NULL;
     struct part *p;
@@ -244,8 +243,8 @@ static int add_part(struct load *l, const struct ckpt_megatron_rank *r, uint32_t
             return ckpt_nomem(err);
     p = &t->parts.ptr[at];
     if (!p->rank)
-        *p = (struct part){r, stage, *layout, off};
-    else if (p->rank == r && p->stage == stage && !same_place(p, layout, off))
+        *p = (struct part){r, l->stage, *layout, off};
+    else if (p->rank == r && p->stage == l->stage && !same_place(p, layout, off))
         return ckpt_fail(err, CKPT_CONFLICT, "two different tensors of the file have the name '%s'",
                          name);
     return 0;
@@ -254,9 +253,8 @@ static int add_part(struct load *l, const struct ckpt_megatron_rank *r, uint32_t
 /* Add grouped experts: the weights of all local experts in one tensor, whose shape is [in, experts
  * x out] or [experts x in, out], depending on the name, but whose data is [experts, in, out]. Each
  * expert becomes the weight [out, in] of a linear layer. */
-static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                       const char *name, bool first, const struct ckpt_torch_layout *all,
-                       uint64_t off, struct ckpt_err *err)
+static int add_grouped(struct load *l, const char *name, bool first,
+                       const struct ckpt_torch_layout *all, uint64_t off, struct ckpt_err *err)
 {
     const size_t base = strlen(name) - strlen("weight1");
     const uint64_t n = l->nlocal, esize = ckpt_dtype_size(all->dtype);
@@ -275,7 +273,7 @@ static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, uint3
     for (uint64_t j = 0; j < n; j++) {
         struct ckpt_torch_layout one = *all;
         ckpt_cleanup(ckpt_freep) char *own =
-            ckpt_asprintf("%.*sexperts.%" PRIu64 ".%s.weight", (int)base, name, r->ep * n + j,
+            ckpt_asprintf("%.*sexperts.%" PRIu64 ".%s.weight", (int)base, name, l->rank->ep * n + j,
                           first ? "linear_fc1" : "linear_fc2");
         one.dim[0] = out;
         one.dim[1] = in;
@@ -283,16 +281,16 @@ static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, uint3
         one.stride[1] = out;
         if (!own)
             return ckpt_nomem(err);
-        if (add_part(l, r, stage, own, &one, off + j * in * out * esize, err) < 0)
+        if (add_part(l, own, &one, off + j * in * out * esize, err) < 0)
             return -1;
     }
     return 0;
 }
 
-static int add_tensor(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                      const char *name, ckpt_pv v, struct ckpt_err *err)
+static int add_tensor(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    const struct ckpt_megatron_place at = {*stage_of(l, stage, r->pp), r->ep * l->nlocal};
+    const struct ckpt_megatron_rank *r = l->rank;
+    const struct ckpt_megatron_place at = {*stage_of(l, l->stage, r->pp), r->ep * l->nlocal};
     struct ckpt_torch_layout layout;
     uint64_t off = 0;
 
@@ -307,8 +305,8 @@ static int add_tensor(struct load *l, const struct ckpt_megatron_rank *r, uint32
     off += layout.first * ckpt_dtype_size(layout.dtype);
     if (ckpt_has_suffix(own, ".mlp.experts.weight1") ||
         ckpt_has_suffix(own, ".mlp.experts.weight2"))
-        return add_grouped(l, r, stage, own, ckpt_has_suffix(own, "1"), &layout, off, err);
-    return add_part(l, r, stage, own, &layout, off, err);
+        return add_grouped(l, own, ckpt_has_suffix(own, "1"), &layout, off, err);
+    return add_part(l, own, &layout, off, err);
 }
 
 static int collect(struct load *l, struct ckpt_err *err)

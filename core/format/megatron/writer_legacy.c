@@ -100,18 +100,19 @@ static void put_extra(struct file *f, const char *name)
     free(key);
 }
 
-/* Add the rank's part of a tensor, whose name is `n`, as `name`. */
-static int put_tensor(struct state *s, struct file *f, const struct rank *r, const char *name,
-                      const struct ckpt_tensor *t, const struct ckpt_mg_name *n,
-                      struct ckpt_err *err)
+/* Add the rank's part of a tensor, under the name `as`, or the one that it has in a file. */
+static int put_tensor(struct state *s, struct file *f, const struct rank *r,
+                      const struct ckpt_tensor *t, const char *as, struct ckpt_err *err)
 {
+    const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
+    ckpt_cleanup(ckpt_freep) char *name = as ? strdup(as) : local_name(s, t->name, &n);
     struct ckpt_tensor *own = ckpt_arena_alloc(s->arena, sizeof *own);
     uint32_t ranks;
-    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, n, &ranks);
+    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, &n, &ranks);
     const uint32_t part = way == CKPT_CUT_OVER_ETP ? r->etp : r->tp;
     char key[32];
 
-    if (!own)
+    if (!name || !own)
         return ckpt_nomem(err);
     if (ckpt_cut_tensor(s->w->cat, t, way, part, ranks, own, err) < 0)
         return -1;
@@ -140,15 +141,6 @@ static bool is_on(const struct state *s, const struct rank *r, uint32_t virtual,
            (!n->leaf || ckpt_mg_expert_rank(&s->grid, n->expert) == r->ep);
 }
 
-static int put_named(struct state *s, struct file *f, const struct rank *r,
-                     const struct ckpt_tensor *t, const char *as, struct ckpt_err *err)
-{
-    const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-    ckpt_cleanup(ckpt_freep) char *name = as ? strdup(as) : local_name(s, t->name, &n);
-
-    return name ? put_tensor(s, f, r, name, t, &n, err) : ckpt_nomem(err);
-}
-
 /* The embedding that is the output matrix, too: the one of tokens is divided. NULL: it is not tied.
  */
 static const struct ckpt_tensor *tied_embedding(const struct state *s)
@@ -174,10 +166,10 @@ static int put_module(struct state *s, struct file *f, const struct rank *r, uin
     for (size_t i = 0; i < s->w->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &s->w->cat->tensors.ptr[i];
         const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-        if (is_on(s, r, virtual, &n) && put_named(s, f, r, t, NULL, err) < 0)
+        if (is_on(s, r, virtual, &n) && put_tensor(s, f, r, t, NULL, err) < 0)
             return -1;
     }
-    if (last && tied && s->grid.pp > 1 && put_named(s, f, r, tied, "output_layer.weight", err) < 0)
+    if (last && tied && s->grid.pp > 1 && put_tensor(s, f, r, tied, "output_layer.weight", err) < 0)
         return -1;
     ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_SETITEMS);
     return 0;

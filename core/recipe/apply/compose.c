@@ -8,6 +8,7 @@
 
 #include "base/sort.h"
 #include "tensor/box.h"
+#include "tensor/catalog.h"
 
 enum { MOST_BOXES = 1 << 20 };
 
@@ -58,22 +59,21 @@ static bool divide(const struct ckpt_piece *piece, const uint64_t *dim, uint32_t
     return true;
 }
 
-int ckpt_compose_boxes(const struct ckpt_piece *piece, const char *name, const uint64_t *dim,
-                       uint32_t rank,
+int ckpt_compose_boxes(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
                        int (*take)(void *ctx, const struct ckpt_piece *box, struct ckpt_err *err),
                        void *ctx, struct ckpt_err *err)
 {
     struct parts parts;
 
-    if (!divide(piece, dim, rank, &parts))
+    if (!divide(piece, t->dim, t->rank, &parts))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "tensor '%s' has a piece that is made of more than %d boxes, or of none",
-                         name, MOST_BOXES);
+                         t->name, MOST_BOXES);
     for (uint64_t i = 0; i < parts.nbox; i++) {
         struct ckpt_piece box = {.dst = piece->dst,
                                  .src = piece->src,
                                  .axis = parts.box,
-                                 .naxis = rank,
+                                 .naxis = t->rank,
                                  .source = piece->source};
         uint64_t left = i;
         for (uint32_t a = parts.nrest; a-- > 0; left /= parts.rest[a].n) {

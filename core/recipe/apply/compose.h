@@ -12,11 +12,11 @@
 #include "base/vec.h"
 #include "tensor/piece.h"
 
-/* Call `take` for the boxes that the piece of a tensor of that shape is made of: pieces with one
- * axis per dimension, of unit step. Stops where it returns -1. UNSUPPORTED if they are not boxes at
- * all, LIMIT if there are too many. `name` is the tensor's, for messages. */
-int ckpt_compose_boxes(const struct ckpt_piece *piece, const char *name, const uint64_t *dim,
-                       uint32_t rank,
+struct ckpt_tensor;
+
+/* Call `take` for the boxes that a piece of t is made of: pieces with one axis per dimension, of
+ * unit step. Stops where it returns -1. UNSUPPORTED if they are not boxes, or too many. */
+int ckpt_compose_boxes(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
                        int (*take)(void *ctx, const struct ckpt_piece *box, struct ckpt_err *err),
                        void *ctx, struct ckpt_err *err);
 

@@ -33,28 +33,28 @@ static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cu
     return 0;
 }
 
-int ckpt_cuts_of(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank, uint32_t stage,
+int ckpt_cuts_of(struct ckpt_instance *in, const struct ckpt_tensor *t, uint32_t stage,
                  struct ckpt_arena *arena, const struct ckpt_cuts **ret, struct ckpt_err *err)
 {
     struct ckpt_cuts *cuts = ckpt_arena_alloc(arena, sizeof *cuts);
-    ckpt_cleanup(ckpt_freep) struct ckpt_shares *shares = calloc(rank + 1, sizeof *shares);
+    ckpt_cleanup(ckpt_freep) struct ckpt_shares *shares = calloc(t->rank + 1, sizeof *shares);
     struct ckpt_cut *cut;
     uint32_t n = 0;
 
     if (!cuts || !shares)
         return ckpt_nomem(err);
-    for (uint32_t d = 0; d < rank; d++) {
-        const struct ckpt_factor *f = ckpt_instance_factor(in, d, rank);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        const struct ckpt_factor *f = ckpt_instance_factor(in, d, t->rank);
         if (!f || !ckpt_factor_is_marked(f))
             continue;
-        if (ckpt_shares_of(f, dim[d], &in->sizes, in->target, &shares[d], err) < 0)
+        if (ckpt_shares_of(f, t->dim[d], &in->sizes, in->target, &shares[d], err) < 0)
             return -1;
         n += (uint32_t)shares[d].n;
     }
     if (!(cut = ckpt_arena_alloc(arena, (n + 1) * sizeof *cut)))
         return ckpt_nomem(err);
     *cuts = (struct ckpt_cuts){.stage = stage, .n = n, .cut = cut};
-    for (uint32_t d = 0; d < rank; cut += shares[d++].n)
+    for (uint32_t d = 0; d < t->rank; cut += shares[d++].n)
         if (add_dim(&shares[d], (uint8_t)d, cut, arena, err) < 0)
             return -1;
     *ret = cuts;

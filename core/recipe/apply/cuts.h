@@ -7,9 +7,8 @@
 #include "recipe/apply/lower.h"
 #include "tensor/cut.h"
 
-/* Get the cuts of the instance's target, which has this shape, into the arena. The instance's sizes
- * are solved. */
-int ckpt_cuts_of(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank, uint32_t stage,
+/* Get the cuts of t, the instance's target, into the arena. The instance's sizes are solved. */
+int ckpt_cuts_of(struct ckpt_instance *in, const struct ckpt_tensor *t, uint32_t stage,
                  struct ckpt_arena *arena, const struct ckpt_cuts **ret, struct ckpt_err *err);
 
 #endif

@@ -122,37 +122,44 @@ static const char *sizes_text(const struct ckpt_instance *in, const struct ckpt_
     return buf;
 }
 
+/* A dimension of a source whose size its pattern does not give. */
+struct misfit {
+    const struct ckpt_source_use *use;
+    const struct ckpt_factor *f;
+    uint32_t dim;
+};
+
 static int size_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
-                      const struct ckpt_source_use *u, const struct ckpt_factor *f, uint32_t dim,
-                      uint64_t want, struct ckpt_err *err)
+                      const struct misfit *m, uint64_t want, struct ckpt_err *err)
 {
+    const struct ckpt_source_use *u = m->use;
     char sizes[SIZES_TEXT];
 
     return ckpt_fail(err, CKPT_CONFLICT,
                      "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
                      ", but '%.150s' makes it %" PRIu64 "%s",
-                     dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, want,
-                     sizes_text(in, s, f, sizes));
+                     m->dim, u->tensor->name, u->tensor->dim[m->dim], in->rule->from[u->side].text,
+                     want, sizes_text(in, s, m->f, sizes));
 }
 
 /* A size that is needed is not known, or no whole number solves the pattern. */
 static int unknown_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
-                         const struct ckpt_source_use *u, const struct ckpt_factor *f, uint32_t dim,
-                         uint32_t var, struct ckpt_err *err)
+                         const struct misfit *m, uint32_t var, struct ckpt_err *err)
 {
+    const struct ckpt_source_use *u = m->use;
     const struct ckpt_scope_var *v = &in->rule->scope->var[var];
     char hint[128], sizes[SIZES_TEXT];
 
-    (void)sizes_text(in, s, f, sizes);
+    (void)sizes_text(in, s, m->f, sizes);
     if (!v->dim)
         return ckpt_fail(
             err, CKPT_CONFLICT,
             "dimension %" PRIu32 " of tensor '%s' is %" PRIu64 ", which does not fit '%.150s'%s",
-            dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, sizes);
+            m->dim, u->tensor->name, u->tensor->dim[m->dim], in->rule->from[u->side].text, sizes);
     return ckpt_fail(err, CKPT_MISSING,
                      "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
                      ", which '%.150s' does not divide: '%s' is unknown or not a whole number%s%s",
-                     dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text,
+                     m->dim, u->tensor->name, u->tensor->dim[m->dim], in->rule->from[u->side].text,
                      v->name, ckpt_settings_hint(s, v->name, hint, sizeof hint), sizes);
 }
 
@@ -168,17 +175,18 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
     if (in->rule->from[u->side].pattern.rest_at >= 0 && solve_rest(in, &d, u, err) < 0)
         return -1;
     for (uint32_t k = 0; k < d.n; k++) {
-        if (!d.d[k].f)
+        const struct misfit at = {u, d.d[k].f, k};
+        if (!at.f)
             continue;
-        switch (ckpt_factor_size(d.d[k].f, &in->sizes, &size, &var)) {
+        switch (ckpt_factor_size(at.f, &in->sizes, &size, &var)) {
         case CKPT_SIZE_OVERFLOW:
             return ckpt_fail(err, CKPT_LIMIT, "sizes of the rule '%.200s' overflow",
                              in->rule->from[u->side].text);
         case CKPT_SIZE_UNKNOWN:
-            return unknown_error(in, s, u, d.d[k].f, k, var, err);
+            return unknown_error(in, s, &at, var, err);
         case CKPT_SIZE_KNOWN:
             if (size != u->tensor->dim[k])
-                return size_error(in, s, u, d.d[k].f, k, size, err);
+                return size_error(in, s, &at, size, err);
         }
     }
     return 0;

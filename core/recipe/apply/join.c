@@ -79,22 +79,28 @@ static int add_run(struct joiner *j, uint64_t lo, uint64_t n, uint64_t at, bool 
                : 0;
 }
 
-static int lay(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
-               uint64_t lo, uint64_t at, uint64_t *ret_whole);
+/* The elements of a factor: n steps of `unit` elements each, from lo on in a rank's part and from
+ * `at` on in the whole. */
+struct stretch {
+    uint64_t n, unit, lo, at;
+};
+
+static int lay(struct joiner *j, const struct ckpt_factor *f, const struct stretch *s,
+               uint64_t *ret_whole);
 
 /* An annotated factor: the whole consists of the ranks' parts in order, unless each rank has the
  * whole. */
-static int lay_marked(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
-                      uint64_t lo, uint64_t at, uint64_t *ret_whole)
+static int lay_marked(struct joiner *j, const struct ckpt_factor *f, const struct stretch *s,
+                      uint64_t *ret_whole)
 {
     uint64_t known;
-    bool copy = known_size(j, f, &known) && known == n;
+    bool copy = known_size(j, f, &known) && known == s->n;
 
     if (copy)
-        *ret_whole = n;
-    else if (ckd_mul(ret_whole, n, (uint64_t)j->t->ranks))
-        return no_fit(j, n);
-    return add_run(j, lo, n * unit, at, !copy);
+        *ret_whole = s->n;
+    else if (ckd_mul(ret_whole, s->n, (uint64_t)j->t->ranks))
+        return no_fit(j, s->n);
+    return add_run(j, s->lo, s->n * s->unit, s->at, !copy);
 }
 
 /* The size of a summand's part, if it is known without the others. */
@@ -111,35 +117,36 @@ static bool part_size(const struct joiner *j, const struct ckpt_factor *f, uint6
 }
 
 /* Summands of unknown size are equal: they divide the rest. */
-static int lay_sum(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
-                   uint64_t lo, uint64_t at, uint64_t *ret_whole)
+static int lay_sum(struct joiner *j, const struct ckpt_factor *f, const struct stretch *s,
+                   uint64_t *ret_whole)
 {
     uint64_t known = 0, open = 0, one, whole;
+    struct stretch part = *s;
 
     for (uint16_t c = 0; c < f->nchild; c++)
         if (!part_size(j, &f->child[c], &one))
             open++;
         else if (ckd_add(&known, known, one))
-            return no_fit(j, n);
-    if (known > n || (open ? (n - known) % open : n != known))
-        return no_fit(j, n);
+            return no_fit(j, s->n);
+    if (known > s->n || (open ? (s->n - known) % open : s->n != known))
+        return no_fit(j, s->n);
     *ret_whole = 0;
     for (uint16_t c = 0; c < f->nchild; c++) {
-        if (!part_size(j, &f->child[c], &one))
-            one = (n - known) / open;
-        if (lay(j, &f->child[c], one, unit, lo, at, &whole) < 0)
+        if (!part_size(j, &f->child[c], &part.n))
+            part.n = (s->n - known) / open;
+        if (lay(j, &f->child[c], &part, &whole) < 0)
             return -1;
-        lo += one * unit;
+        part.lo += part.n * s->unit;
         if (ckd_add(ret_whole, *ret_whole, whole))
-            return no_fit(j, n);
-        at += whole * unit;
+            return no_fit(j, s->n);
+        part.at += whole * s->unit;
     }
     return 0;
 }
 
 /* In a product one factor is divided; the factors before it repeat the division. */
-static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
-                       uint64_t lo, uint64_t at, uint64_t *ret_whole)
+static int lay_product(struct joiner *j, const struct ckpt_factor *f, const struct stretch *s,
+                       uint64_t *ret_whole)
 {
     uint64_t outer = 1, inner = 1, one, whole = 0;
     int cut = -1;
@@ -147,7 +154,7 @@ static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n
     for (uint16_t c = 0; c < f->nchild; c++) {
         if (has_mark(&f->child[c])) {
             if (cut >= 0)
-                return no_fit(j, n);
+                return no_fit(j, s->n);
             cut = c;
             continue;
         }
@@ -155,35 +162,36 @@ static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n
          * of the whole */
         if (!known_size(j, &f->child[c], &one)) {
             if (cut == 0 && f->child[0].rank)
-                return lay_marked(j, f, n, unit, lo, at, ret_whole);
-            return no_fit(j, n);
+                return lay_marked(j, f, s, ret_whole);
+            return no_fit(j, s->n);
         }
         if (ckd_mul(cut < 0 ? &outer : &inner, cut < 0 ? outer : inner, one))
-            return no_fit(j, n);
+            return no_fit(j, s->n);
     }
-    if (cut < 0 || outer == 0 || inner == 0 || ckd_mul(&one, outer, inner) || n % one)
-        return no_fit(j, n);
-    one = n / one;
-    for (uint64_t o = 0; o < outer; o++)
-        if (lay(j, &f->child[cut], one, unit * inner, lo + o * one * inner * unit,
-                at + o * whole * inner * unit, &whole) < 0)
+    if (cut < 0 || outer == 0 || inner == 0 || ckd_mul(&one, outer, inner) || s->n % one)
+        return no_fit(j, s->n);
+    one = s->n / one;
+    const uint64_t unit = inner * s->unit;
+    for (uint64_t o = 0; o < outer; o++) {
+        const struct stretch part = {one, unit, s->lo + o * one * unit, s->at + o * whole * unit};
+        if (lay(j, &f->child[cut], &part, &whole) < 0)
             return -1;
-    return ckd_mul(ret_whole, whole, outer * inner) ? no_fit(j, n) : 0;
+    }
+    return ckd_mul(ret_whole, whole, outer * inner) ? no_fit(j, s->n) : 0;
 }
 
-/* Compute the runs of factor f, which is n steps (of `unit` elements each) from lo on in the part,
- * and begins at `at` in the whole. */
-static int lay(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
-               uint64_t lo, uint64_t at, uint64_t *ret_whole)
+/* Compute the runs of factor f, and how many steps the whole has. */
+static int lay(struct joiner *j, const struct ckpt_factor *f, const struct stretch *s,
+               uint64_t *ret_whole)
 {
     if (f->rank)
-        return lay_marked(j, f, n, unit, lo, at, ret_whole);
+        return lay_marked(j, f, s, ret_whole);
     if (!has_mark(f)) {
-        *ret_whole = n;
-        return add_run(j, lo, n * unit, at, false);
+        *ret_whole = s->n;
+        return add_run(j, s->lo, s->n * s->unit, s->at, false);
     }
-    return f->kind == CKPT_FACTOR_SUM ? lay_sum(j, f, n, unit, lo, at, ret_whole)
-                                      : lay_product(j, f, n, unit, lo, at, ret_whole);
+    return f->kind == CKPT_FACTOR_SUM ? lay_sum(j, f, s, ret_whole)
+                                      : lay_product(j, f, s, ret_whole);
 }
 
 /* ---- a tensor ---- */
@@ -222,7 +230,8 @@ static int make_plan(struct joiner *j, uint32_t spelling, bool *ret_fits)
         if (!*ret_fits)
             return 0;
         p->d[j->dim].whole = n;
-        if ((f ? lay(j, f, n, 1, 0, 0, &p->d[j->dim].whole) : add_run(j, 0, n, 0, false)) < 0)
+        if ((f ? lay(j, f, &(struct stretch){n, 1, 0, 0}, &p->d[j->dim].whole)
+               : add_run(j, 0, n, 0, false)) < 0)
             return -1;
     }
     *ret_fits = true;

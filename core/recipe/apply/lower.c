@@ -185,7 +185,7 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
     if (ckpt_piece_box(piece, t->dim, t->rank, &box))
         return cut_box(c, piece, err);
     c->composed = true;
-    return ckpt_compose_boxes(piece, t->name, t->dim, t->rank, cut_box, c, err);
+    return ckpt_compose_boxes(t, piece, cut_box, c, err);
 }
 
 /* Find the first piece that may end after element `at`: pieces are ascending by dst, and none is

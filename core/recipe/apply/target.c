@@ -115,8 +115,8 @@ static int set_cuts(struct ckpt_apply *ap, struct ckpt_tensor *t, struct ckpt_ca
                           "'%s' is padded with zeros: dimension 0 becomes %" PRIu64
                           ", a multiple of %" PRIu64,
                           t->name, t->dim[0], ap->opt->output->pad_to);
-    return ckpt_cuts_of(&ap->in, t->dim, t->rank, ckpt_pipeline_find(&ap->pipeline, t->name),
-                        &cat->arena, &t->cuts, ap->err);
+    return ckpt_cuts_of(&ap->in, t, ckpt_pipeline_find(&ap->pipeline, t->name), &cat->arena,
+                        &t->cuts, ap->err);
 }
 
 /* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model
