@@ -9,7 +9,7 @@
 #include "base/str.h"
 #include "container/tar.h"
 #include "container/zip.h"
-#include "io/members.h"
+#include "io/archive_index.h"
 #include "io/recording.h"
 #include "io/source.h"
 
@@ -103,21 +103,21 @@ static bool is_torch_save(const struct ckpt_zip *z)
 
 /* A symbolic link, whose data are the name that it leads to. */
 static int add_zip_link(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t off,
-                        struct ckpt_members *m, struct ckpt_err *err)
+                        struct ckpt_archive_index *m, struct ckpt_err *err)
 {
-    char target[CKPT_MEMBERS_MAX_NAME + 1];
+    char target[CKPT_ARCHIVE_MAX_NAME + 1];
 
-    if (e->len > CKPT_MEMBERS_MAX_NAME)
+    if (e->len > CKPT_ARCHIVE_MAX_NAME)
         return ckpt_fail(err, CKPT_FORMAT, "member '%.*s' is a link to a name that is too long",
                          (int)e->name_len, e->name);
     if (ckpt_zip_pread(z, target, (size_t)e->len, off, err) < 0)
         return -1;
     target[e->len] = '\0';
-    return ckpt_members_add_link(m, e->name, e->name_len, target, err);
+    return ckpt_archive_index_add_link(m, e->name, e->name_len, target, err);
 }
 
 static int add_zip_entry(const struct ckpt_zip *z, const struct ckpt_zip_entry *e,
-                         struct ckpt_members *m, struct ckpt_err *err)
+                         struct ckpt_archive_index *m, struct ckpt_err *err)
 {
     struct ckpt_member what = {.kind = CKPT_ENTRY_FILE, .len = e->len};
 
@@ -126,10 +126,10 @@ static int add_zip_entry(const struct ckpt_zip *z, const struct ckpt_zip_entry *
     else if (ckpt_zip_data(z, e, &what.off, err) < 0)
         return -1;
     return e->is_link ? add_zip_link(z, e, what.off, m, err)
-                      : ckpt_members_add(m, e->name, e->name_len, &what, err);
+                      : ckpt_archive_index_add(m, e->name, e->name_len, &what, err);
 }
 
-static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_members *m,
+static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_archive_index *m,
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_zip_release) struct ckpt_zip z = {0};
@@ -151,7 +151,7 @@ static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_member
 
 /* ---- any ---- */
 
-static int index_source(struct ckpt_source *s, const char *path, struct ckpt_members *m,
+static int index_source(struct ckpt_source *s, const char *path, struct ckpt_archive_index *m,
                         struct ckpt_err *err)
 {
     unsigned char head[CKPT_TAR_BLOCK] = {0};
@@ -174,10 +174,10 @@ static int index_source(struct ckpt_source *s, const char *path, struct ckpt_mem
 }
 
 int ckpt_archive_read_index(struct ckpt_dir *folder, const char *name,
-                            struct ckpt_members **ret_members, struct ckpt_file_id *ret_id,
+                            struct ckpt_archive_index **ret_index, struct ckpt_file_id *ret_id,
                             struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_members_freep) struct ckpt_members *m = NULL;
+    ckpt_cleanup(ckpt_archive_index_freep) struct ckpt_archive_index *m = NULL;
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
     ckpt_cleanup(ckpt_freep) char *path = strcmp(ckpt_dir_path(folder), ".") == 0
                                               ? strdup(name)
@@ -186,18 +186,18 @@ int ckpt_archive_read_index(struct ckpt_dir *folder, const char *name,
 
     if (!path)
         return ckpt_nomem(err);
-    if (ckpt_members_new(&m, err) < 0 || ckpt_fdpool_new(1, &pool, err) < 0)
+    if (ckpt_archive_index_new(&m, err) < 0 || ckpt_fdpool_new(1, &pool, err) < 0)
         return -1;
     int result = ckpt_source_file_new(folder, name, pool, &s, err);
     if (result == 0)
         result = index_source(s, path, m, err);
     if (result == 0)
-        result = ckpt_members_seal(m, err);
+        result = ckpt_archive_index_seal(m, err);
     ckpt_fdpool_unref(pool);
     if (result < 0)
         return -1;
     (void)ckpt_source_file_id(s, ret_id);
-    *ret_members = ckpt_steal(&m);
+    *ret_index = ckpt_steal(&m);
     return 0;
 }
 

@@ -19,7 +19,7 @@ int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recor
 /* Is this path opened as an archive? */
 bool ckpt_archive_is_file(const char *path);
 
-/* Read the index of an archive (ckpt_archive_index). */
-ckpt_archive_index ckpt_archive_read_index;
+/* Read the index of an archive (ckpt_archive_reader). */
+ckpt_archive_reader ckpt_archive_read_index;
 
 #endif

@@ -33,7 +33,7 @@ enum {
 
 struct tar {
     struct ckpt_source *source;
-    struct ckpt_members *members;
+    struct ckpt_archive_index *index;
     uint64_t at; /* the next header */
     uint64_t have_at;
     size_t have_len, ahead; /* ahead: how much is read at once */
@@ -281,17 +281,17 @@ static int add_member(struct tar *t, const struct header *h, struct ckpt_err *er
     case '\0':
     case '0':
     case '7':
-        return ckpt_members_add(t->members, h->name, n, is_dir ? &dir : &file, err);
+        return ckpt_archive_index_add(t->index, h->name, n, is_dir ? &dir : &file, err);
     case '5':
-        return ckpt_members_add(t->members, h->name, n, &dir, err);
+        return ckpt_archive_index_add(t->index, h->name, n, &dir, err);
     case '1':
-        return ckpt_members_add_same(t->members, h->name, n, h->target, err);
+        return ckpt_archive_index_add_same(t->index, h->name, n, h->target, err);
     case '2':
-        return ckpt_members_add_link(t->members, h->name, n, h->target, err);
+        return ckpt_archive_index_add_link(t->index, h->name, n, h->target, err);
     case '3':
     case '4':
     case '6':
-        return ckpt_members_add(t->members, h->name, n, &other, err);
+        return ckpt_archive_index_add(t->index, h->name, n, &other, err);
     case 'V': /* the archive's label */
         return 0;
     case 'S':
@@ -383,14 +383,14 @@ static int read_all(struct tar *t, struct ckpt_err *err)
     return -1;
 }
 
-int ckpt_tar_index(struct ckpt_source *s, struct ckpt_members *m, struct ckpt_err *err)
+int ckpt_tar_index(struct ckpt_source *s, struct ckpt_archive_index *m, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct tar *t = calloc(1, sizeof *t);
 
     if (!t)
         return ckpt_nomem(err);
     t->source = s;
-    t->members = m;
+    t->index = m;
     const int result = read_all(t, err);
     tar_release(t);
     return result;

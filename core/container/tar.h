@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
-#include "io/members.h"
+#include "io/archive_index.h"
 #include "io/source.h"
 
 enum {
@@ -19,9 +19,9 @@ enum {
 /* Is this block a header of a tar archive? Its checksum decides. */
 bool ckpt_tar_is_header(const unsigned char block[CKPT_TAR_BLOCK]);
 
-/* Add all members of the archive s to `m`. FORMAT: a header is damaged, a member ends after the
- * file, or the mark at the archive's end is missing. UNSUPPORTED: sparse files, archives of several
- * volumes. */
-int ckpt_tar_index(struct ckpt_source *s, struct ckpt_members *m, struct ckpt_err *err);
+/* Add all members of the archive s to the index m. FORMAT: a header is damaged, a member ends after
+ * the file, or the mark at the archive's end is missing. UNSUPPORTED: sparse files, archives of
+ * several volumes. */
+int ckpt_tar_index(struct ckpt_source *s, struct ckpt_archive_index *m, struct ckpt_err *err);
 
 #endif

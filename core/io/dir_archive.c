@@ -12,10 +12,10 @@
 struct archive {
     struct ckpt_dir *folder; /* in which the archive is */
     char *name;
-    ckpt_archive_index *index;
-    pthread_mutex_t lock;         /* protects everything below */
-    struct ckpt_members *members; /* NULL: the archive could not be read when it had changed */
-    struct ckpt_file_id id;       /* of the archive that `members` was read from */
+    ckpt_archive_reader *reader;
+    pthread_mutex_t lock;             /* protects everything below */
+    struct ckpt_archive_index *index; /* NULL: the archive could not be read when it had changed */
+    struct ckpt_file_id id;           /* of the archive that `index` was read from */
 };
 
 static void archive_free(void *ctx)
@@ -24,7 +24,7 @@ static void archive_free(void *ctx)
 
     if (!a)
         return;
-    ckpt_members_free(a->members);
+    ckpt_archive_index_free(a->index);
     ckpt_dir_unref(a->folder);
     free(a->name);
     (void)pthread_mutex_destroy(&a->lock);
@@ -40,17 +40,17 @@ static int refresh(struct archive *a, struct ckpt_err *err)
 
     if (ckpt_dir_identify(a->folder, a->name, &now, err) < 0)
         return -1;
-    if (a->members && ckpt_file_id_eq(&now, &a->id))
+    if (a->index && ckpt_file_id_eq(&now, &a->id))
         return 0;
-    ckpt_members_free(a->members);
-    a->members = NULL;
-    return a->index(a->folder, a->name, &a->members, &a->id, err);
+    ckpt_archive_index_free(a->index);
+    a->index = NULL;
+    return a->reader(a->folder, a->name, &a->index, &a->id, err);
 }
 
 /* Call with the lock held. */
 static int find(struct archive *a, const char *below, struct ckpt_member *ret, struct ckpt_err *err)
 {
-    return refresh(a, err) < 0 ? -1 : ckpt_members_find(a->members, below, ret);
+    return refresh(a, err) < 0 ? -1 : ckpt_archive_index_find(a->index, below, ret);
 }
 
 static int archive_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
@@ -76,7 +76,7 @@ static int archive_list(void *ctx, const char *below, struct ckpt_str *ret, stru
     (void)pthread_mutex_lock(&a->lock);
     const int rc = find(a, below, &folder, err);
     if (rc == 0)
-        ckpt_members_list(a->members, folder.number, ret);
+        ckpt_archive_index_list(a->index, folder.number, ret);
     (void)pthread_mutex_unlock(&a->lock);
     return rc;
 }
@@ -98,7 +98,7 @@ static int open_folder(struct archive *a, const char *path, struct ckpt_err *err
     return !above || !a->name ? ckpt_nomem(err) : ckpt_dir_open_passage(above, &a->folder, err);
 }
 
-int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_recording *rec,
+int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader, struct ckpt_recording *rec,
                           struct ckpt_dir **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(archive_freep) struct archive *a = calloc(1, sizeof *a);
@@ -106,9 +106,9 @@ int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ck
     if (!a)
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&a->lock, NULL);
-    a->index = index;
+    a->reader = reader;
     if (open_folder(a, path, err) < 0 || ckpt_dir_use(a->folder, rec, err) < 0 ||
-        index(a->folder, a->name, &a->members, &a->id, err) < 0 ||
+        reader(a->folder, a->name, &a->index, &a->id, err) < 0 ||
         ckpt_dir_open_other(path, (struct ckpt_dir_way){&archive_ops, a}, a->folder, a->name, ret,
                             err) < 0)
         return -1;

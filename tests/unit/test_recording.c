@@ -405,8 +405,9 @@ TEST(recording, a_copy_that_is_replaced_is_stale)
 enum { INDEX = 64, MEMBER_A = 128, MEMBER_B = 2500 };
 
 /* An index that says where two files of HEADER bytes and more are, whatever its bytes say. */
-static int read_index(struct ckpt_dir *folder, const char *name, struct ckpt_members **ret_members,
-                      struct ckpt_file_id *ret_id, struct ckpt_err *err)
+static int read_index(struct ckpt_dir *folder, const char *name,
+                      struct ckpt_archive_index **ret_index, struct ckpt_file_id *ret_id,
+                      struct ckpt_err *err)
 {
     const struct ckpt_member a = {.kind = CKPT_ENTRY_FILE, .off = MEMBER_A, .len = 2000};
     const struct ckpt_member b = {.kind = CKPT_ENTRY_FILE, .off = MEMBER_B, .len = 1000};
@@ -420,10 +421,10 @@ static int read_index(struct ckpt_dir *folder, const char *name, struct ckpt_mem
         rc = ckpt_source_pread(s, index, sizeof index, 0, err);
     if (rc == 0) {
         TREE_MUST(ckpt_source_file_id(s, ret_id));
-        TREE_MUST(ckpt_members_new(ret_members, err) == 0);
-        TREE_MUST(ckpt_members_add(*ret_members, "step/a", 6, &a, err) == 0);
-        TREE_MUST(ckpt_members_add(*ret_members, "step/b", 6, &b, err) == 0);
-        TREE_MUST(ckpt_members_seal(*ret_members, err) == 0);
+        TREE_MUST(ckpt_archive_index_new(ret_index, err) == 0);
+        TREE_MUST(ckpt_archive_index_add(*ret_index, "step/a", 6, &a, err) == 0);
+        TREE_MUST(ckpt_archive_index_add(*ret_index, "step/b", 6, &b, err) == 0);
+        TREE_MUST(ckpt_archive_index_seal(*ret_index, err) == 0);
     }
     ckpt_source_unref(s);
     ckpt_fdpool_unref(pool);

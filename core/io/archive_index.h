@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The index of an archive: a tree of names with the bytes of each file. It is filled while the
  * archive's headers are read, then sealed, and immutable from then on. */
-#ifndef CKPT_IO_MEMBERS_H
-#define CKPT_IO_MEMBERS_H
+#ifndef CKPT_IO_ARCHIVE_INDEX_H
+#define CKPT_IO_ARCHIVE_INDEX_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,11 +12,11 @@
 #include "io/dir.h"
 
 enum {
-    CKPT_MEMBERS_MAX = 1 << 22,  /* files and folders of one archive */
-    CKPT_MEMBERS_MAX_NAME = 4096 /* bytes of a path, and of a link's target */
+    CKPT_ARCHIVE_MAX_MEMBERS = 1 << 22, /* files and folders of one archive */
+    CKPT_ARCHIVE_MAX_NAME = 4096        /* bytes of a path, and of a link's target */
 };
 
-struct ckpt_members;
+struct ckpt_archive_index;
 
 struct ckpt_member {
     enum ckpt_entry_kind kind;
@@ -25,32 +25,34 @@ struct ckpt_member {
 };
 
 /* An empty index. */
-int ckpt_members_new(struct ckpt_members **ret, struct ckpt_err *err);
-void ckpt_members_free(struct ckpt_members *m);
-void ckpt_members_freep(struct ckpt_members **m);
+int ckpt_archive_index_new(struct ckpt_archive_index **ret, struct ckpt_err *err);
+void ckpt_archive_index_free(struct ckpt_archive_index *m);
+void ckpt_archive_index_freep(struct ckpt_archive_index **m);
 
 /* Add an entry under the path name[0..name_len); the folders above it are added too. Of two files
  * with one name the second one counts, and a "/" in front is ignored, as when the archive is
  * unpacked. FORMAT: the path has a "..", or an entry would be a file and a folder. what->number is
  * ignored. */
-int ckpt_members_add(struct ckpt_members *m, const char *name, size_t name_len,
-                     const struct ckpt_member *what, struct ckpt_err *err);
+int ckpt_archive_index_add(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                           const struct ckpt_member *what, struct ckpt_err *err);
 
 /* Add a symbolic link (which is resolved when it is looked up), or another name of a file that was
  * added before (FORMAT: there is no such file). */
-int ckpt_members_add_link(struct ckpt_members *m, const char *name, size_t name_len,
-                          const char *target, struct ckpt_err *err);
-int ckpt_members_add_same(struct ckpt_members *m, const char *name, size_t name_len, const char *as,
-                          struct ckpt_err *err);
+int ckpt_archive_index_add_link(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *target, struct ckpt_err *err);
+int ckpt_archive_index_add_same(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *as, struct ckpt_err *err);
 
 /* Sort the entries of all folders. Must be called once, after the last entry was added. */
-int ckpt_members_seal(struct ckpt_members *m, struct ckpt_err *err);
+int ckpt_archive_index_seal(struct ckpt_archive_index *m, struct ckpt_err *err);
 
 /* Look up a path ("." is the archive itself), following links. 0, or an errno: ENOENT, ENOTDIR,
  * ELOOP, EXDEV (a link leads out of the archive). */
-int ckpt_members_find(const struct ckpt_members *m, const char *path, struct ckpt_member *ret);
+int ckpt_archive_index_find(const struct ckpt_archive_index *m, const char *path,
+                            struct ckpt_member *ret);
 
 /* Append the entries of the folder with this number to ret (ckpt_listed_add). */
-void ckpt_members_list(const struct ckpt_members *m, uint32_t folder, struct ckpt_str *ret);
+void ckpt_archive_index_list(const struct ckpt_archive_index *m, uint32_t folder,
+                             struct ckpt_str *ret);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tree of names: entries in one array, found by a map from (parent, name). */
-#include "io/members.h"
+#include "io/archive_index.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ struct node {
     struct ckpt_member is;
 };
 
-struct ckpt_members {
+struct ckpt_archive_index {
     CKPT_VEC(struct node) nodes; /* the first is the archive itself */
     CKPT_VEC(uint32_t) order;    /* of the nodes, by parent and name */
     struct ckpt_map by_key;
@@ -29,7 +29,7 @@ struct ckpt_members {
 
 /* What the map finds a node by: the number of its parent and its name. */
 struct key {
-    char bytes[sizeof(uint32_t) + CKPT_MEMBERS_MAX_NAME];
+    char bytes[sizeof(uint32_t) + CKPT_ARCHIVE_MAX_NAME];
     size_t len;
 };
 
@@ -40,9 +40,9 @@ static void key_set(struct key *k, uint32_t parent, const char *name, size_t len
     k->len = sizeof parent + len;
 }
 
-int ckpt_members_new(struct ckpt_members **ret, struct ckpt_err *err)
+int ckpt_archive_index_new(struct ckpt_archive_index **ret, struct ckpt_err *err)
 {
-    struct ckpt_members *m = calloc(1, sizeof *m);
+    struct ckpt_archive_index *m = calloc(1, sizeof *m);
     struct node top = {.name = "", .is.kind = CKPT_ENTRY_DIR};
 
     if (!m || ckpt_vec_push(&m->nodes, top) < 0) {
@@ -53,7 +53,7 @@ int ckpt_members_new(struct ckpt_members **ret, struct ckpt_err *err)
     return 0;
 }
 
-void ckpt_members_free(struct ckpt_members *m)
+void ckpt_archive_index_free(struct ckpt_archive_index *m)
 {
     if (!m)
         return;
@@ -64,9 +64,9 @@ void ckpt_members_free(struct ckpt_members *m)
     free(m);
 }
 
-void ckpt_members_freep(struct ckpt_members **m)
+void ckpt_archive_index_freep(struct ckpt_archive_index **m)
 {
-    ckpt_members_free(*m);
+    ckpt_archive_index_free(*m);
     *m = NULL;
 }
 
@@ -97,7 +97,7 @@ static int fail_name(const char *name, size_t len, const char *why, struct ckpt_
 }
 
 /* Find or make the node `name` below `parent`. */
-static int put_node(struct ckpt_members *m, uint32_t parent, const char *name, size_t len,
+static int put_node(struct ckpt_archive_index *m, uint32_t parent, const char *name, size_t len,
                     uint32_t *ret, struct ckpt_err *err)
 {
     struct key key;
@@ -105,8 +105,9 @@ static int put_node(struct ckpt_members *m, uint32_t parent, const char *name, s
     key_set(&key, parent, name, len);
     if (ckpt_map_get(&m->by_key, key.bytes, key.len, ret))
         return 0;
-    if (m->nodes.len >= CKPT_MEMBERS_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "the archive has more than %d members", CKPT_MEMBERS_MAX);
+    if (m->nodes.len >= CKPT_ARCHIVE_MAX_MEMBERS)
+        return ckpt_fail(err, CKPT_LIMIT, "the archive has more than %d members",
+                         CKPT_ARCHIVE_MAX_MEMBERS);
     char *own = ckpt_arena_strndup(&m->arena, key.bytes, key.len);
     struct node node = {.name = own ? own + sizeof parent : NULL, .parent = parent};
     bool is_new;
@@ -118,14 +119,14 @@ static int put_node(struct ckpt_members *m, uint32_t parent, const char *name, s
 }
 
 /* Go to the node of a path, making what is missing. */
-static int put_path(struct ckpt_members *m, const char *name, size_t name_len, uint32_t *ret,
+static int put_path(struct ckpt_archive_index *m, const char *name, size_t name_len, uint32_t *ret,
                     bool *ret_new, struct ckpt_err *err)
 {
     const char *at = name, *end = name + name_len;
     uint32_t node = ROOT;
 
     *ret_new = false;
-    if (name_len > CKPT_MEMBERS_MAX_NAME)
+    if (name_len > CKPT_ARCHIVE_MAX_NAME)
         return fail_name(name, 60, "...: the name is too long", err);
     for (size_t len; (len = next_part(&at, end)) > 0; at += len) {
         struct node *above = &m->nodes.ptr[node];
@@ -145,7 +146,7 @@ static int put_path(struct ckpt_members *m, const char *name, size_t name_len, u
 }
 
 /* Put an entry at a path, or replace the one that is there. */
-static int put_entry(struct ckpt_members *m, const char *name, size_t name_len,
+static int put_entry(struct ckpt_archive_index *m, const char *name, size_t name_len,
                      const struct ckpt_member *what, const char *target, struct ckpt_err *err)
 {
     uint32_t at = 0;
@@ -163,31 +164,31 @@ static int put_entry(struct ckpt_members *m, const char *name, size_t name_len,
     return 0;
 }
 
-int ckpt_members_add(struct ckpt_members *m, const char *name, size_t name_len,
-                     const struct ckpt_member *what, struct ckpt_err *err)
+int ckpt_archive_index_add(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                           const struct ckpt_member *what, struct ckpt_err *err)
 {
     return put_entry(m, name, name_len, what, NULL, err);
 }
 
-int ckpt_members_add_link(struct ckpt_members *m, const char *name, size_t name_len,
-                          const char *target, struct ckpt_err *err)
+int ckpt_archive_index_add_link(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *target, struct ckpt_err *err)
 {
     const struct ckpt_member other = {.kind = CKPT_ENTRY_OTHER};
     char *own =
-        strlen(target) > CKPT_MEMBERS_MAX_NAME ? NULL : ckpt_arena_strdup(&m->arena, target);
+        strlen(target) > CKPT_ARCHIVE_MAX_NAME ? NULL : ckpt_arena_strdup(&m->arena, target);
 
     return own ? put_entry(m, name, name_len, &other, own, err)
-           : strlen(target) > CKPT_MEMBERS_MAX_NAME
+           : strlen(target) > CKPT_ARCHIVE_MAX_NAME
                ? fail_name(name, name_len, "is a link to a name that is too long", err)
                : ckpt_nomem(err);
 }
 
-int ckpt_members_add_same(struct ckpt_members *m, const char *name, size_t name_len, const char *as,
-                          struct ckpt_err *err)
+int ckpt_archive_index_add_same(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *as, struct ckpt_err *err)
 {
     struct ckpt_member file;
 
-    if (ckpt_members_find(m, as, &file) != 0 || file.kind != CKPT_ENTRY_FILE)
+    if (ckpt_archive_index_find(m, as, &file) != 0 || file.kind != CKPT_ENTRY_FILE)
         return fail_name(name, name_len,
                          "is a hard link to a file that is not before it in the archive", err);
     return put_entry(m, name, name_len, &file, NULL, err);
@@ -195,7 +196,7 @@ int ckpt_members_add_same(struct ckpt_members *m, const char *name, size_t name_
 
 static int by_parent_and_name(const void *a, const void *b, void *ctx)
 {
-    const struct ckpt_members *m = ctx;
+    const struct ckpt_archive_index *m = ctx;
     const struct node *x = &m->nodes.ptr[*(const uint32_t *)a];
     const struct node *y = &m->nodes.ptr[*(const uint32_t *)b];
     const int c = ckpt_u64_cmp(x->parent, y->parent);
@@ -203,7 +204,7 @@ static int by_parent_and_name(const void *a, const void *b, void *ctx)
     return c ? c : ckpt_natural_cmp(x->name, y->name);
 }
 
-int ckpt_members_seal(struct ckpt_members *m, struct ckpt_err *err)
+int ckpt_archive_index_seal(struct ckpt_archive_index *m, struct ckpt_err *err)
 {
     if (ckpt_vec_reserve(&m->order, m->nodes.len) < 0)
         return ckpt_nomem(err);
@@ -217,8 +218,8 @@ int ckpt_members_seal(struct ckpt_members *m, struct ckpt_err *err)
 /* ---- looking up ---- */
 
 /* Walk a path from a node. 0 or an errno. Links count in *links. */
-static int walk(const struct ckpt_members *m, uint32_t from, const char *path, unsigned *links,
-                uint32_t *ret)
+static int walk(const struct ckpt_archive_index *m, uint32_t from, const char *path,
+                unsigned *links, uint32_t *ret)
 {
     const char *end = path + strlen(path);
     struct key key;
@@ -230,7 +231,7 @@ static int walk(const struct ckpt_members *m, uint32_t from, const char *path, u
         if (is_parent(path, len) && from == ROOT)
             return EXDEV;
         if (!is_parent(path, len)) {
-            if (len > CKPT_MEMBERS_MAX_NAME)
+            if (len > CKPT_ARCHIVE_MAX_NAME)
                 return ENOENT;
             key_set(&key, from, path, len);
             if (!ckpt_map_get(&m->by_key, key.bytes, key.len, &child))
@@ -250,7 +251,8 @@ static int walk(const struct ckpt_members *m, uint32_t from, const char *path, u
     return 0;
 }
 
-int ckpt_members_find(const struct ckpt_members *m, const char *path, struct ckpt_member *ret)
+int ckpt_archive_index_find(const struct ckpt_archive_index *m, const char *path,
+                            struct ckpt_member *ret)
 {
     unsigned links = 0;
     uint32_t at;
@@ -262,7 +264,7 @@ int ckpt_members_find(const struct ckpt_members *m, const char *path, struct ckp
 }
 
 /* The place of the folder's first entry in the order. */
-static size_t first_below(const struct ckpt_members *m, uint32_t folder)
+static size_t first_below(const struct ckpt_archive_index *m, uint32_t folder)
 {
     size_t lo = 0, hi = m->order.len;
 
@@ -276,7 +278,8 @@ static size_t first_below(const struct ckpt_members *m, uint32_t folder)
     return lo;
 }
 
-void ckpt_members_list(const struct ckpt_members *m, uint32_t folder, struct ckpt_str *ret)
+void ckpt_archive_index_list(const struct ckpt_archive_index *m, uint32_t folder,
+                             struct ckpt_str *ret)
 {
     for (size_t i = first_below(m, folder); i < m->order.len; i++) {
         const struct node *n = &m->nodes.ptr[m->order.ptr[i]];
