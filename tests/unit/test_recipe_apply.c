@@ -153,7 +153,7 @@ TEST(recipe, files_with_faults_are_refused)
          "a rule has 'from' and 'to'"},
         {"{`format`: `t`, `model`: `llama`, `rules`: [{`from`: [], `to`: `x`}]}", "1 to 32 sides"},
         {"{`format`: `t`, `model`: `llama`, `rules`: [{`rules`: [], `at`: [`x`]}]}",
-         "'at' is two prefixes"},
+         "rules[0].at: two texts"},
         {"{`format`: `t`, `model`: `llama`, `prefixes`: [[`a.{l}.`, `b.`]]}",
          "both prefixes have one number"},
         {"{`format`: `t`, `model`: `llama`, `prefixes`: [[`a.{l`, `b.{l}.`]]}",

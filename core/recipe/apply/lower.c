@@ -188,23 +188,6 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
     return ckpt_compose_boxes(t, piece, cut_box, c, err);
 }
 
-/* Find the first piece that may end after element `at`: pieces are ascending by dst, and none is
- * longer than max_span. */
-static size_t first_piece(const struct ckpt_tensor *t, uint64_t at)
-{
-    uint64_t from = at >= t->max_span ? at - t->max_span : 0;
-    size_t lo = 0, hi = t->npiece;
-
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (t->piece[mid].dst < from)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 static int cut_term(struct ckpt_cutter *c, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = c->use->tensor;
@@ -224,7 +207,8 @@ static int cut_term(struct ckpt_cutter *c, struct ckpt_err *err)
         first += l->offset * unit[d];
         last += end * unit[d];
     }
-    for (size_t i = first_piece(t, first); i < t->npiece && t->piece[i].dst <= last; i++)
+    for (size_t i = ckpt_tensor_first_piece(t, first); i < t->npiece && t->piece[i].dst <= last;
+         i++)
         if (cut_piece(c, &t->piece[i], err) < 0)
             return -1;
     return 0;

@@ -73,6 +73,50 @@ static int include(struct reader *r, const char *where, const char *name, unsign
     return rc;
 }
 
+/* ---- elements of lists ---- */
+
+typedef int (*read_element)(struct reader *r, const char *where, const json_t *j);
+
+/* Read the elements of the list `key` of a file, if it has one. */
+static int read_list(struct reader *r, const char *name, const json_t *file, const char *key,
+                     read_element read)
+{
+    const json_t *list = json_object_get(file, key);
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: %s: a list is expected here", name, key);
+    json_array_foreach(list, i, j) {
+        const char *where = ckpt_field_text(r->arena, r->err, "%s: %s[%zu]", name, key, i);
+        if (!where || read(r, where, j) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Read a list of two texts. */
+static int read_two(struct reader *r, const char *where, const json_t *j, const char **ret_a,
+                    const char **ret_b)
+{
+    const char *a = json_string_value(json_array_get(j, 0)),
+               *b = json_string_value(json_array_get(j, 1));
+
+    if (json_array_size(j) != 2 || !a || !b)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: two texts are expected here", where);
+    *ret_a = ckpt_arena_strdup(r->arena, a);
+    *ret_b = ckpt_arena_strdup(r->arena, b);
+    return *ret_a && *ret_b ? 0 : ckpt_nomem(r->err);
+}
+
+/* The same, of a mapping's source and target; backwards they change places. */
+static int read_from_to(struct reader *r, const char *where, const json_t *j, const char **ret_from,
+                        const char **ret_to)
+{
+    return read_two(r, where, j, r->backwards ? ret_to : ret_from,
+                    r->backwards ? ret_from : ret_to);
+}
+
 /* ---- rules ---- */
 
 static int read_rules(struct reader *r, const char *where, const json_t *list,
@@ -82,7 +126,7 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
                   struct ckpt_rule_context *cx)
 {
     const json_t *at = json_object_get(j, "at");
-    const char *when;
+    const char *when, *from, *to;
 
     cx->where = where;
     if (ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0)
@@ -96,14 +140,11 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
     }
     if (!at)
         return 0;
-    if (json_array_size(at) != 2 || !json_is_string(json_array_get(at, 0)) ||
-        !json_is_string(json_array_get(at, 1)))
-        return ckpt_fail(r->err, CKPT_FORMAT,
-                         "%s: 'at' is two prefixes, of the sources and of the targets", where);
-    cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at,
-                                  json_string_value(json_array_get(at, r->backwards)));
-    cx->to_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at,
-                                json_string_value(json_array_get(at, !r->backwards)));
+    const char *here = ckpt_field_text(r->arena, r->err, "%s.at", where);
+    if (!here || read_from_to(r, here, at, &from, &to) < 0)
+        return -1;
+    cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at, from);
+    cx->to_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at, to);
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
@@ -185,55 +226,60 @@ static int read_rules(struct reader *r, const char *where, const json_t *list,
 
 /* ---- the rest ---- */
 
-static int read_evidence(struct reader *r, const char *where, const json_t *j, bool has)
+static int read_evidence(struct reader *r, const char *name, const json_t *file, bool has)
 {
-    const char *const *text;
+    const char *key = has ? "has" : "lacks", *const * text;
+    const char *where = ckpt_field_text(r->arena, r->err, "%s: %s", name, key);
     size_t n;
 
-    if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+    if (!where ||
+        ckpt_field_strings(r->arena, json_object_get(file, key), where, &text, &n, r->err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
         struct ckpt_evidence_name e = {.text = text[i]};
         struct ckpt_pattern_text t = {where, text[i], text[i], NULL};
-        struct ckpt_name *name;
+        struct ckpt_name *parsed;
         if (!sc)
             return ckpt_nomem(r->err);
         sc->arena = r->arena;
-        if (ckpt_name_parse(sc, &t, strlen(text[i]), &name, &e.n, r->err) < 0)
+        if (ckpt_name_parse(sc, &t, strlen(text[i]), &parsed, &e.n, r->err) < 0)
             return -1;
-        e.name = name;
+        e.name = parsed;
         if ((has ? ckpt_vec_push(&r->out->has, e) : ckpt_vec_push(&r->out->lacks, e)) < 0)
             return ckpt_nomem(r->err);
     }
     return 0;
 }
 
-static int read_remarks(struct reader *r, const char *where, const json_t *list, bool refuse)
+/* Read a remark, and append it if it is about the direction in which the recipe is read. */
+static int read_remark(struct reader *r, const char *where, const json_t *j, ckpt_remarks *out)
 {
     static const char *const known[] = {"when", "why", "back", NULL};
     struct ckpt_remark m;
     const char *when;
-    size_t i;
-    json_t *j;
 
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j) {
-        if (ckpt_field_object(j, where, known, r->err) < 0 ||
-            ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
-            ckpt_field_string(r->arena, j, "why", where, &m.why, r->err) < 0)
-            return -1;
-        if (!when || !m.why)
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'when' and 'why' belong together", where);
-        if (json_is_true(json_object_get(j, "back")) != r->backwards)
-            continue;
-        if (ckpt_expr_parse(r->arena, where, when, &m.when, r->err) < 0)
-            return -1;
-        if ((refuse ? ckpt_vec_push(&r->out->refuse, m) : ckpt_vec_push(&r->out->warn, m)) < 0)
-            return ckpt_nomem(r->err);
-    }
-    return 0;
+    if (ckpt_field_object(j, where, known, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "why", where, &m.why, r->err) < 0)
+        return -1;
+    if (!when || !m.why)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'when' and 'why' belong together", where);
+    if (json_is_true(json_object_get(j, "back")) != r->backwards)
+        return 0;
+    if (ckpt_expr_parse(r->arena, where, when, &m.when, r->err) < 0)
+        return -1;
+    return ckpt_vec_push(out, m) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
+static int read_refusal(struct reader *r, const char *where, const json_t *j)
+{
+    return read_remark(r, where, j, &r->out->refuse);
+}
+
+static int read_warning(struct reader *r, const char *where, const json_t *j)
+{
+    return read_remark(r, where, j, &r->out->warn);
 }
 
 /* Has the prefix one number in braces, or (with none) no brace? */
@@ -251,79 +297,46 @@ static bool prefixes_agree(const char *a, const char *b)
            (strpbrk(a, "{}") || strpbrk(b, "{}") ? has_number(a) && has_number(b) : true);
 }
 
-static int read_prefixes(struct reader *r, const char *where, const json_t *list)
+static int read_prefix(struct reader *r, const char *where, const json_t *j)
 {
-    size_t i;
-    json_t *j;
+    struct ckpt_prefix p;
 
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j) {
-        struct ckpt_prefix p;
-        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
-            !json_is_string(json_array_get(j, 1)))
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
-        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, r->backwards)));
-        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, !r->backwards)));
-        if (!p.from || !p.to)
-            return ckpt_nomem(r->err);
-        if (!prefixes_agree(p.from, p.to))
-            return ckpt_fail(
-                r->err, CKPT_FORMAT,
-                "%s[%zu]: both prefixes have one number, {l}, or none, and are not empty", where,
-                i);
-        if (ckpt_vec_push(&r->out->prefixes, p) < 0)
-            return ckpt_nomem(r->err);
-    }
-    return 0;
+    if (read_from_to(r, where, j, &p.from, &p.to) < 0)
+        return -1;
+    if (!prefixes_agree(p.from, p.to))
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: both prefixes have one number, {l}, or none, and are not empty",
+                         where);
+    return ckpt_vec_push(&r->out->prefixes, p) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
-static int read_ignores(struct reader *r, const char *where, const json_t *list)
+static int read_ignored(struct reader *r, const char *where, const json_t *j)
 {
     static const char *const known[] = {"names", "why", NULL};
     struct ckpt_ignored g;
-    const char *names;
-    size_t i;
-    json_t *j;
 
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j) {
-        if (ckpt_field_object(j, where, known, r->err) < 0 ||
-            ckpt_field_string(r->arena, j, "names", where, &names, r->err) < 0 ||
-            ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
-            return -1;
-        if (!names || !g.why)
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
-        g.text = names;
-        if (ckpt_regex_new(names, "", &g.names, r->err) < 0)
-            return ckpt_err_in(r->err, "%s[%zu]", where, i);
-        if (ckpt_vec_push(&r->out->ignores, g) < 0) {
-            ckpt_regex_free(g.names);
-            return ckpt_nomem(r->err);
-        }
+    if (ckpt_field_object(j, where, known, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "names", where, &g.text, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
+        return -1;
+    if (!g.text || !g.why)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
+    if (ckpt_regex_new(g.text, "", &g.names, r->err) < 0)
+        return ckpt_err_in(r->err, "%s", where);
+    if (ckpt_vec_push(&r->out->ignores, g) < 0) {
+        ckpt_regex_free(g.names);
+        return ckpt_nomem(r->err);
     }
     return 0;
 }
 
-static int read_ties(struct reader *r, const char *where, const json_t *list)
+static int read_tie(struct reader *r, const char *where, const json_t *j)
 {
-    size_t i;
-    json_t *j;
+    struct ckpt_tie tie;
 
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j) {
-        struct ckpt_tie tie;
-        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
-            !json_is_string(json_array_get(j, 1)))
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
-        tie.copy = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
-        tie.original = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
-        if (!tie.copy || !tie.original || ckpt_vec_push(&r->out->ties, tie) < 0)
-            return ckpt_nomem(r->err);
-    }
-    return 0;
+    if (read_two(r, where, j, &tie.copy, &tie.original) < 0)
+        return -1;
+    return ckpt_vec_push(&r->out->ties, tie) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
 /* Set a key. If an included file has set it, its origin is replaced at the same position, because
@@ -342,17 +355,20 @@ static int set_key(struct reader *r, ckpt_config_keys *keys, const char *where, 
     return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
 }
 
-/* Read the origins of keys; of a recipe that is read backwards, `config` speaks of keys that a
- * Hugging Face config does not have, but for the recipe's own. */
-static int read_keys(struct reader *r, ckpt_config_keys *keys, bool own_only, const char *where,
-                     const json_t *config)
+/* Read the origins of the keys of `member`. own_only: only of the recipe's own keys, "_x". A recipe
+ * that is read backwards starts from a Hugging Face config, which has all others. */
+static int read_keys(struct reader *r, ckpt_config_keys *keys, bool own_only, const char *name,
+                     const json_t *file, const char *member)
 {
-    const char *key;
+    const json_t *list = json_object_get(file, member);
+    const char *key, *where = ckpt_field_text(r->arena, r->err, "%s: %s", name, member);
     json_t *v;
 
-    if (config && !json_is_object(config))
+    if (!where)
+        return -1;
+    if (list && !json_is_object(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
-    json_object_foreach((json_t *)config, key, v)
+    json_object_foreach((json_t *)list, key, v)
         if ((!own_only || key[0] == '_') && set_key(r, keys, where, key, v) < 0)
             return -1;
     return 0;
@@ -378,54 +394,27 @@ static int read_block(struct reader *r, const char *where, const json_t *j)
     return ckpt_vec_push(&r->out->pipeline, b) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
-static int read_pipeline(struct reader *r, const char *where, const json_t *list)
-{
-    size_t i;
-    json_t *j;
-
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j)
-        if (read_block(r, where, j) < 0)
-            return -1;
-    return 0;
-}
-
-static int read_fused(struct reader *r, const char *where, const json_t *list)
+static int read_fused(struct reader *r, const char *where, const json_t *j)
 {
     const char *const *text;
-    size_t i, n;
-    json_t *j;
+    size_t n;
 
-    if (list && !json_is_array(list))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j) {
-        if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
-            return -1;
-        if (n != 3 && n != 4)
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three or four texts are expected here",
-                             where, i);
-        const struct ckpt_fused f = {text[0], text[1], text[2], n == 4 ? text[3] : NULL};
-        if (ckpt_vec_push(&r->out->fused, f) < 0)
-            return ckpt_nomem(r->err);
-    }
-    return 0;
+    if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+        return -1;
+    if (n != 3 && n != 4)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: three or four texts are expected here", where);
+    const struct ckpt_fused f = {text[0], text[1], text[2], n == 4 ? text[3] : NULL};
+    return ckpt_vec_push(&r->out->fused, f) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
 /* What only a recipe that is read backwards needs. */
 static int read_makes(struct reader *r, const char *name, const json_t *j)
 {
-    const char *makes = ckpt_field_text(r->arena, r->err, "%s: makes", name),
-               *pipeline = ckpt_field_text(r->arena, r->err, "%s: pipeline", name),
-               *fused = ckpt_field_text(r->arena, r->err, "%s: fused", name);
-
-    if (!makes || !pipeline || !fused)
-        return -1;
     if (!r->backwards)
         return 0;
-    return read_keys(r, &r->out->makes, false, makes, json_object_get(j, "makes")) < 0 ||
-                   read_pipeline(r, pipeline, json_object_get(j, "pipeline")) < 0 ||
-                   read_fused(r, fused, json_object_get(j, "fused")) < 0
+    return read_keys(r, &r->out->makes, false, name, j, "makes") < 0 ||
+                   read_list(r, name, j, "pipeline", read_block) < 0 ||
+                   read_list(r, name, j, "fused", read_fused) < 0
                ? -1
                : 0;
 }
@@ -448,32 +437,20 @@ static int read_when(struct reader *r, const char *name, const json_t *j)
 
 static int read_rest(struct reader *r, const char *name, const json_t *j)
 {
-    const char *has = ckpt_field_text(r->arena, r->err, "%s: has", name),
-               *lacks = ckpt_field_text(r->arena, r->err, "%s: lacks", name),
-               *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
-               *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
-               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
-               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name),
-               *ignores = ckpt_field_text(r->arena, r->err, "%s: ignores", name),
-               *ties = ckpt_field_text(r->arena, r->err, "%s: ties", name);
-
-    if (!has || !lacks || !config || !refuse || !warn || !prefixes || !ignores || !ties ||
-        read_ties(r, ties, json_object_get(j, "ties")) < 0 ||
-        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0 ||
-        read_ignores(r, ignores, json_object_get(j, "ignores")) < 0)
+    if (read_list(r, name, j, "ties", read_tie) < 0 ||
+        read_list(r, name, j, "prefixes", read_prefix) < 0 ||
+        read_list(r, name, j, "ignores", read_ignored) < 0)
         return -1;
     if (json_object_get(j, "may_lack") &&
         ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
                            &r->out->nmay_lack, r->err) < 0)
         return -1;
-    return read_when(r, name, j) < 0 ||
-                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
-                   read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
-                   read_keys(r, &r->out->config, r->backwards, config,
-                             json_object_get(j, "config")) < 0 ||
+    return read_when(r, name, j) < 0 || read_evidence(r, name, j, true) < 0 ||
+                   read_evidence(r, name, j, false) < 0 ||
+                   read_keys(r, &r->out->config, r->backwards, name, j, "config") < 0 ||
                    read_makes(r, name, j) < 0 ||
-                   read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
-                   read_remarks(r, warn, json_object_get(j, "warn"), false) < 0
+                   read_list(r, name, j, "refuse", read_refusal) < 0 ||
+                   read_list(r, name, j, "warn", read_warning) < 0
                ? -1
                : 0;
 }

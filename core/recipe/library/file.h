@@ -70,6 +70,7 @@ struct ckpt_config_key {
     const struct ckpt_origin *origin;
 };
 typedef CKPT_VEC(struct ckpt_config_key) ckpt_config_keys;
+typedef CKPT_VEC(struct ckpt_remark) ckpt_remarks;
 
 struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
@@ -93,8 +94,7 @@ struct ckpt_recipe {
     ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
     CKPT_VEC(struct ckpt_pipeline_block) pipeline; /* read backwards */
     CKPT_VEC(struct ckpt_fused) fused;             /* read backwards */
-    CKPT_VEC(struct ckpt_remark) refuse;
-    CKPT_VEC(struct ckpt_remark) warn;
+    ckpt_remarks refuse, warn;
     ckpt_rules rules;
     CKPT_VEC(struct ckpt_ignored) ignores;
     CKPT_VEC(struct ckpt_prefix) prefixes; /* the first match counts */

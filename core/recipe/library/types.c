@@ -141,11 +141,29 @@ static int read_turned(const struct reader *r, const char *key, const json_t *v,
     return fail(r, key, "expected 'no', 'memory' or 'hub'");
 }
 
+/* Read a list into a new array in the arena, of elements of `size` bytes. NULL: it failed. */
+static void *read_list(const struct reader *r, const char *key, const json_t *v, size_t size,
+                       int (*read)(const struct reader *r, const char *key, const json_t *j,
+                                   void *out))
+{
+    const size_t n = json_array_size(v);
+    char *list = NULL;
+
+    if (!json_is_array(v))
+        (void)fail(r, key, "a list is expected here");
+    else if (!(list = ckpt_arena_alloc(&r->types->arena, (n + 1) * size)))
+        (void)ckpt_nomem(r->err);
+    for (size_t i = 0; list && i < n; i++)
+        if (read(r, key, json_array_get(v, i), list + i * size) < 0)
+            return NULL;
+    return list;
+}
+
 /* ---- experts ---- */
 
-static int read_layout(const struct reader *r, const char *key, const json_t *j,
-                       struct ckpt_expert_layout *out)
+static int read_layout(const struct reader *r, const char *key, const json_t *j, void *ret)
 {
+    struct ckpt_expert_layout *out = ret;
     static const char *const known[] = {"module", "parameter", "parts", NULL};
     struct ckpt_texts parts;
 
@@ -164,18 +182,10 @@ static int read_layout(const struct reader *r, const char *key, const json_t *j,
 
 static int read_experts(const struct reader *r, const char *key, const json_t *v, void *out)
 {
-    const size_t n = json_array_size(v);
-    struct ckpt_expert_layout *layout;
+    struct ckpt_expert_layout *list = read_list(r, key, v, sizeof *list, read_layout);
 
-    if (!json_is_array(v))
-        return fail(r, key, "a list is expected here");
-    if (!(layout = ckpt_arena_alloc(&r->types->arena, (n + 1) * sizeof *layout)))
-        return ckpt_nomem(r->err);
-    for (size_t i = 0; i < n; i++)
-        if (read_layout(r, key, json_array_get(v, i), &layout[i]) < 0)
-            return -1;
-    *(struct ckpt_expert_layouts *)out = (struct ckpt_expert_layouts){layout, n};
-    return 0;
+    *(struct ckpt_expert_layouts *)out = (struct ckpt_expert_layouts){list, json_array_size(v)};
+    return list ? 0 : -1;
 }
 
 /* ---- least sizes ---- */
@@ -198,9 +208,9 @@ static int keep_regex(const struct reader *r, const char *key, const char *patte
     return 0;
 }
 
-static int read_least(const struct reader *r, const char *key, const json_t *j,
-                      struct ckpt_least *out)
+static int read_least(const struct reader *r, const char *key, const json_t *j, void *ret)
 {
+    struct ckpt_least *out = ret;
     static const char *const known[] = {"names", "shape", NULL};
     const json_t *shape = json_object_get(j, "shape");
     const char *pattern;
@@ -221,18 +231,10 @@ static int read_least(const struct reader *r, const char *key, const json_t *j,
 
 static int read_leasts(const struct reader *r, const char *key, const json_t *v, void *out)
 {
-    const size_t n = json_array_size(v);
-    struct ckpt_least *least;
+    struct ckpt_least *list = read_list(r, key, v, sizeof *list, read_least);
 
-    if (!json_is_array(v))
-        return fail(r, key, "a list is expected here");
-    if (!(least = ckpt_arena_alloc(&r->types->arena, (n + 1) * sizeof *least)))
-        return ckpt_nomem(r->err);
-    for (size_t i = 0; i < n; i++)
-        if (read_least(r, key, json_array_get(v, i), &least[i]) < 0)
-            return -1;
-    *(struct ckpt_leasts *)out = (struct ckpt_leasts){least, n};
-    return 0;
+    *(struct ckpt_leasts *)out = (struct ckpt_leasts){list, json_array_size(v)};
+    return list ? 0 : -1;
 }
 
 /* ---- a file ---- */
