@@ -15,8 +15,9 @@ bool ckpt_utf8_ok(const char *s);
 
 enum { CKPT_UTF8_SHOWN = 4 }; /* bytes of a character as it is shown, at most */
 
-/* The character at s as one line of text shows it: itself; "\xNN" for control bytes and what is no
- * UTF-8. *ret_len bytes are written to out, without a NUL. Returns the bytes of s that it shows. */
+/* Write the character at s so that it can stand in one line of text: control bytes, and bytes that
+ * are not UTF-8, become "\xNN". *ret_len bytes are written to out, without a NUL. Returns how many
+ * bytes of s they stand for. */
 size_t ckpt_utf8_show(const char *s, char out[CKPT_UTF8_SHOWN], size_t *ret_len);
 
 #endif

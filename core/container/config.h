@@ -12,8 +12,8 @@
 /* A larger file is not a configuration. */
 enum { CKPT_CONFIG_MAX_BYTES = 16 * 1024 * 1024 };
 
-/* Read and parse `name` below dir, of at most max_len bytes. Errors name the file; what is no
- * object is FORMAT, a file that is not there MISSING. *ret is new. */
+/* Read and parse `name` below dir, of at most max_len bytes. Errors name the file: FORMAT if it is
+ * not a JSON object, MISSING if there is no such file. *ret is new. */
 int ckpt_config_read(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                      struct ckpt_err *err);
 

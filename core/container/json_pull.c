@@ -125,7 +125,8 @@ static char *put_utf8(char *out, uint32_t c)
     return out;
 }
 
-/* The escape at p->at becomes what it stands for, which is never longer. NULL: it is none. */
+/* Write the character of the escape at p->at, which is never longer than the escape, to out.
+ * Returns where it ends. NULL: not an escape of JSON. */
 static char *unescape(struct ckpt_json_pull *p, char *out)
 {
     static const char letter[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";

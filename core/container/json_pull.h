@@ -42,19 +42,20 @@ void ckpt_json_pull_init(struct ckpt_json_pull *p, char *text, size_t len, const
  * end, or after a failure. */
 char ckpt_json_pull_peek(struct ckpt_json_pull *p);
 
-/* Begin an object; false if the next value is none. */
+/* Begin an object; false if the next value is not an object. */
 bool ckpt_json_pull_object(struct ckpt_json_pull *p);
 
 /* The next key of the object, as ckpt_json_pull_string; its value comes next. NULL after the last
  * one. */
 const char *ckpt_json_pull_member(struct ckpt_json_pull *p);
 
-/* Begin an array; false if the next value is none. Is there a further element, which comes next? */
+/* Begin an array; false if the next value is not an array. */
 bool ckpt_json_pull_array(struct ckpt_json_pull *p);
+/* Has the array another element, which comes next? */
 bool ckpt_json_pull_element(struct ckpt_json_pull *p);
 
 /* A string without its escapes; it lies in the text and holds no NUL. NULL if the next value is
- * none. */
+ * not a string. */
 const char *ckpt_json_pull_string(struct ckpt_json_pull *p);
 
 /* True: the next value was an integer that is not negative. False: it was another, which is

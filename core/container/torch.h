@@ -62,7 +62,7 @@ struct ckpt_torch_layout {
 int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *ret,
                          struct ckpt_err *err);
 
-/* A global that is a dtype ("torch.bfloat16"): false if it is none that safetensors has. */
+/* The dtype that a global names ("torch.bfloat16"). False: none that safetensors has. */
 bool ckpt_torch_dtype(const struct ckpt_pickle *p, ckpt_pv v, enum ckpt_dtype *ret);
 
 /* Bounds of "PREFIX/" in the names of the members; its pickle, and that it is little-endian. */

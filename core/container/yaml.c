@@ -255,7 +255,7 @@ static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_er
     return result;
 }
 
-/* What is after the document: nothing. */
+/* Check that nothing follows the document. */
 static int end(struct reader *r, struct ckpt_err *err)
 {
     for (;;) {

@@ -33,7 +33,8 @@ int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, 
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err);
 
-/* Free the beginning and the end. Nobody may be reading. */
+/* The source is made, and its headers are read: free the memory that only this needed (the
+ * beginning and the end of its bytes). No thread may be reading. */
 void ckpt_source_zstd_settle(struct ckpt_source *s);
 
 #endif

@@ -17,8 +17,8 @@ enum ckpt_cut_by {
     CKPT_CUT_ETP,
     CKPT_CUT_VPP,
     CKPT_CUT_RANKS,
-    CKPT_CUT_VOCAB, /* no dimension, but a number too: rows of the vocabulary on each
-                       tensor-parallel rank are a multiple of it */
+    CKPT_CUT_VOCAB, /* not a dimension: the number of the vocabulary's rows on each
+                       tensor-parallel rank is a multiple of it */
     CKPT_NCUT,
 };
 

@@ -29,8 +29,8 @@ int ckpt_below_open(const struct ckpt_below *b, const char *below, int flags);
 int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct statx *ret);
 
 /* For the canonical path of a snapshot in a hub cache, .../models--ORG--NAME/snapshots/REV: the
- * path .../models--ORG--NAME/blobs, malloc'ed (the layout of huggingface_hub's cache). NULL: it is
- * none, or there is no memory. */
+ * path .../models--ORG--NAME/blobs, malloc'ed (the layout of huggingface_hub's cache). NULL: the
+ * path is not a snapshot's, or there is no memory. */
 char *ckpt_below_blobs(const char *real);
 
 /* May this be the name of a file below a directory: relative, no "..", no empty component? */

@@ -123,8 +123,7 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
                        struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
                        struct ckpt_err *err);
 
-/* The same, but where the directory recalls what was read of files, this one is not opened yet:
- * *ret_fd is -1. */
+/* The same, but a directory that replays a recording does not open the file yet: *ret_fd is -1. */
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
                        struct ckpt_err *err);
@@ -175,22 +174,22 @@ struct ckpt_dir_ops {
     /* NULL: there is nothing to free. */
     void (*free)(void *ctx);
 
-    /* ---- all are there, or none: the directory forgets ---- */
+    /* ---- all of the following, or none if the directory forgets ---- */
     enum ckpt_dir_memory (*memory)(void *ctx);
     /* Keep bytes of a file that were read at `off`. */
     void (*keep)(void *ctx, const char *below, const struct iovec *iov, int n, uint64_t off);
     /* Fill iov from what was kept; false: that is not possible, and nothing was written. */
     bool (*recall)(void *ctx, const char *below, const struct iovec *iov, int n, uint64_t off);
-    /* Make the identity of a file that is open the one by which look and open know it. */
+    /* Replace the identity of an open file by the one that look and open give it. */
     void (*known_as)(void *ctx, const char *below, struct ckpt_file_id *id);
 };
 
 /* Entries one after the other: their kinds, and their names with a NUL. */
 void ckpt_listed_add(struct ckpt_str *list, const struct ckpt_entry *e);
-/* Get the entry at *at, which goes on behind it; false: there is none, or it is malformed. */
+/* Get the entry at *at, and move *at behind it. False: the list ends, or is malformed. */
 bool ckpt_listed_next(const char **at, const char *end, struct ckpt_entry *ret);
 
-/* Functions and what they work on. */
+/* A directory of some kind: its functions, and the ctx that they get. */
 struct ckpt_dir_way {
     const struct ckpt_dir_ops *ops;
     void *ctx;

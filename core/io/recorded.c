@@ -205,7 +205,7 @@ static int recorded_look(void *ctx, const char *below, struct ckpt_dir_found *re
     const int rc = r->real.ops->look(r->real.ctx, below, ret, err);
     put_look(r, below, rc, ret);
     if (rc == 0)
-        (void)recognise(r, below, -1, ret, NULL); /* who opens another file is told */
+        (void)recognise(r, below, -1, ret, NULL); /* if it is another file, opening it says so */
     return rc;
 }
 

@@ -52,8 +52,8 @@ int ckpt_recording_encode(struct ckpt_recording *r, struct ckpt_str *out, struct
 int ckpt_recording_decode(const void *data, size_t len, uint64_t machine,
                           struct ckpt_recording **ret, struct ckpt_err *err);
 
-/* The checkpoint is open: of what was replayed only hashes, and what files were, is kept. No other
- * thread may be opening the checkpoint. */
+/* The checkpoint is open: free everything but the files' identities, and the hashes of the bytes
+ * that were replayed. No other thread may be opening the checkpoint. */
 void ckpt_recording_end(struct ckpt_recording *r);
 
 /* A number that grows while a checkpoint is opened; 0 for NULL. */

@@ -102,11 +102,12 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
                              struct ckpt_source **ret, struct ckpt_err *err);
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
 
-/* STALE if the file's name leads to another file now, or the file has changed: stricter than
- * ckpt_source_check, which goes on with a descriptor of what was renamed over. With `unread` the
- * file is opened for that, as network file systems ask their server then. Without it, only a file
- * that a request has read (ckpt_source_check) is looked at: what was read of several files may be
- * of two saves; one that is gone is no error. NULL and what is no file are good. */
+/* STALE if the file's name leads to another file now, or the file has changed. This is stricter
+ * than ckpt_source_check, which goes on with the open descriptor when another file was renamed over
+ * the name. With `unread` the file is opened to find out, because network file systems ask their
+ * server only then. Without it only a file is looked at that a request has read
+ * (ckpt_source_check), to find out whether all that was read is of one save, and a file that was
+ * removed is no error. 0 for NULL and for sources that are not files. */
 int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckpt_err *err);
 
 /* The file that s is, or is a part of; NULL: s is in memory. */

@@ -110,8 +110,17 @@ bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, stru
 /* ---- coverage ---- */
 
 /* Frameworks divide tensors into grids, often with a different grid for each part. So the boxes are
- * sorted along a dimension; if the intervals form separate groups, each group is checked alone; if
- * no dimension separates a group, its boxes are compared pairwise, within a budget. */
+ * sorted along a dimension; if the intervals form separate groups, each group is checked alone, by
+ * the next dimension; if no dimension separates a group, its boxes are compared pairwise, within a
+ * budget.
+ *
+ *     +-------+
+ *     |   0   |     by rows: {0}, {1, 2}
+ *     +---+---+
+ *     | 1 | 2 |     {1, 2} by columns: {1}, {2}
+ *     +---+---+
+ *
+ * Disjoint boxes cover the tensor if they have as many elements as it has. */
 struct cover {
     const struct ckpt_box *box;
     size_t nbox;
@@ -136,9 +145,9 @@ static int edge_cmp(const void *pa, const void *pb)
     return c ? c : ckpt_u64_cmp(a->index, b->index);
 }
 
-enum verdict { DISJOINT, OVERLAP, TOO_MANY };
+enum outcome { DISJOINT, OVERLAP, TOO_MANY };
 
-static enum verdict pairwise(struct cover *c, const struct edge *e, size_t n)
+static enum outcome pairwise(struct cover *c, const struct edge *e, size_t n)
 {
     struct ckpt_box out;
 
@@ -156,10 +165,10 @@ static enum verdict pairwise(struct cover *c, const struct edge *e, size_t n)
 }
 
 /* Are the boxes disjoint? The last `tried` dimensions did not separate them. */
-static enum verdict disjoint(struct cover *c, struct edge *e, size_t n, uint32_t dim,
+static enum outcome disjoint(struct cover *c, struct edge *e, size_t n, uint32_t dim,
                              uint32_t tried)
 {
-    enum verdict v = DISJOINT;
+    enum outcome result = DISJOINT;
 
     if (n < 2)
         return DISJOINT;
@@ -170,14 +179,15 @@ static enum verdict disjoint(struct cover *c, struct edge *e, size_t n, uint32_t
         e[i].hi = e[i].lo + c->box[e[i].index].n[dim];
     }
     qsort(e, n, sizeof *e, edge_cmp);
-    for (size_t begin = 0, end; begin < n && v == DISJOINT; begin = end) {
+    for (size_t begin = 0, end; begin < n && result == DISJOINT; begin = end) {
         uint64_t reach = e[begin].hi;
         for (end = begin + 1; end < n && e[end].lo < reach; end++)
             reach = ckpt_max_u64(reach, e[end].hi);
         bool separated = begin > 0 || end < n;
-        v = disjoint(c, e + begin, end - begin, (dim + 1) % c->rank, separated ? 1 : tried + 1);
+        result =
+            disjoint(c, e + begin, end - begin, (dim + 1) % c->rank, separated ? 1 : tried + 1);
     }
-    return v;
+    return result;
 }
 
 /* Is there a range of indices along some dimension that no box touches? */
@@ -276,7 +286,17 @@ static void emit(struct clip *c, uint32_t j, uint64_t lo, uint64_t hi)
     }
 }
 
-/* lo < width[j], hi > 0, lo < hi: something of axes j.. may be inside. */
+/* Add the tuples of axes j.. whose sums lie in [lo, hi), where lo < width[j], hi > 0 and lo < hi.
+ * Of 4 x 3 indices with strides 4 and 1, for example, [5, 13) is a head, a body and a tail:
+ *
+ *      0   1   2
+ *      4 [ 5   6 ]     head: index 1 of the slow axis, cut at its low end
+ *    [ 8   9  10 ]     body: the indices of the slow axis that lie inside as a whole, one span
+ *    [12] 13  14       tail: index 3, cut at its high end
+ *
+ * Head and tail are the same question about the faster axes. The head is cut at its low end only
+ * and the tail at its high end only, so each adds one span per axis: with the body at most 2k - 1.
+ * If both ends lie in one index, one of the two is all there is. */
 static void clip_from(struct clip *c, uint32_t j, uint64_t lo, uint64_t hi)
 {
     uint64_t s, inner, first, end;

@@ -11,8 +11,8 @@
 #include "tensor/catalog.h"
 #include "tensor/dtype.h"
 
-/* Make tensor `index` of cat, F8_E4M3 of [..., rows, columns], what it is times its scale: each
- * block of block[0] x block[1] elements has one, those at the edges are partial. `scale` is a
+/* Multiply tensor `index` of cat, F8_E4M3 of [..., rows, columns], by its scales. Each block of
+ * block[0] x block[1] elements has one scale; the blocks at the edges may be smaller. `scale` is a
  * tensor of cat (copied) of [..., ceil(rows / block[0]), ceil(columns / block[1])] elements, F32,
  * BF16, F16 or F8_E8M0. UNSUPPORTED for other types, CONFLICT for other shapes. */
 int ckpt_value_fp8(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *scale,

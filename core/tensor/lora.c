@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* W + s * B A by rows; the product by tiles of columns, so that what is in memory is bounded. */
+/* W + s * B A by rows; the product by tiles of columns, which bounds the memory that it needs. */
 #include "tensor/lora.h"
 
 #include <assert.h>

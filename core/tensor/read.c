@@ -52,7 +52,7 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
     return 0;
 }
 
-/* The innermost dimension of which the box has only a part; 0 if it has all of all. */
+/* The innermost dimension that the box does not span; 0 if it spans all of them. */
 static uint32_t split_dim(const struct ckpt_tensor *t, const struct ckpt_box *box)
 {
     uint32_t d = box->rank;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much of a catalogue's files is in the page cache: an estimate from a few of them. The loader
- * chooses by it who reads, and whether past the page cache. */
+ * uses it to choose which ranks read, and whether they bypass the page cache. */
 #ifndef CKPT_TENSOR_RESIDENCY_H
 #define CKPT_TENSOR_RESIDENCY_H
 
@@ -9,7 +9,7 @@
 
 struct ckpt_catalog;
 
-/* What a few files have together. */
+/* Sums over the files that were looked at. */
 struct ckpt_residency {
     double resident; /* bytes in the page cache of this node */
     double bytes;    /* bytes of the files that were looked at */
@@ -23,8 +23,8 @@ void ckpt_residency_estimate(const struct ckpt_catalog *cat, uint32_t rank, uint
 /* The fraction that is in the page cache, 0 to 1; 1 if no file was looked at. */
 double ckpt_residency_part(const struct ckpt_residency *r);
 
-/* That fraction on the node that has least, from what n ranks have estimated; node_of[r], less than
- * nnode, is the node of rank r. 0 or -1 (no memory). */
+/* The smallest such fraction of a node, from the estimates of n ranks; node_of[r], less than nnode,
+ * is the node of rank r. 0 or -1 (no memory). */
 int ckpt_residency_least(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
                          uint32_t nnode, double *ret);
 

@@ -46,19 +46,19 @@ int ckpt_vfiles_add_text(struct ckpt_vfiles *f, const char *path, const char *te
 int ckpt_vfiles_add_json(struct ckpt_vfiles *f, const char *path, const json_t *j, int64_t mtime_ns,
                          struct ckpt_err *err);
 
-/* Add a file that passes through; its time is the source's, or mtime_ns if that is no file. */
+/* Add a file that passes through; its time is the source's, or mtime_ns if the source is not a
+ * file. */
 int ckpt_vfiles_add_side(struct ckpt_vfiles *f, const struct ckpt_side_file *side, int64_t mtime_ns,
                          struct ckpt_err *err);
 
 /* Add what a model directory has beside its weights, which must have been added: config.json,
- * generation_config.json, and files that pass through but those with the path of a generated one,
- * or an index of other weights. */
+ * generation_config.json, and the files that pass through, except an index of other weights and
+ * files whose path a generated file has. */
 int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt,
                           struct ckpt_err *err);
 #define CKPT_VFILES_INDEX "model.safetensors.index.json"
 
-/* The newest of the shards that a tensor is read from; `mtime` if there is none newer or it is not
- * known. */
+/* The time of the newest of the shards that a tensor is read from, and at least `mtime`. */
 int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                           int64_t mtime);
 

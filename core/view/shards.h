@@ -23,7 +23,8 @@
 #define CKPT_DEFAULT_SHARD_SIZE 50000000000u
 
 /* A size as transformers takes it: bytes ("5000000"), or a number with KB, MB, GB or TB (powers of
- * 1000, either case): "5GB", "1.5 gb". False if it is none, is 0, or does not fit 63 bits. */
+ * 1000, either case): "5GB", "1.5 gb". False if the text is not a size, or the size is 0 or does
+ * not fit 63 bits. */
 bool ckpt_shards_parse_size(const char *text, uint64_t *ret_size);
 
 struct ckpt_shards {

@@ -112,7 +112,7 @@ int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_vnode *file, void *buf, size_t len, uint64_t off,
                      size_t *ret_len, struct ckpt_err *err);
 
-/* In what the config class of a model type differs from most. */
+/* How the config class of a model type differs from most others. */
 struct ckpt_generation_rule {
     const char *decoder; /* the key of the decoder's config; NULL: transformers' usual names */
     bool no_use_cache;   /* the class has no attribute use_cache */

@@ -38,8 +38,8 @@ int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
 
-/* If bytes [off, off+len) of s begin like a frame of zstd: a source of what they hold, of at most
- * max_len bytes, and a little more. *ret is NULL if they do not. */
+/* If bytes [off, off+len) of s begin with a frame of zstd, *ret is a source of the decompressed
+ * bytes: at most max_len, and what torch.save puts around them. Otherwise *ret is NULL. */
 int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                         struct ckpt_err *err);

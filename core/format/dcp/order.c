@@ -34,8 +34,13 @@ int ckpt_dcp_order(const uint32_t *planned, size_t nplanned, size_t n, uint32_t 
             ret[i] = (uint32_t)i;
         return 0;
     }
-    /* The block of a rank begins with the first tensor of its plan; take the last block that is
-     * left. */
+    /* `planned` has a block of tensors for each rank, the last rank's first. A block begins with
+     * the first tensor of the rank's plan, and the plans are numbered rank after rank: so a block
+     * begins where a number is smaller than all before it. Take the last block that is left, and
+     * again:
+     *
+     *     planned   5 6 | 2 4 3 | 0 1      first   0 0 | 2 2 2 | 5 5
+     *     ret       0 1 | 2 4 3 | 5 6 */
     for (size_t left = n; left > 0;) {
         const size_t begin = first[left - 1];
         memcpy(ret + len, planned + begin, (left - begin) * sizeof *ret);

@@ -53,7 +53,7 @@ bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name);
 int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err);
 /* The name from which the wrapper's word was taken, or the name itself. */
 const char *ckpt_ds_file_original(const struct ckpt_ds_file *f, const char *name);
-/* The parameter that a tied one is, by shared_params of the model file; NULL: it is none. */
+/* The parameter that this one is tied to, by shared_params of the model file; NULL: not tied. */
 const char *ckpt_ds_owner(const struct ckpt_ds_file *model, const char *name);
 
 /* Parse a tensor's size (a torch.Size, tuple or list of integers). */

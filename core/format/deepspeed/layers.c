@@ -181,7 +181,8 @@ static int find_first(const struct pipeline *p, const struct unlisted *u, const 
     return 0;
 }
 
-/* Add a tensor that no stage lists under the layer's name and that is no first layer's. */
+/* Add a tensor that no stage lists, and that is not the first of the layers that share it: as
+ * another name of the first layer's, or, if there is none with the same values, as it is stored. */
 static int add_later(struct pipeline *p, const struct unlisted *u, struct ckpt_err *err)
 {
     const char *first;

@@ -244,7 +244,8 @@ static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
     return add_both(job, &r->weights[0], &r->moments[0], err);
 }
 
-/* Load one of a module, of which the first rank's file has everything that is not in zero/. */
+/* Load a universal checkpoint of a module. Everything that is not in zero/ is taken from the first
+ * rank's file. */
 static int load_universal_module(struct ranks *r, struct ckpt_err *err)
 {
     struct ckpt_ds_zero *z = &r->zero[0];

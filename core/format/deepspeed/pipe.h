@@ -22,9 +22,9 @@ struct ckpt_ds_pipe {
     bool has_trained; /* ds_config says in which dtype the model was trained */
 };
 
-/* Read the lists of the n ranks. ds_to_universal keeps one copy of what several stages list,
- * of which a warning tells. UNSUPPORTED: the checkpoint has no rules for joining tensor-parallel
- * ranks, or there are experts. MISSING: buffers, or a rank's model file. */
+/* Read the lists of the n ranks. Of a parameter that several stages list, ds_to_universal has kept
+ * one copy, and a warning says so. UNSUPPORTED: the checkpoint has no rules for joining
+ * tensor-parallel ranks, or there are experts. MISSING: buffers, or a rank's model file. */
 int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_ds_pipe *ret,
                       struct ckpt_err *err);
 void ckpt_ds_pipe_release(struct ckpt_ds_pipe *p);

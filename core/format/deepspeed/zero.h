@@ -99,7 +99,8 @@ int ckpt_ds_zero_group_buffer(const struct ckpt_ds_zero *z, uint64_t group, cons
 int ckpt_ds_zero_check_group(const struct ckpt_ds_zero *z, uint64_t group, uint64_t nrank,
                              const struct ckpt_ds_buffer *b, struct ckpt_err *err);
 
-/* The offset of an expert's number in the name of one of its parameters; 0: it is none. */
+/* The offset of an expert's number in the name of one of its parameters; 0: not an expert's name.
+ */
 size_t ckpt_ds_expert_number(const char *name);
 
 /* Is it an expert's parameter, of a checkpoint that has files of experts? */

@@ -233,8 +233,8 @@ static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct 
     return 0;
 }
 
-/* Is it a norm of TransformerEngine, which has a state that is no tensor since its version 2? Those
- * have longer names than `norm`, which is one of another library inside a mixer. */
+/* Is it a norm of TransformerEngine, which has an extra state since its version 2? Their names are
+ * longer than `norm`, which is the name of another library's norm inside a mixer. */
 static bool is_norm(const char *name, size_t len)
 {
     static const char end[] = "norm";
@@ -243,8 +243,9 @@ static bool is_norm(const char *name, size_t len)
     return len > n && memcmp(name + len - n, end, n) == 0 && name[len - n - 1] != '.';
 }
 
-/* The length of the module's name, if that has a state that is no tensor; else 0. It belongs to the
- * first part of a weight that is stored in parts. The hybrid model alone has one of its output. */
+/* The length of the module's name if the module has an extra state, else 0. Of a weight that is
+ * stored in parts, the first part stands for the module. Of output layers, only the hybrid model's
+ * has an extra state. */
 static size_t module_with_extra(const struct state *s, const char *key)
 {
     static const char *const ends[] = {".softmax_offset", ".weight.z", ".weight"};
@@ -260,9 +261,10 @@ static size_t module_with_extra(const struct state *s, const char *key)
                : 0;
 }
 
-/* The state of a module of TransformerEngine (a projection, a norm, attention with parameters) that
- * is no tensor: that of FP8, of which there is none. Megatron ignores one that its module lacks, as
- * the norms of older versions do, but not one that is missing. */
+/* Add the extra state of a module of TransformerEngine (a projection, a norm, attention with
+ * parameters), in which it keeps what FP8 needs: an empty one. Megatron ignores the extra state of
+ * a module that has none, as the norms of older versions, but refuses a checkpoint that lacks one.
+ */
 static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
                      const struct key *of, const struct part *part, struct ckpt_err *err)
 {

@@ -14,8 +14,8 @@ char *ckpt_mg_folder(const struct ckpt_writing *w)
     return w->step ? ckpt_asprintf("iter_%07" PRIu64 "/", w->step) : strdup("release/");
 }
 
-/* Leave out what is no plain value in the checkpoint that is read, but an object of which only the
- * class is known: an enumeration's. */
+/* Leave out the arguments that are objects in the checkpoint that is read (enumerations): only
+ * their class is known, not their value. */
 static void drop_objects(json_t *args, struct ckpt_catalog *cat)
 {
     const char *key;

@@ -80,7 +80,7 @@ static char *rank_folder(const struct state *s, const struct rank *r)
 
 /* ---- a state dict ---- */
 
-/* A projection's state that is no tensor: TransformerEngine's of FP8, of which there is none. */
+/* Add the extra state of a projection, in which TransformerEngine keeps what FP8 needs: None. */
 static void put_extra(struct file *f, const char *name)
 {
     static const char weight[] = ".weight";

@@ -47,8 +47,8 @@ struct ckpt_mg_part {
 /* Take a name apart; the result points into it. */
 struct ckpt_mg_name ckpt_mg_name_parse(const char *name);
 
-/* Is the module, of which `len` bytes of a name are the name, a projection? TransformerEngine's has
- * a state that is no tensor. */
+/* Is the module whose name is the first `len` bytes of `name` a projection? TransformerEngine's
+ * projections have an extra state, which is not a tensor. */
 bool ckpt_mg_is_projection(const char *name, size_t len);
 
 /* The grid of an output. USAGE: the model cannot be divided so. */

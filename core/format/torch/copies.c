@@ -138,9 +138,11 @@ static int fail_copy(const struct ckpt_rank_copy *c, const char *dir, struct ckp
                      dir, c->first.piece->name, c->first.name, c->other.name, element);
 }
 
-/* Find the first copy that differs and must not, and count those that may. */
-static const struct ckpt_rank_copy *judge(const struct ckpt_rank_copy *copy, size_t n,
-                                          const struct ckpt_rank_copy **ret_drifted, size_t *ret_n)
+/* Find the first copy that differs and must not. Of those that may differ, *ret_drifted is the
+ * first and *ret_n the number. */
+static const struct ckpt_rank_copy *first_conflict(const struct ckpt_rank_copy *copy, size_t n,
+                                                   const struct ckpt_rank_copy **ret_drifted,
+                                                   size_t *ret_n)
 {
     const struct ckpt_rank_copy *bad = NULL;
 
@@ -181,7 +183,7 @@ int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
     k.nplace = compared ? ALL_PLACES / compared : 0;
     if (ckpt_parallel(compared, opt->nthread, compare_copy, &k, err) < 0)
         return ckpt_err_in(err, "'%s'", dir);
-    if ((bad = judge(copy, n, &drifted, &ndrifted))) {
+    if ((bad = first_conflict(copy, n, &drifted, &ndrifted))) {
         (void)fail_copy(bad, dir, &mixed);
         if (!opt->allow_mixed || mixed.code != CKPT_CONFLICT)
             return ckpt_err_move(err, &mixed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of tensors in the files of several ranks: if the copies differ, the files are of different
- * saves, or hold slices of which they do not say that they are slices. */
+ * saves, or hold slices without saying so. */
 #ifndef CKPT_FORMAT_TORCH_COPIES_H
 #define CKPT_FORMAT_TORCH_COPIES_H
 
@@ -22,10 +22,11 @@ struct ckpt_rank_copy {
     uint64_t element; /* the first that differs, of the box in row-major order */
 };
 
-/* Compare the copies: all their bytes if there are few, otherwise samples, of which there are so
- * many in all copies together that opening stays fast. CONFLICT names the first copy that differs;
- * with opt->allow_mixed it is a warning. If a buffer or a counter differs, of which each rank has
- * its own, that is a warning, too. `dir` is the directory's path for messages. */
+/* Compare the copies: all their bytes if there are few copies, otherwise a number of samples that
+ * does not grow with the number of copies, so that opening stays fast. CONFLICT names the first
+ * copy that differs; with opt->allow_mixed it is a warning. If a buffer or a counter differs, of
+ * which each rank has its own, that is a warning, too. `dir` is the directory's path for messages.
+ */
 int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
                            const struct ckpt_reader_options *opt, const char *dir,
                            struct ckpt_catalog *cat, struct ckpt_err *err);

@@ -420,7 +420,8 @@ static bool is_tensor(const struct file *f, ckpt_pv v)
     return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
 }
 
-/* Can there be tensors in a value that is none: an object, or a list of tensors or dicts? */
+/* Can there be tensors inside a value that is not a tensor: an object, a list of tensors or dicts?
+ */
 static bool may_have_tensors(const struct file *f, ckpt_pv v)
 {
     if (ckpt_pv_kind(v) == CKPT_PV_OPAQUE)

@@ -25,7 +25,7 @@ struct ckpt_rank_pieces {
     struct ckpt_arena names;
     CKPT_VEC(struct ckpt_rank_piece) piece; /* in the order of the file */
     const char *states; /* the key of an optimizer's states, which are not read; NULL: none */
-    const char *other;  /* the first value that is no tensor but may have some; NULL: none */
+    const char *other;  /* the first value that is not a tensor but may contain some, or NULL */
 };
 
 /* Read the file. `rank` is the rank that wrote it, for meshes that do not record its coordinates.

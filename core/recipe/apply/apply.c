@@ -72,8 +72,9 @@ static int begin_output(struct ckpt_apply *ap)
                                                            ap->opt->output->pp, ap->err);
 }
 
-/* A checkpoint that is made must be one that is recognised, by the framework's tensors of which the
- * recipe speaks: a family of experts without a single one looks like another family. */
+/* A checkpoint that is made must be recognised when it is read again, so it must have the tensors
+ * by which the recipe recognises its family: a family of experts without a single expert would be
+ * taken for another family. */
 static int check_evidence(struct ckpt_apply *ap)
 {
     const char *lacks = ckpt_recipe_evidence_lacks(ap->recipe, ap->cat);

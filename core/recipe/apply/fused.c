@@ -8,15 +8,16 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-/* The tensor that shows that the module is there; `module` bytes of the name stand before its
- * own, `prefix` before the rest's. */
+/* The name of the tensor that shows that the module is there. It begins with the first `module`
+ * bytes of the name if the entry names a witness, otherwise with the first `prefix` bytes. */
 static char *witness_name(const struct ckpt_fused *f, const char *name, int module, int prefix)
 {
     return f->witness ? ckpt_asprintf("%.*s%s", module, name, f->witness)
                       : ckpt_asprintf("%.*sweight", prefix, name);
 }
 
-/* The name of a tensor by itself; *ret is NULL if it is none, or if the module is there. */
+/* The name of a tensor that is stored by itself. *ret is NULL if the entry is about other names, or
+ * if the module that would contain the tensor is there. */
 static int rename_one(const struct ckpt_fused *f, const struct ckpt_catalog *cat, const char *name,
                       char **ret, struct ckpt_err *err)
 {
@@ -36,7 +37,7 @@ static int rename_one(const struct ckpt_fused *f, const struct ckpt_catalog *cat
     return *ret ? 0 : ckpt_nomem(err);
 }
 
-/* The same with all entries one after the other, of which one may take up what another made. */
+/* Rename by all entries in their order: a later entry sees the name that an earlier one gave. */
 static int rename_by_all(const struct ckpt_recipe *recipe, const struct ckpt_catalog *cat,
                          const char *name, char **ret, struct ckpt_err *err)
 {

@@ -7,7 +7,7 @@
 #include "recipe/library/file.h"
 #include "tensor/catalog.h"
 
-/* Give such tensors of the catalogue, which a recipe made, their names. */
+/* Rename such tensors of a catalogue that a recipe made. */
 int ckpt_fused_rename(const struct ckpt_recipe *recipe, struct ckpt_catalog *cat,
                       struct ckpt_err *err);
 

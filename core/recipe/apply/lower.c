@@ -85,7 +85,19 @@ static int line_of(const struct ckpt_cutter *c, const struct ckpt_dims *d, uint3
     return 0;
 }
 
-/* Add the box that consists of the spans which[] in each source dimension. */
+/* Add the elements of one span in each source dimension: span which[d] of dimension d. A dimension
+ * is made of axes, and a box of the source has an interval of it, which ckpt_axes_clip has divided
+ * into spans, each a box of axis values. Of a dimension "(h d)" with h 2 and d 3, and a box with
+ * the indices [1, 5):
+ *
+ *      d 0   1   2
+ *   h 0  0 [ 1   2 ]     span 0: h = 0, d = 1, 2
+ *   h 1 [3   4 ] 5       span 1: h = 1, d = 0, 1
+ *
+ * The choice of one span for each dimension is a box of axis values, too. All of its elements are
+ * one piece: an axis of the rule steps through its target dimension and its source dimension at
+ * once, whatever the order in which the two sides name the axes. Axes of a target dimension that
+ * continue each other on both sides become one. */
 static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const struct ckpt_box *box,
                 const size_t *which, struct ckpt_err *err)
 {

@@ -44,8 +44,8 @@ struct ckpt_model_item {
     const char *loop;
     bool block;
     const struct ckpt_expr *when; /* WHEN */
-    const char *tied; /* WHEN: the tensor of which the list's tensors are copies if the condition is
-                         false; or NULL */
+    const char *tied; /* WHEN: if the condition is false, the list's tensors are copies of this
+                         tensor; or NULL */
     const struct ckpt_model_items *list; /* EACH and WHEN have one, EITHER several */
     size_t nlist;
 };

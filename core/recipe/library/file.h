@@ -62,7 +62,7 @@ struct ckpt_pipeline_block {
 /* "fused": a tensor MODULE + PREFIX + x, where the model has no MODULE + "weight", is called ALONE
  * + x. Or, if a WITNESS is given: where it has no tensor that is called so in MODULE's place. */
 struct ckpt_fused {
-    const char *module, *prefix, *alone, *witness; /* of which the last may be NULL */
+    const char *module, *prefix, *alone, *witness; /* witness may be NULL */
 };
 
 struct ckpt_config_key {
@@ -120,7 +120,8 @@ struct ckpt_recipe_text {
 
 /* Parse a recipe, except for the model file, which the caller finds by ret->model; call
  * ckpt_recipe_set_family afterwards. backwards: sources and targets are exchanged, the format is
- * ret->back, and names are no evidence of what is read, but of what is made. */
+ * ret->back, and the names in "has" and "lacks" are evidence of what is made, not of what is read.
+ */
 int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
                       const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
                       struct ckpt_err *err);

@@ -43,8 +43,8 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err);
 
-/* The first entry of the recipe's "has" that no tensor of the catalogue has the name of, as the
- * file writes it; or NULL. */
+/* The first name in the recipe's "has" that no tensor of the catalogue has, as the recipe file
+ * spells it; NULL: the catalogue has all of them. */
 const char *ckpt_recipe_evidence_lacks(const struct ckpt_recipe *r, const struct ckpt_catalog *cat);
 
 /* Parse a model file, even one that no recipe names, into the arena; release it with
