@@ -21,13 +21,12 @@ static int refuse_attack(struct ckpt_pickle *p, struct ckpt_err *err)
                      name);
 }
 
-int ckpt_torch_read(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
-                    struct ckpt_err *err)
+int ckpt_torch_read(struct ckpt_source *s, struct ckpt_pickle *ret, struct ckpt_err *err)
 {
     struct ckpt_torch t;
     int result;
 
-    if (ckpt_torch_open(s, off, len, &t, err) < 0)
+    if (ckpt_torch_open(s, 0, s->size, &t, err) < 0)
         return -1;
     if (t.pickle->len > CKPT_TORCH_MAX_OBJECT)
         result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle->len);
@@ -37,14 +36,14 @@ int ckpt_torch_read(struct ckpt_source *s, uint64_t off, uint64_t len, struct ck
     return result < 0 ? -1 : refuse_attack(ret, err);
 }
 
-int ckpt_torch_object(struct ckpt_source *s, uint64_t off, uint64_t len, const char *name,
-                      bool leaves, json_t *out, struct ckpt_err *err)
+int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json_t *out,
+                      struct ckpt_err *err)
 {
     struct ckpt_pickle p;
     json_t *value = NULL;
     int result;
 
-    if (ckpt_torch_read(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, &p, err) < 0)
         return -1;
     if (leaves)
         result = ckpt_pickle_leaves(&p, p.root, name, out, err);

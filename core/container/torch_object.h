@@ -9,14 +9,13 @@
 
 enum { CKPT_TORCH_MAX_OBJECT = 256 * 1024 * 1024 }; /* bytes of its pickle */
 
-/* The pickle of the archive in bytes [off, off+len) of s, for the caller to release. UNSUPPORTED:
+/* The pickle of the archive s, for the caller to release. UNSUPPORTED:
  * it asks for a call that only an attack needs (nothing is ever called). */
-int ckpt_torch_read(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
-                    struct ckpt_err *err);
+int ckpt_torch_read(struct ckpt_source *s, struct ckpt_pickle *ret, struct ckpt_err *err);
 
 /* Add its value to the object `out` under a name, as container/pickle_value.h writes values; or, if
  * `leaves`, the members of the dict that it is. STALE if the file changed since it was opened. */
-int ckpt_torch_object(struct ckpt_source *s, uint64_t off, uint64_t len, const char *name,
-                      bool leaves, json_t *out, struct ckpt_err *err);
+int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json_t *out,
+                      struct ckpt_err *err);
 
 #endif

@@ -404,12 +404,12 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 static int read_object(struct load *l, const struct ckpt_dcp_object *o, struct ckpt_source *s,
                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *plain = NULL;
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *own = NULL;
 
-    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_OBJECT, &plain, err) < 0)
+    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_OBJECT, &own, err) < 0 ||
+        (!own && ckpt_source_window_new(s, o->off, o->len, &own, err) < 0))
         return -1;
-    return plain ? l->format->object(l->format->ctx, o->name, plain, 0, plain->size, err)
-                 : l->format->object(l->format->ctx, o->name, s, o->off, o->len, err);
+    return l->format->object(l->format->ctx, o->name, own, err);
 }
 
 static int read_objects(struct load *l, struct ckpt_err *err)

@@ -22,10 +22,9 @@ struct ckpt_dcp_format {
     bool replicas;     /* equal boxes of a tensor are copies and not a conflict */
     bool may_be_empty; /* a DCP without any tensor is no error */
 
-    /* Should the pickled object `name` be passed to `object`, as bytes [off, off+len) of s? */
+    /* Should the pickled object `name` be passed to `object`, as the archive s? */
     bool (*wants)(void *ctx, const char *name);
-    int (*object)(void *ctx, const char *name, struct ckpt_source *s, uint64_t off, uint64_t len,
-                  struct ckpt_err *err);
+    int (*object)(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err);
     void *ctx;
 };
 

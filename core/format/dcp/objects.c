@@ -17,10 +17,9 @@ static bool every_object(void *ctx, const char *name)
     return true;
 }
 
-static int take(void *ctx, const char *name, struct ckpt_source *s, uint64_t off, uint64_t len,
-                struct ckpt_err *err)
+static int take(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err)
 {
-    return ckpt_torch_object(s, off, len, name, false, ctx, err);
+    return ckpt_torch_object(s, name, false, ctx, err);
 }
 
 int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,

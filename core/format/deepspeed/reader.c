@@ -178,7 +178,7 @@ static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *op
         return 0;
     if (ckpt_source_file_new(below, e->name, opt->pool, &s, err) < 0)
         return -1;
-    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+    return ckpt_torch_object(s, "", true, out, err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(below), e->name)
                : 0;
 }

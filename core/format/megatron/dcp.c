@@ -59,15 +59,14 @@ static bool wants(void *ctx, const char *name)
     return false;
 }
 
-static int take_object(void *ctx, const char *name, struct ckpt_source *s, uint64_t off,
-                       uint64_t len, struct ckpt_err *err)
+static int take_object(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err)
 {
     struct naming *n = ctx;
 
     n->dist |= strcmp(name, common_state) == 0;
     if (strcmp(name, common_state) == 0 || strcmp(name, "args") == 0)
-        return ckpt_megatron_state_read(n->st, s, off, len, err);
-    return ckpt_megatron_state_read_fact(n->st, name, s, off, len, err);
+        return ckpt_megatron_state_read(n->st, s, err);
+    return ckpt_megatron_state_read_fact(n->st, name, s, err);
 }
 
 int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

@@ -19,7 +19,7 @@ static int add_file(struct ckpt_dir *dir, const char *path, const struct ckpt_re
 
     if (ckpt_source_file_new(dir, path, opt->pool, &s, err) < 0)
         return -1;
-    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+    return ckpt_torch_object(s, "", true, out, err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path)
                : 0;
 }

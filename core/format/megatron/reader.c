@@ -69,7 +69,7 @@ static int read_common(struct load *l, struct ckpt_err *err)
         return 0;
     if (ckpt_source_file_new(l->weights, "common.pt", l->opt->pool, &s, err) < 0)
         return -1;
-    return ckpt_megatron_state_read(&l->st, s, 0, s->size, err) < 0
+    return ckpt_megatron_state_read(&l->st, s, err) < 0
                ? ckpt_err_in(err, "'%s/common.pt'", ckpt_dir_path(l->weights))
                : 0;
 }

@@ -73,12 +73,12 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
     return take_args(st, p, ckpt_pv_get(p, v, "args"), err);
 }
 
-int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s, uint64_t off,
-                             uint64_t len, struct ckpt_err *err)
+int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s,
+                             struct ckpt_err *err)
 {
     struct ckpt_pickle p;
 
-    if (ckpt_torch_read(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, &p, err) < 0)
         return -1;
     int result = ckpt_megatron_state_take(st, &p, p.root, err);
     ckpt_pickle_release(&p);
@@ -86,12 +86,11 @@ int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source 
 }
 
 int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *name,
-                                  struct ckpt_source *s, uint64_t off, uint64_t len,
-                                  struct ckpt_err *err)
+                                  struct ckpt_source *s, struct ckpt_err *err)
 {
     struct ckpt_pickle p;
 
-    if (ckpt_torch_read(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, &p, err) < 0)
         return -1;
     take_fact(st, &p, name, p.root);
     ckpt_pickle_release(&p);

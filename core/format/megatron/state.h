@@ -32,13 +32,12 @@ uint64_t ckpt_megatron_state_size(const struct ckpt_megatron_state *st, const ch
 int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
                              struct ckpt_err *err);
 
-/* Add the facts in a torch.save archive: bytes [off, off+len) of s. */
-int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s, uint64_t off,
-                             uint64_t len, struct ckpt_err *err);
+/* Add the facts in the torch.save archive s. */
+int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s,
+                             struct ckpt_err *err);
 
 /* Add one fact that is an object of its own: "iteration" or "checkpoint_version". */
 int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *name,
-                                  struct ckpt_source *s, uint64_t off, uint64_t len,
-                                  struct ckpt_err *err);
+                                  struct ckpt_source *s, struct ckpt_err *err);
 
 #endif

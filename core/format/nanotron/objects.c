@@ -40,7 +40,7 @@ static int add_first(struct ckpt_dir *dir, const char *folder, const char *prefi
     if (!f.name)
         return 0;
     result = ckpt_source_file_new(at, f.name, opt->pool, &s, err);
-    if (result == 0 && (result = ckpt_torch_object(s, 0, s->size, folder, true, out, err)) < 0)
+    if (result == 0 && (result = ckpt_torch_object(s, folder, true, out, err)) < 0)
         (void)ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(at), f.name);
     free(f.name);
     return result;

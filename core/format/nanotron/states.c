@@ -223,14 +223,22 @@ static struct state *find_state(struct load *l, const char *name, struct ckpt_er
     return s;
 }
 
+/* A state of a parameter in the file that is read. */
+struct value {
+    const char *param;
+    struct ckpt_torch_layout layout;
+    uint64_t storage; /* its offset in the file */
+};
+
 /* Add a scalar of a parameter, which is the same on all ranks. */
-static int add_scalar(const struct reading *f, struct state *s, const struct ckpt_torch_layout *t,
-                      uint64_t storage, struct ckpt_err *err)
+static int add_scalar(const struct reading *f, struct state *s, const struct value *v,
+                      struct ckpt_err *err)
 {
+    const struct ckpt_torch_layout *t = &v->layout;
     static const struct ckpt_nt_pair all = {0};
     const struct part part = {.source = f->source,
                               .in = {0, 1},
-                              .src = storage + t->first * ckpt_dtype_size(t->dtype),
+                              .src = v->storage + t->first * ckpt_dtype_size(t->dtype),
                               .pair = &all,
                               .npair = 1};
 
@@ -275,16 +283,17 @@ static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layo
 
 /* Place a tensor that is an interval of a rank's part, relative to where the whole part would
  * begin. */
-static int lay_interval(const struct reading *f, const char *param, const struct ckpt_nt_part *of,
-                        const struct ckpt_torch_layout *t, uint64_t *stride, struct part *p,
+static int lay_interval(const struct reading *f, const struct ckpt_nt_part *of,
+                        const struct value *v, uint64_t *stride, struct part *p,
                         struct ckpt_err *err)
 {
+    const struct ckpt_torch_layout *t = &v->layout;
     const json_t *offsets = ckpt_json_at(f->l->config, "configs.param_name_to_dp_rank_offsets");
     const uint64_t step = t->stride[0] * ckpt_dtype_size(t->dtype);
     uint64_t numel = 0;
 
     (void)ckpt_shape_numel(of->local_dim, of->rank, &numel);
-    if (ckpt_nt_zero_interval(offsets, param, numel, f->file->dp, f->file->ndp, &p->in, err) < 0)
+    if (ckpt_nt_zero_interval(offsets, v->param, numel, f->file->dp, f->file->ndp, &p->in, err) < 0)
         return -1;
     if (t->rank != 1 || t->dim[0] != p->in.hi - p->in.lo)
         return fail_interval(t, &p->in, f->file, err);
@@ -295,16 +304,16 @@ static int lay_interval(const struct reading *f, const char *param, const struct
     return 0;
 }
 
-static int add_part(const struct reading *f, struct state *s, const char *param,
-                    const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
-                    uint64_t storage, struct ckpt_err *err)
+static int add_part(const struct reading *f, struct state *s, const struct ckpt_nt_part *of,
+                    const struct value *v, struct ckpt_err *err)
 {
+    const struct ckpt_torch_layout *t = &v->layout;
     uint64_t *stride = ckpt_arena_alloc(&f->l->names, (of->rank + 1) * sizeof *stride);
     struct part p = {.tp = of->sharded ? f->file->tp : 0,
                      .ep = of->has_ep ? f->file->ep : 0,
                      .dp = f->file->dp,
                      .source = f->source,
-                     .src = storage + t->first * ckpt_dtype_size(t->dtype),
+                     .src = v->storage + t->first * ckpt_dtype_size(t->dtype),
                      .stride = stride,
                      .local_dim = of->local_dim,
                      .pair = of->pair,
@@ -312,7 +321,7 @@ static int add_part(const struct reading *f, struct state *s, const char *param,
 
     if (!stride)
         return ckpt_nomem(err);
-    if ((f->file->ndp ? lay_interval(f, param, of, t, stride, &p, err)
+    if ((f->file->ndp ? lay_interval(f, of, v, stride, &p, err)
                       : lay_whole(of, t, stride, &p, err)) < 0)
         return -1;
     if (s->parts.len && !s->dim)
@@ -329,18 +338,17 @@ static int add_part(const struct reading *f, struct state *s, const char *param,
 static int add_value(const struct reading *f, struct state *s, const char *param,
                      const struct ckpt_nt_state *value, struct ckpt_err *err)
 {
-    struct ckpt_torch_layout t;
+    struct value v = {.param = param};
     struct ckpt_nt_part of;
-    uint64_t storage;
 
-    if (ckpt_nt_state_layout(&f->held, value, &t, &storage, err) < 0)
+    if (ckpt_nt_state_layout(&f->held, value, &v.layout, &v.storage, err) < 0)
         return -1;
-    if (t.rank == 0)
-        return add_scalar(f, s, &t, storage, err);
+    if (v.layout.rank == 0)
+        return add_scalar(f, s, &v, err);
     if (!f->l->save->find(f->l->save->ctx, param, f->file->tp, f->file->ep, &of))
         return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u",
                          f->file->tp);
-    return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, param, &of, &t, storage, err);
+    return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, &of, &v, err);
 }
 
 static int add_entry(void *ctx, const struct ckpt_nt_state *value, struct ckpt_err *err)

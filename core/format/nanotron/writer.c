@@ -89,10 +89,15 @@ static void put_metadata(const struct state *s, const struct ckpt_tensor *t, uin
 
 /* ---- a file ---- */
 
+static bool is_sharded(const struct ckpt_tensor *t)
+{
+    return ckpt_cut_dim(t, CKPT_CUT_OVER_TP) < t->rank;
+}
+
 /* Length, header and spaces, in one piece of memory. */
 static int make_head(const struct state *s, const struct ckpt_tensor *t,
-                     const struct ckpt_tensor *own, uint32_t rank, bool sharded,
-                     struct ckpt_segment *ret, struct ckpt_err *err)
+                     const struct ckpt_tensor *own, uint32_t rank, struct ckpt_segment *ret,
+                     struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
     struct ckpt_tensor data = *own;
@@ -100,7 +105,7 @@ static int make_head(const struct state *s, const struct ckpt_tensor *t,
 
     data.name = "data";
     ckpt_str_puts(&head, "{\"__metadata__\":{");
-    if (sharded)
+    if (is_sharded(t))
         put_metadata(s, t, rank, &head);
     ckpt_str_putc(&head, '}');
     ckpt_st_header_part(&head, &data, own->dim, 0, ckpt_tensor_nbytes(own), false);
@@ -117,8 +122,7 @@ static int make_head(const struct state *s, const struct ckpt_tensor *t,
 }
 
 /* "5/model/decoder/0/pp_block/attn/o_proj/model_weight[_pp-rank-...].safetensors" */
-static char *make_path(const struct state *s, const struct ckpt_tensor *t, uint32_t rank,
-                       bool sharded)
+static char *make_path(const struct state *s, const struct ckpt_tensor *t, uint32_t rank)
 {
     const char *dot = strrchr(t->name, '.');
     const size_t len = dot ? (size_t)(dot - t->name) : 0;
@@ -129,29 +133,29 @@ static char *make_path(const struct state *s, const struct ckpt_tensor *t, uint3
         *p = '/';
     if (!folder)
         return NULL;
-    if (!sharded)
+    if (!is_sharded(t))
         return ckpt_asprintf("%" PRIu64 "/model/%s/model_%s.safetensors", s->w->step, folder, leaf);
     return ckpt_asprintf("%" PRIu64 "/model/%s/model_%s_pp-rank-%" PRIu32 "-of-%" PRIu32
                          "_tp-rank-%" PRIu32 "-of-%" PRIu32 ".safetensors",
                          s->w->step, folder, leaf, t->cuts->stage, s->pp, rank, s->tp);
 }
 
-static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t rank, bool sharded,
+static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t rank,
                     struct ckpt_err *err)
 {
     struct ckpt_arena *arena = &s->w->files->arena;
     struct ckpt_tensor *own = ckpt_arena_alloc(arena, sizeof *own);
     struct ckpt_segment *seg = ckpt_arena_alloc(arena, 2 * sizeof *seg);
-    ckpt_cleanup(ckpt_freep) char *path = make_path(s, t, rank, sharded);
+    ckpt_cleanup(ckpt_freep) char *path = make_path(s, t, rank);
 
     if (!own || !seg || !path)
         return ckpt_nomem(err);
     if (s->w->files->list.len == MOST_FILES)
         return ckpt_fail(err, CKPT_LIMIT, "the layout has more than %d files", MOST_FILES);
     if (ckpt_cut_tensor(s->w->cat, t, CKPT_CUT_OVER_TP, rank, s->tp, own, err) < 0 ||
-        make_head(s, t, own, rank, sharded, &seg[0], err) < 0)
+        make_head(s, t, own, rank, &seg[0], err) < 0)
         return -1;
-    const bool whole = !sharded || s->tp == 1;
+    const bool whole = !is_sharded(t) || s->tp == 1;
     seg[1] = (struct ckpt_segment){.off = seg[0].len,
                                    .len = ckpt_tensor_nbytes(own),
                                    .kind = CKPT_SEGMENT_TENSOR,
@@ -167,12 +171,12 @@ static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t
 
 static int add_tensor(const struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
 {
-    const bool sharded = ckpt_cut_dim(t, CKPT_CUT_OVER_TP) < t->rank;
+    const uint32_t ranks = is_sharded(t) ? s->tp : 1;
 
     if (ckpt_cut_check(t, CKPT_CUT_OVER_TP, s->tp, "tp", err) < 0)
         return -1;
-    for (uint32_t rank = 0; rank < (sharded ? s->tp : 1); rank++)
-        if (add_file(s, t, rank, sharded, err) < 0)
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        if (add_file(s, t, rank, err) < 0)
             return -1;
     return 0;
 }

@@ -413,7 +413,7 @@ static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_opt
     const char *name = l.files.ptr[0].name;
     if (ckpt_source_file_new(dir, name, opt->pool, &s, err) < 0)
         return -1;
-    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+    return ckpt_torch_object(s, "", true, out, err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name)
                : 0;
 }
