@@ -82,8 +82,8 @@ static int check_evidence(struct ckpt_apply *ap)
     if (!lacks || !ap->recipe->backwards || !ap->opt->output || ap->opt->allow_partial)
         return 0;
     return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
-                     "the checkpoint could not be read again: %s recognises its own by a tensor "
-                     "'%s', which none of this model's becomes",
+                     "the checkpoint could not be read again: %s recognises its checkpoints by a "
+                     "tensor '%s', and this model has none that becomes it",
                      ap->recipe->name, lacks);
 }
 

@@ -67,7 +67,7 @@ int ckpt_compose_boxes(const struct ckpt_tensor *t, const struct ckpt_piece *pie
 
     if (!divide(piece, t->dim, t->rank, &parts))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "tensor '%s' has a piece that is made of more than %d boxes, or of none",
+                         "tensor '%s' has a piece that is not made of boxes, or of more than %d",
                          t->name, MOST_BOXES);
     for (uint64_t i = 0; i < parts.nbox; i++) {
         struct ckpt_piece box = {.dst = piece->dst,

@@ -178,8 +178,7 @@ int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
 int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r)
 {
     if (!r->missing)
-        return ckpt_fail(ap->err, CKPT_MISSING,
-                         "the model needs '%s', of which no rule of %s speaks",
+        return ckpt_fail(ap->err, CKPT_MISSING, "the model needs '%s', for which %s has no rule",
                          ckpt_str_get(&ap->name), ap->recipe->name);
     return ckpt_fail(ap->err, CKPT_MISSING,
                      "the model needs '%s', but the checkpoint has no tensor '%s' (missing=base "
