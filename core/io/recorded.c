@@ -105,7 +105,7 @@ static int compare_sample(const struct recorded *r, const struct ckpt_answer *a,
 
     if (rc < 0)
         return -1;
-    if (rc == ENOENT) /* a part of the copy is missing: another rank reads that */
+    if (rc == ENOENT) /* a part of the copy is missing: an error for ranks that read it */
         return 0;
     return rc ? ckpt_fail_errno(err, rc, "cannot open '%s/%s', which is a copy of what rank 0 has",
                                 r->path, a->to.path)
