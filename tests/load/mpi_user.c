@@ -90,7 +90,8 @@ static void finish(struct ckpt_load *load, unsigned char **mem)
 }
 
 /* One rank cannot start, or cancels the load before the others start it: it fails on all ranks with
- * that rank's error. */
+ * that rank's error. 1: the rank had read all that it needs, and said so, before the cancel; then
+ * the load is good on all ranks. */
 static int fail_on(uint32_t rank, bool starts, struct ckpt_view *view, struct ckpt_comm *comm,
                    const char *layout, MPI_Comm half, struct ckpt_err *err)
 {
@@ -118,10 +119,26 @@ static int fail_on(uint32_t rank, bool starts, struct ckpt_view *view, struct ck
     finish(load, mem);
     if (rc == -1 && why.code == expected && strncmp(why.text, culprit, strlen(culprit)) == 0)
         return 0;
+    if (rc == 0 && starts)
+        return 1;
     err->code = CKPT_CONFLICT;
     (void)snprintf(err->text, sizeof err->text, "a load was to fail on rank %u, but: %.200s",
                    (unsigned)rank, rc < 0 ? why.text : "it did not");
     return -1;
+}
+
+/* Cancel on that rank, until one cancel comes in time. */
+static int cancel_on(uint32_t rank, struct ckpt_view *view, struct ckpt_comm *comm,
+                     const char *layout, MPI_Comm half, struct ckpt_err *err)
+{
+    int rc = 1;
+
+    for (int i = 0; rc == 1 && i < 20; i++)
+        rc = fail_on(rank, true, view, comm, layout, half, err);
+    if (rc == 1)
+        (void)snprintf(err->text, sizeof err->text, "rank %u cancelled 20 loads, all too late",
+                       (unsigned)rank);
+    return rc == 0 ? 0 : -1;
 }
 
 static int load_half(const struct job *job)
@@ -147,7 +164,7 @@ static int load_half(const struct job *job)
         return die(&err);
     for (int rank = 0; rank < size; rank++)
         if (fail_on((uint32_t)rank, false, view, comm, layout, half, &err) < 0 ||
-            fail_on((uint32_t)rank, true, view, comm, layout, half, &err) < 0)
+            cancel_on((uint32_t)rank, view, comm, layout, half, &err) < 0)
             return die(&err);
     if (prepare(view, comm, layout, &load, &mem, &err) < 0 || load_twice(load, half, &err) < 0)
         return die(&err);
