@@ -420,7 +420,7 @@ def to_device(comm, device, stream, memory=None):
     number. They must live as long as the process. None uses the driver's.
     """
     functions = memory or (ALLOC(), DEALLOC())
-    how = Nccl(device, stream, None, *functions, device)
+    how = Nccl(device, stream, *functions, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 
