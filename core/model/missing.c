@@ -7,12 +7,12 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/dequantize.h"
+#include "model/names.h"
 
 enum { MOST_SHOWN = 3 };
 
 struct taking {
     struct ckpt_opening *o;
-    const struct ckpt_catalog *base;
     json_t *names;         /* {name in the base: name in the view} where they differ */
     json_t *taken;         /* names in the view */
     uint32_t first_source; /* number of the base's first source in o->cat */
@@ -43,9 +43,7 @@ static json_t *reverse(const json_t *names)
 static bool is_tied(const struct ckpt_opening *o, const char *name)
 {
     const struct ckpt_type *type = ckpt_opening_type(o);
-    const json_t *text = json_object_get(o->config, "text_config");
-    const bool tied = ckpt_json_bool(o->config, "tie_word_embeddings",
-                                     ckpt_json_bool(text, "tie_word_embeddings", type->tied));
+    const bool tied = ckpt_names_tie(type, o->config);
 
     for (size_t i = 0; tied && i < type->ties.n; i++)
         if (strcmp(type->ties.pair[i].from, name) == 0)
@@ -98,7 +96,6 @@ int ckpt_opening_take_missing(struct ckpt_opening *o, struct ckpt_err *err)
                          "option missing=base: the weights of base '%s' are quantised: export it "
                          "with the option dequantize, and give the result as base=",
                          ckpt_dir_path(base->dir));
-    t.base = base->cat;
     t.first_source = (uint32_t)o->cat->sources.len;
     if (!t.taken || !(t.names = reverse(o->base_names)))
         return ckpt_nomem(err);

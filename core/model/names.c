@@ -282,16 +282,23 @@ static int drop_copy(struct naming *n, size_t copy, size_t of, struct ckpt_err *
     return of == SIZE_MAX && !n->name[copy] ? ckpt_nomem(err) : 0;
 }
 
+bool ckpt_names_tie(const struct ckpt_type *type, const json_t *config)
+{
+    const json_t *text = json_object_get(config, "text_config");
+
+    return ckpt_json_bool(config, "tie_word_embeddings",
+                          ckpt_json_bool(text, "tie_word_embeddings", type->tied));
+}
+
 /* Drop tied tensors. transformers writes them once, under the name of the input embedding; a state
  * dict without duplicates may have the output embedding's name instead. A model of several parts
  * may leave it to the text model's config, which does not tell whether the class heeds it, and a
  * few types tie without saying so: then the values decide. */
 static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
-    const json_t *text = json_object_get(n->config, "text_config");
     const bool said = json_is_boolean(json_object_get(n->config, "tie_word_embeddings"));
 
-    if (!ckpt_json_bool(said ? n->config : text, "tie_word_embeddings", n->type->tied))
+    if (!ckpt_names_tie(n->type, n->config))
         return 0;
     for (size_t i = 0; i < n->type->ties.n; i++) {
         const struct ckpt_text_pair *tie = &n->type->ties.pair[i];

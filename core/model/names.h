@@ -32,6 +32,10 @@ int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_typ
  * model of this type computes. */
 bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
 
+/* Are tied weights (the type's ties) one tensor in this model? What its config says, else that of
+ * its text model, else what is usual for the type. */
+bool ckpt_names_tie(const struct ckpt_type *type, const json_t *config);
+
 /* A new string: the name without the parts that wrappers add (torch.compile, FSDP ...). NULL: out
  * of memory. */
 char *ckpt_names_unwrap(const char *name);

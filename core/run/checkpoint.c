@@ -54,7 +54,6 @@ static uint64_t add_identity(uint64_t h, const struct ckpt_file_id *id)
 static uint64_t generation_of(const struct ckpt_opening *o)
 {
     uint64_t h = XXH3_64bits_withSeed(o->step, strlen(o->step), ckpt_options_hash(o->shared->opt));
-
     struct ckpt_file_id id;
 
     for (size_t i = 0; i < o->cat->sources.len; i++)
