@@ -52,18 +52,7 @@ int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, stru
 /* A tensor of the adapter, over cat's sources; it is marked as used. */
 static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tensor *ret)
 {
-    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *piece =
-        malloc((t->npiece + 1) * sizeof *piece);
-
-    if (!piece)
-        return ckpt_nomem(m->err);
     m->used[t - m->adapter->tensors.ptr] = true;
-    for (size_t i = 0; i < t->npiece; i++) {
-        const struct ckpt_piece *p = &t->piece[i];
-        piece[i] = (struct ckpt_piece_draft){
-            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = m->first_source + p->source};
-        memcpy(piece[i].axis, p->axis, p->naxis * sizeof *p->axis);
-    }
     *ret = *t;
     ret->name = ckpt_arena_strdup(&m->cat->arena, t->name);
     uint64_t *dim = ckpt_arena_alloc(&m->cat->arena, t->rank * sizeof *dim);
@@ -71,7 +60,7 @@ static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tenso
         return ckpt_nomem(m->err);
     memcpy(dim, t->dim, t->rank * sizeof *dim);
     ret->dim = dim;
-    return ckpt_tensor_set_pieces(m->cat, ret, piece, t->npiece, m->err);
+    return ckpt_tensor_copy_pieces(m->cat, ret, t, m->first_source, m->err);
 }
 
 /* Find the tensor "<module><leaf>" of the adapter; NULL: none. */

@@ -158,23 +158,31 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
     return 0;
 }
 
-int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
-                      struct ckpt_err *err)
+int ckpt_tensor_copy_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *to,
+                            const struct ckpt_tensor *from, uint32_t first_source,
+                            struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
-        malloc((t->npiece + 1) * sizeof *draft);
-    size_t index;
+        malloc((from->npiece + 1) * sizeof *draft);
 
     if (!draft)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < t->npiece; i++) {
-        const struct ckpt_piece *p = &t->piece[i];
+    for (size_t i = 0; i < from->npiece; i++) {
+        const struct ckpt_piece *p = &from->piece[i];
         draft[i] = (struct ckpt_piece_draft){
             .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = first_source + p->source};
         memcpy(draft[i].axis, p->axis, p->naxis * sizeof *p->axis);
     }
+    return ckpt_tensor_set_pieces(cat, to, draft, from->npiece, err);
+}
+
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
+                      struct ckpt_err *err)
+{
+    size_t index;
+
     if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0 ||
-        ckpt_catalog_set_pieces(cat, index, draft, t->npiece, err) < 0)
+        ckpt_tensor_copy_pieces(cat, &cat->tensors.ptr[index], t, first_source, err) < 0)
         return -1;
     cat->tensors.ptr[index].ranks = t->ranks;
     cat->tensors.ptr[index].wanted = t->wanted;

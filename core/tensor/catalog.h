@@ -86,6 +86,12 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err);
 
+/* Give a tensor of cat, or one that is not in it, the pieces of a tensor of another catalogue,
+ * whose sources are sources of cat from number first_source on. */
+int ckpt_tensor_copy_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *to,
+                            const struct ckpt_tensor *from, uint32_t first_source,
+                            struct ckpt_err *err);
+
 /* Add tensor t of another catalogue, pieces and all, whose sources are sources of cat from number
  * first_source on. */
 int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
