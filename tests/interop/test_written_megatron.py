@@ -36,6 +36,7 @@ tf.utils.logging.set_verbosity_error()
 CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
+PACKAGE = os.path.join(SOURCE, "contrib", "python")
 COMMON = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
               max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 MOE = dict(num_experts_per_tok=2, moe_intermediate_size=24)
@@ -129,6 +130,7 @@ def load(path, model_dir, tp, pp, ep):
     """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
     import torch.distributed as dist
     preload()
+    import ckptfs.megatron
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -151,26 +153,32 @@ def load(path, model_dir, tp, pp, ep):
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     model = GPTModel(config, spec, vocab_size=cfg.vocab_size, max_sequence_length=64, pre_process=first, post_process=last,
                      share_embeddings_and_output_weights=cfg.tie_word_embeddings, position_embedding_type="rope", rotary_base=10000)
-    for p in model.parameters():
-        p.data.fill_(7)
     torch.nn.RMSNorm.get_extra_state, torch.nn.RMSNorm.set_extra_state = lambda self: None, lambda self, state: None  # as TransformerEngine's since 2
-    sharded = {k: v for k, v in model.sharded_state_dict().items() if not v.key.endswith("layer_norm__extra_state")}  # fused there
-    if experts:  # TransformerEngine's modules are what trains: they keep the norm before experts apart
-        for t in sharded.values():
-            t.key = t.key.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
-    assert any(v.key == "decoder.final_layernorm._extra_state" for v in sharded.values()) or not last
-    loaded = dist_checkpointing.load(sharded, path)
-    assert loaded["args"].num_layers == cfg.num_hidden_layers and loaded["checkpoint_version"] == 3.0
-    missing, unexpected = model.load_state_dict({k: v for k, v in loaded.items() if k in sharded}, strict=False)
-    assert not [k for k in missing if "_extra_state" not in k] and not unexpected, (missing, unexpected)
     plan = {**PLAN, "tp": tp, "pp": pp, "ep": ep, "etp": 1 if ep > 1 else tp, "layers": [cfg.num_hidden_layers // pp] * pp}
     want = mw.rank_state(mw.Model(read_all(model_dir), cfg, plan), parallel_state.get_tensor_model_parallel_rank(),
                          parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_expert_model_parallel_rank(), 0)
     want = {local_names(k): t for k, t in want.items() if t is not None}
-    got = dict(model.named_parameters())
-    assert set(got) == set(want), set(got) ^ set(want)
-    for k, t in want.items():
-        assert got[k].shape == t.shape and torch.equal(got[k].data, t), k
+
+    def fill(load, source):
+        for p in model.parameters():
+            p.data.fill_(7)
+        sharded = {k: v for k, v in model.sharded_state_dict().items() if not v.key.endswith("layer_norm__extra_state")}  # fused there
+        if experts:  # TransformerEngine's modules are what trains: they keep the norm before experts apart
+            for t in sharded.values():
+                t.key = t.key.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+        assert any(v.key == "decoder.final_layernorm._extra_state" for v in sharded.values()) or not last
+        loaded = load(sharded, source)
+        assert loaded["args"].num_layers == cfg.num_hidden_layers and loaded["checkpoint_version"] == 3.0
+        missing, unexpected = model.load_state_dict({k: v for k, v in loaded.items() if k in sharded}, strict=False)
+        assert not [k for k in missing if "_extra_state" not in k] and not unexpected, (missing, unexpected)
+        got = dict(model.named_parameters())
+        assert set(got) == set(want), set(got) ^ set(want)
+        for k, t in want.items():
+            assert got[k].shape == t.shape and torch.equal(got[k].data, t), (source, k)
+
+    fill(dist_checkpointing.load, path)
+    fill(ckptfs.megatron.load, path)
+    fill(ckptfs.megatron.load, model_dir)  # no conversion: the Hugging Face model itself
     dist.barrier()
     dist.destroy_process_group()
 
@@ -261,7 +269,8 @@ class Megatron(WrittenCase):
         port = ranks.free_port()
         world = max(tp, ep) * pp
         try:
-            ranks.run(world, "test_written_megatron", "one_rank", port, folder, model, tp, pp, ep, folder=self.tmp, timeout=500, PYTHONPATH=core, OMP_NUM_THREADS="1")
+            ranks.run(world, "test_written_megatron", "one_rank", port, folder, model, tp, pp, ep, folder=self.tmp, timeout=500, PYTHONPATH=f"{core}:{PACKAGE}",
+                      CKPTFS_LIBRARY_PATH=os.path.join(os.path.dirname(CKPT), "..", "core"), OMP_NUM_THREADS="1")
         except AssertionError as e:
             self.fail(f"{os.path.basename(core)}, tp {tp}, pp {pp}, ep {ep}: {e}")
 

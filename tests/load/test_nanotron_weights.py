@@ -198,7 +198,7 @@ def a_checkpoint_of_another_framework(context):
     """The official conversion to Hugging Face, read back under nanotron's names."""
     from ckptfs.nanotron import load_weights
     model = rank_model(context, True)
-    metadata = load_weights(model, context, os.path.join(NANOTRON, TIED + ".expected"), view="nanotron")
+    metadata = load_weights(model, context, os.path.join(NANOTRON, TIED + ".expected"))
     assert list(metadata) == list(model.state_dict()) and not any(metadata.values())
     for name, parameter in model.state_dict().items():
         check(name, parameter, converted(TIED), context)

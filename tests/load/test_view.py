@@ -64,6 +64,15 @@ print('good')""")
     assert (code, said) == (0, "good\n"), (code, errors)
 
 
+def a_model_with_torchtitan_s_names_is_filled_too(top):
+    with ckptfs.open(LLAMA, view="torchtitan") as f:
+        want = {name: f.get_tensor(name) for name in f.keys()}
+    assert "tok_embeddings.weight" in want, list(want)
+    state = {name: torch.zeros_like(t) for name, t in want.items()}
+    ckptfs.load_state_dict(state, LLAMA)
+    assert all(torch.equal(state[name], t) for name, t in want.items())
+
+
 def closing_while_others_read(top):
     """Readers get the tensor, or the error."""
     with ckptfs.open(LLAMA) as f:
@@ -316,4 +325,4 @@ def version(top):
 if __name__ == "__main__":
     run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
                     comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, a_framework_that_lacks_a_part,
-                    pickled, steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))
+                    pickled, steps, spellings, a_model_with_torchtitan_s_names_is_filled_too, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))

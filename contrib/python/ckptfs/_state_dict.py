@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ._comm import Group
     from ._view import Path
 
+TORCHTITAN = "tok_embeddings.weight"  # a name by which torchtitan's models are known
+
 
 def load_state_dict(
     model_or_state_dict: torch.nn.Module
@@ -70,9 +72,9 @@ def load_state_dict(
             are the View's then).
         process_group: The ranks that load together: a torch process group, a DeviceMesh, or a Comm.
             None is the default group, or this process if torch.distributed is not initialised.
-        view: The names: None or "hf" for Hugging Face's, as on the hub or as the model's class has
-            them in memory; "raw" for the framework's own, with optimizer states; "torchtitan" for
-            torchtitan's names of any checkpoint that can be read. In "raw" views nested dicts and
+        view: The names: None or "hf" for those that fit, of Hugging Face's on the hub, those that
+            the model's class has in memory, and torchtitan's; "torchtitan" for these alone; "raw"
+            for the framework's own, with optimizer states. In "raw" views nested dicts and
             lists are named as torch's distributed checkpoints name them, and values that are not
             tensors (lr, betas, _extra_state) are replaced by those of View.objects().
         base: As for open.
@@ -244,7 +246,7 @@ class Spec:
         return self.run.is_plain() if isinstance(self.run, View) else self.given["view"] is None
 
     def views(self, comm):
-        """Yield the view that was asked for, then one whose names may fit better.
+        """Yield the view that was asked for, then those whose names may fit better.
 
         All ranks open them together. Names as on the hub come first, then those that the model's
         class has in memory (transformers stacks experts, for example).
@@ -256,6 +258,7 @@ class Spec:
         )
         yield first
         yield self._keep(first.again(comm, view="memory"))
+        yield self._keep(first.again(comm, view="torchtitan"))
 
     def keep_only(self, view):
         """Close the views that were opened, except this one."""
@@ -362,6 +365,8 @@ def _agreed(comm, spec, parts, key_mapping, init):
     findings = [finding()]
     if findings[0]["missing"] and findings[0]["other"]:
         findings.append(finding())
+        if any(name.endswith(TORCHTITAN) for name in findings[-1]["missing"]):
+            findings.append(finding())
     best = min(range(len(found)), key=lambda i: len(findings[i]["missing"]))
     spec.keep_only(found[best].view)
     return found[best], findings[best]

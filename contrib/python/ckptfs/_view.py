@@ -467,21 +467,32 @@ class View:
             NotFoundError: There is no such file.
             CkptError: "limit" if the file has more than 1 GiB (for weights there is get_tensor).
         """
-        lib = library()
+        return self._read_file(name)
+
+    def _read_file(self, name, offset=0, size=None):
+        """Read a file, or `size` bytes of it from `offset` on: fewer at the file's end."""
+        lib, got = library(), c_size_t()
         with reading(self) as view:
-            node = None if "\0" in os.fsdecode(name) else lib.view_find(view, os.fsencode(name))
-            if not node or lib.node_is_dir(node):
-                raise CkptError(
-                    "missing", f"there is no file '{name}' in the view: files() lists them"
-                )
-            size, got = lib.node_size(node), c_size_t()
+            node = self._node(view, name)
+            size = lib.node_size(node) if size is None else size
             if size > MOST_READ:
                 raise CkptError(
                     "limit", f"'{name}' has {size} bytes: read() gives files of at most {MOST_READ}"
                 )
             buffer = (c_char * max(size, 1))()
-            lib.node_pread(view, node, buffer, size, 0, byref(got))
+            lib.node_pread(view, node, buffer, size, offset, byref(got))
             return buffer.raw[: got.value]
+
+    def _file_size(self, name):
+        with reading(self) as view:
+            return library().node_size(self._node(view, name))
+
+    def _node(self, view, name):
+        lib = library()
+        node = None if "\0" in os.fsdecode(name) else lib.view_find(view, os.fsencode(name))
+        if not node or lib.node_is_dir(node):
+            raise CkptError("missing", f"there is no file '{name}' in the view: files() lists them")
+        return node
 
     @property
     def config(self) -> dict[str, Any]:

@@ -6,6 +6,9 @@
     # In place of dist_checkpointing.load; a run, or the folder of one iteration.
     state = load(model.sharded_state_dict(), "run/checkpoints")
 
+    # From what another framework saved: a Hugging Face model, a run of nanotron, ranks' files.
+    state = load(model.sharded_state_dict(), "org/model")
+
     # Or as a strategy of dist_checkpointing.load.
     strategy = LoadShardedStrategy(group=data_parallel_group)
     state = dist_checkpointing.load(sharded_state_dict, folder, sharded_strategy=strategy)
@@ -15,11 +18,15 @@ Formats are torch_dist, and zarr, which megatron-core itself has not read since 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import fill_boxes
+from ._comm import joined
 from ._frameworks import unusable
 from ._state_dict import step_folder
 from ._view import View
@@ -44,6 +51,9 @@ try:
     _problem: ImportError | None = None
 except ImportError as e:
     _problem, _Base = e, object
+
+
+CONFIG = "metadata.json"  # a distributed checkpoint of Megatron's has it
 
 
 class LoadShardedStrategy(_Base):
@@ -94,6 +104,7 @@ class LoadShardedStrategy(_Base):
             ) from _problem
         super().__init__()
         self.stats, self._group, self._backend = None, group, "torch_dist"
+        self._view: View | None = None  # where the tensors are, if not in the folder
         self._load = {"readers": readers, "load_options": load_options, "progress": progress}
 
     def check_backend_compatibility(self, loaded_backend):
@@ -131,24 +142,25 @@ class LoadShardedStrategy(_Base):
         boxes, shapes = [], {}
 
         def destinations():
-            boxes.extend(map(_box, tensors))
+            boxes.extend(_box(t, *self._place(t)) for t in tensors)
             return boxes
 
         def check(view):
             for t in tensors:
-                shapes[t.key] = _checked_shape(view, t)
+                name, stacked = self._place(t)
+                shapes[name] = _checked_shape(view, t, name, stacked)
 
         self.stats = fill_boxes(
             destinations,
-            (os.fspath(checkpoint_dir), "raw", {}, {}),
+            (self._view, None, {}, {}) if self._view else (checkpoint_dir, "raw", {}, {}),
             self._group,
             clip=True,
             check=check,
             **self._load,
         )
-        for t, (key, offset, data) in zip(tensors, boxes):
+        for t, (name, offset, data) in zip(tensors, boxes):
             if t.allow_shape_mismatch:
-                _zero_beyond(data, offset, shapes[key])
+                _zero_beyond(data, offset, shapes[name])
         replace_values(lambda t: t.data if isinstance(t, ShardedTensor) else t, ours)
         if next(iter(nested_values(theirs)), None) is not None:
             merge(ours, self._megatron().load(theirs, checkpoint_dir))
@@ -178,6 +190,21 @@ class LoadShardedStrategy(_Base):
             return self.load_tensors_metadata(checkpoint_dir)
         return self._megatron().load_sharded_metadata(checkpoint_dir)
 
+    def _place(self, t):
+        """Return the name under which a ShardedTensor is read, and how many axes are in the name.
+
+        The axes that Megatron puts before a tensor's own (layers, experts) are numbers in the names
+        of a view: ...layers.3.mlp.experts.experts.1....
+        """
+        if self._view is None or not t.prepend_axis_num or t.key in self._view:
+            return t.key, 0
+        words, numbers = t.key.split("."), list(t.global_offset[: t.prepend_axis_num])
+        for i in range(len(words) - 1, 0, -1):
+            stacked = words[i - 1] == "layers" or words[max(i - 2, 0) : i] == ["experts"] * 2
+            if stacked and not words[i].isdigit() and numbers:
+                words.insert(i, str(numbers.pop()))
+        return ".".join(words), t.prepend_axis_num
+
     def _megatron(self):
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
@@ -196,6 +223,7 @@ def load(
     group: Group = None,
     step: str | int | None = None,
     strict: Any = None,
+    options: Mapping[str, Any] | None = None,
     readers: str = "auto",
     load_options: Mapping[str, Any] | None = None,
     progress: bool | Callable[[int, int], None] = False,
@@ -203,14 +231,18 @@ def load(
 ) -> Any:
     """Do dist_checkpointing.load for a step of a run, through LoadShardedStrategy.
 
-    All ranks of the group call it together.
+    All ranks of the group call it together. What is not a distributed checkpoint of Megatron's is
+    laid out as one (view="megatron"): its tensors are read from where they are, and nothing of them
+    is written.
 
     Args:
         sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
-        run: A run, or the folder of one iteration.
+        run: A run, the folder of one iteration, or anything else that ckptfs reads: a Hugging Face
+            model, a run of another framework, Megatron's ranks' files.
         group: As for LoadShardedStrategy.
         step: The step's name or number; None is the latest one that rank 0 sees, on all ranks.
         strict: One of Megatron's StrictHandling values; None is Megatron's default.
+        options: As for ckptfs.open, for what is laid out: {"base": ..., "dtype": ...}.
         readers: As for ckptfs.load_state_dict.
         load_options: As for ckptfs.load_state_dict.
         progress: As for ckptfs.load_state_dict.
@@ -229,9 +261,48 @@ def load(
     )
     if strict is not None:
         more["strict"] = strict
-    return dist_checkpointing.load(
-        sharded_state_dict, step_folder(run, step, group), strategy, **more
-    )
+    folder = step_folder(run, step, group)
+    if os.path.exists(os.path.join(folder, CONFIG)):
+        return dist_checkpointing.load(sharded_state_dict, folder, strategy, **more)
+    with _laid_out(folder, options, group) as (strategy._view, made):
+        return dist_checkpointing.load(sharded_state_dict, made, strategy, **more)
+
+
+@contextlib.contextmanager
+def _laid_out(run: str, options: Mapping[str, Any] | None, group: Group) -> Iterator[Any]:
+    """Lay a checkpoint out as Megatron's, on all ranks of the group together.
+
+    Yields its view, and a folder with its files, in which the tensors' bytes are holes.
+    """
+    with joined(group) as comm:
+        view = View(run, view="megatron", options=options, comm=comm)
+    with view, tempfile.TemporaryDirectory(prefix="ckptfs-") as top:
+        folder = ""
+        for name in view.files():
+            path = os.path.join(top, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as f:
+                if name.endswith(".distcp"):
+                    f.truncate(view._file_size(name))
+                else:
+                    f.write(view.read(name))
+            if os.path.basename(name) == CONFIG:
+                folder = os.path.dirname(path)
+        _write_objects(view, os.path.relpath(folder, top), folder)
+        yield view, folder
+
+
+def _write_objects(view, below, folder):
+    """Write what is not a tensor where the view's .distcp files have it."""
+    with open(os.path.join(folder, ".metadata"), "rb") as f:
+        metadata = pickle.load(f)  # the library has just written it
+    for index, at in metadata.storage_data.items():
+        if hasattr(metadata.state_dict_metadata[index.fqn], "chunks"):
+            continue
+        name = os.path.join(below, at.relative_path)
+        with open(os.path.join(folder, at.relative_path), "r+b") as f:
+            f.seek(at.offset)
+            f.write(view._read_file(name, at.offset, at.length))
 
 
 def _is_theirs(value):
@@ -247,20 +318,21 @@ def _zero_beyond(data, offset, shape):
         data.narrow(d, inside, data.shape[d] - inside).zero_()
 
 
-def _checked_shape(view, t):
+def _checked_shape(view, t, name, stacked):
     """Return the shape of the checkpoint's tensor, once it is known to fit."""
-    info = view._tensors.get(t.key)
+    info = view._tensors.get(name)
     if info is None:
-        raise CheckpointingException(f"'{t.key}' is not in the checkpoint {view}")
-    if list(info.shape) != list(t.global_shape) and not t.allow_shape_mismatch:
+        raise CheckpointingException(f"'{name}' is not in the checkpoint {view}")
+    want = tuple(t.global_shape)[stacked:]
+    if tuple(info.shape) != want and not t.allow_shape_mismatch:
         raise CheckpointingException(
             f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected "
-            f"({tuple(t.global_shape)}) tensor for key {t.key}"
+            f"({want}) tensor for key {name}"
         )
     return info.shape
 
 
-def _box(t):
+def _box(t, name, stacked):
     """Return (name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
     if t.data is None:
         t.init_data(
@@ -269,6 +341,6 @@ def _box(t):
             else "cpu"
         )
     data = t.data.detach()
-    for _ in range(t.prepend_axis_num):
+    for _ in range(t.prepend_axis_num - stacked):
         data = data[None]
-    return t.key, tuple(t.global_offset), data
+    return name, tuple(t.global_offset)[stacked:], data

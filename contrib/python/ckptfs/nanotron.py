@@ -6,12 +6,13 @@ from ckptfs.nanotron import load_weights
 # In place of nanotron.serialize.load_weights.
 param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")
 
-# From another framework's checkpoint, such as a model directory of Hugging Face.
-load_weights(model, parallel_context, "org/model", view="nanotron")
+# From what another framework saved: a Hugging Face model, a run of Megatron, a DCP.
+load_weights(model, parallel_context, "org/model")
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,7 +64,7 @@ def load_weights(
     filtered_state_dict: Mapping[str, torch.Tensor] | None = None,
     *,
     step: str | int | None = None,
-    view: str = "raw",
+    view: str | None = None,
     options: Mapping[str, Any] | None = None,
     readers: str = "auto",
     load_options: Mapping[str, Any] | None = None,
@@ -81,12 +82,14 @@ def load_weights(
             device). Sharded ones get their slices (local_global_slices_pairs) of the whole tensor,
             tied ones the tensor of the tie's first name.
         parallel_context: nanotron's ParallelContext.
-        root_folder: One checkpoint, as for nanotron's own load_weights, or a run.
+        root_folder: One checkpoint, as for nanotron's own load_weights, a run, or anything else
+            that ckptfs reads, such as a Hugging Face model.
         filtered_state_dict: {name: tensor} to fill instead of model.state_dict(), under names of
             the model's parameters; None fills the model.
         step: Of a run: the step's name or number; None is the latest one that rank 0 sees.
-        view: "raw" for a checkpoint of nanotron, as it is; "nanotron" for the model of any
-            checkpoint that ckptfs reads, under nanotron's names.
+        view: "raw" for a checkpoint as it is; "nanotron" for the model of any checkpoint, laid out
+            under nanotron's names. None is "raw" for a checkpoint of nanotron's, and "nanotron" for
+            any other.
         options: As for ckptfs.open, such as {"base": ...}.
         readers: As for ckptfs.load_state_dict.
         load_options: As for ckptfs.load_state_dict.
@@ -111,7 +114,11 @@ def load_weights(
             "git+https://github.com/huggingface/nanotron",
         ) from _problem
     group = parallel_context.world_pg
-    with View(step_folder(root_folder, step, group), view=view, options=options) as source:
+    folder = step_folder(root_folder, step, group)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(View(folder, view=view or "raw", options=options))
+        if view is None and source.info()["format"] != "nanotron":
+            source = stack.enter_context(source.again(view="nanotron"))
         state = model.state_dict() if filtered_state_dict is None else filtered_state_dict
         metadata = ParamShardMetadata()
 

@@ -48,7 +48,8 @@ class StorageReader(_Base):
         run: A run, one checkpoint or a model directory; dcp.load's checkpoint_id replaces it.
         view: None or "hf" for the hub's names; "memory" for those that transformers' classes have
             in memory; "raw" for the framework's own, with optimizer states, and with values that
-            are not tensors (lr, step and so on) as plain Python values.
+            are not tensors (lr, step and so on) as plain Python values; "torchtitan" for
+            torchtitan's names of any checkpoint.
         base: As for ckptfs.open.
         step: As for ckptfs.open.
         options: As for ckptfs.open.
