@@ -53,79 +53,35 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
     return 0;
 }
 
-/* ---- --verify: rows of the view, read as bytes, against the boxes ---- */
+/* ---- --verify ---- */
 
-struct check {
-    struct ckpt_view *view;
-    struct ckpt_want_info want;
-    struct ckpt_tensor_info tensor;
-    size_t index; /* number of the tensor */
-    uint64_t esize;
-    const unsigned char *got;
-    struct ckpt_err *err;
-};
-
-static int differs(const struct check *c, uint64_t at)
+/* Compare what has arrived for a want with the view: as many rows of its box at a time as fit into
+ * a chunk are read once more. */
+static int check_want(struct ckpt_view *view, size_t tensor, const struct ckpt_want_info *want,
+                      const unsigned char *got, struct ckpt_err *err)
 {
-    return ckpt_fail(c->err, CKPT_CONFLICT,
-                     "tensor '%s': byte %" PRIu64 " of the loaded data differs from the view",
-                     c->want.tensor, at);
-}
-
-/* Compare the loaded box with `whole`, the bytes of the whole tensor, from dimension d on. */
-static int compare(const struct check *c, uint32_t d, const unsigned char *whole, uint64_t *at)
-{
-    uint64_t inner = c->esize;
-
-    for (uint32_t k = d + 1; k < c->want.rank; k++)
-        inner *= c->tensor.shape[k];
-    if (d == c->want.rank) {
-        if (memcmp(c->got + *at, whole, c->esize) != 0)
-            return differs(c, *at);
-        *at += c->esize;
-        return 0;
-    }
-    if (d + 1 == c->want.rank) {
-        if (memcmp(c->got + *at, whole + c->want.lo[d] * c->esize, c->want.n[d] * c->esize) != 0)
-            return differs(c, *at);
-        *at += c->want.n[d] * c->esize;
-        return 0;
-    }
-    for (uint64_t i = 0; i < c->want.n[d]; i++)
-        if (compare(c, d + 1, whole + (c->want.lo[d] + i) * inner, at) < 0)
-            return -1;
-    return 0;
-}
-
-static int check_want(struct check *c)
-{
-    uint64_t row = c->esize, at = 0, lo = 0, n = 1;
-
-    for (uint32_t k = 1; k < c->want.rank; k++)
-        row *= c->tensor.shape[k];
-    if (c->want.rank) {
-        lo = c->want.lo[0];
-        n = c->want.n[0];
-    }
-    if (c->want.nbytes == 0)
-        return 0;
+    const uint64_t rows = want->rank ? want->n[0] : 1, row = want->nbytes / rows;
     const uint64_t step = row < CHUNK ? CHUNK / row : 1;
-    ckpt_cleanup(ckpt_freep) unsigned char *rows = malloc((n < step ? n : step) * row);
-    if (!rows)
-        return ckpt_nomem(c->err);
-    for (uint64_t i = 0; i < n; i += step) {
-        const uint64_t more = n - i < step ? n - i : step;
-        if (ckpt_view_tensor_pread(c->view, c->index, rows, more * row, (lo + i) * row, c->err) < 0)
+    ckpt_cleanup(ckpt_freep) unsigned char *chunk = malloc((rows < step ? rows : step) * row);
+    uint64_t lo[CKPT_LOAD_RANK], n[CKPT_LOAD_RANK];
+
+    if (!chunk)
+        return ckpt_nomem(err);
+    memcpy(lo, want->lo, sizeof lo);
+    memcpy(n, want->n, sizeof n);
+    for (uint64_t i = 0; i < rows; i += n[0]) {
+        lo[0] = want->lo[0] + i;
+        n[0] = rows - i < step ? rows - i : step;
+        if (ckpt_view_box_pread(view, tensor, lo, n, chunk, err) < 0)
             return -1;
-        if (c->want.rank < 2) {
-            if (memcmp(c->got + at, rows, more * row) != 0)
-                return differs(c, at);
-            at += more * row;
+        if (memcmp(got + i * row, chunk, n[0] * row) == 0)
             continue;
-        }
-        for (uint64_t k = 0; k < more; k++)
-            if (compare(c, 1, rows + k * row, &at) < 0)
-                return -1;
+        uint64_t at = 0;
+        while (got[i * row + at] == chunk[at])
+            at++;
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "tensor '%s': byte %" PRIu64 " of the loaded data differs from the view",
+                         want->tensor, i * row + at);
     }
     return 0;
 }
@@ -134,28 +90,18 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
                      struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct check c = {.view = view,
-                          .err = err,
-                          .esize = 1,
-                          .want = {.size = sizeof c.want},
-                          .tensor = {.size = sizeof c.tensor}};
-        ckpt_cleanup(ckpt_freep) unsigned char *got = NULL;
-        uint64_t numel = 1;
-        ckpt_load_want_info(load, i, &c.want);
-        if (!(got = malloc(c.want.nbytes + 1)))
+        struct ckpt_want_info want = {.size = sizeof want};
+        size_t tensor;
+        ckpt_load_want_info(load, i, &want);
+        if (want.nbytes == 0)
+            continue;
+        ckpt_cleanup(ckpt_freep) unsigned char *got = malloc(want.nbytes);
+        if (!got)
             return ckpt_nomem(err);
-        if (c.want.nbytes &&
-            ckpt_comm_fetch(m->comm, got, m->ptr + m->off[i], c.want.nbytes, err) < 0)
-            return -1;
-        c.got = got;
-        if (!ckpt_view_find_tensor(view, c.want.tensor, &c.index))
-            return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", c.want.tensor);
-        ckpt_view_tensor(view, c.index, &c.tensor);
-        for (uint32_t d = 0; d < c.tensor.rank; d++)
-            numel *= c.tensor.shape[d];
-        if (numel)
-            c.esize = c.tensor.nbytes / numel;
-        if (check_want(&c) < 0)
+        if (!ckpt_view_find_tensor(view, want.tensor, &tensor))
+            return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", want.tensor);
+        if (ckpt_comm_fetch(m->comm, got, m->ptr + m->off[i], want.nbytes, err) < 0 ||
+            check_want(view, tensor, &want, got, err) < 0)
             return -1;
     }
     return 0;
