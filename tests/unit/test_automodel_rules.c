@@ -214,6 +214,7 @@ TEST(regex, replaces_as_python)
         {".", "c", "\xc3\xa9", "c"},
         {"(a)|(b)", "\\2", "ab", "b"},
         {"\\d", "\\g<0>0", "1.2", "10.20"},
+        {"(a)", "$1${1}$$\\1", "a", "$1${1}$$a"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
