@@ -2,6 +2,7 @@
 /* Tables, JSON and outlines on stdout. */
 #include "out.h"
 
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/str.h"
 
 const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE])
 {
@@ -21,6 +23,17 @@ const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE])
         n /= 1024;
     (void)snprintf(buf, CKPT_OUT_SIZE, i ? "%.1f %s" : "%.0f %s", n, unit[i]);
     return buf;
+}
+
+char *ckpt_out_numbers(const uint64_t *number, size_t n, const char *between)
+{
+    struct ckpt_str out = {0};
+    char *text = NULL;
+
+    for (size_t i = 0; i < n; i++)
+        ckpt_str_printf(&out, "%s%" PRIu64, i ? between : "", number[i]);
+    (void)ckpt_str_steal(&out, &text, NULL);
+    return text;
 }
 
 static bool styled(void)

@@ -14,6 +14,9 @@
 #define CKPT_OUT_SIZE 24
 const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE]);
 
+/* n numbers, with a text between them, such as a shape; the caller frees it. NULL: no memory. */
+char *ckpt_out_numbers(const uint64_t *number, size_t n, const char *between);
+
 /* Print `ncell / ncolumn` rows in aligned columns. align[i] is 'l' or 'r'; head is the row of
  * titles, or NULL. */
 void ckpt_out_table(const char *const *head, const char *align, size_t ncolumn, char *const *cell,

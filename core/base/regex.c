@@ -75,8 +75,8 @@ static int compile(struct ckpt_regex *r, const char *pattern, struct ckpt_err *e
 /* ---- the template ---- */
 
 /* Put the group with this name or number. */
-static int put_group(const struct ckpt_regex *r, const char *name, size_t len,
-                     struct ckpt_str *out, struct ckpt_err *err)
+static int put_group(const struct ckpt_regex *r, const char *name, size_t len, struct ckpt_str *out,
+                     struct ckpt_err *err)
 {
     char own[64];
     unsigned long long number;
@@ -161,8 +161,8 @@ int ckpt_regex_new(const char *pattern, const char *replacement, struct ckpt_reg
 int ckpt_regex_sub(const struct ckpt_regex *r, const char *text, char **ret_text,
                    struct ckpt_err *err)
 {
-    const uint32_t flags = PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY |
-                           PCRE2_SUBSTITUTE_OVERFLOW_LENGTH;
+    const uint32_t flags =
+        PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_UNSET_EMPTY | PCRE2_SUBSTITUTE_OVERFLOW_LENGTH;
     ckpt_cleanup(ckpt_freep) char *out = NULL;
     PCRE2_SIZE need = strlen(text) + 1, len;
     int rc;

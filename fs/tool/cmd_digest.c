@@ -23,25 +23,6 @@ static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefi
     return 0;
 }
 
-static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
-                      const XXH128_hash_t *whole, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    json_t *list = json_array();
-    char hex[CKPT_HEX];
-
-    for (size_t i = 0; i < items->n; i++)
-        if (json_array_append_new(list, json_pack("{s:o, s:I, s:s}", "name",
-                                                  ckptfs_json_text(items->item[i].path), "bytes",
-                                                  (json_int_t)items->item[i].size, "xxh3",
-                                                  ckpt_hash_hex(&hash[i], hex))) < 0) {
-            json_decref(list);
-            return ckpt_nomem(err);
-        }
-    j = json_pack("{s:s, s:o}", "xxh3", ckpt_hash_hex(whole, hex), "items", list);
-    return ckpt_out_json(j, err);
-}
-
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
@@ -66,8 +47,12 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
     if (ckpt_pump_run(&pump, NULL, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
         ckpt_hash_whole(&items, hash, &whole, err) < 0)
         return -1;
-    if (t->json)
-        return print_json(&items, hash, &whole, err);
+    if (t->json) {
+        ckpt_cleanup(ckpt_json_decrefp) json_t *j =
+            json_pack("{s:s, s:o}", "xxh3", ckpt_hash_hex(&whole, hex), "items",
+                      ckpt_hash_list(&items, hash));
+        return ckpt_out_json(j, err);
+    }
     for (size_t i = 0; i < items.n; i++) {
         ckpt_cleanup(ckpt_freep) char *shown = ckpt_printable(items.item[i].path);
         if (!shown)

@@ -28,7 +28,6 @@
 #include "tool/items.h"
 #include "tool/journal.h"
 #include "tool/pump.h"
-#include "tool/same_files.h"
 
 struct export
 {
@@ -142,7 +141,7 @@ static int open_dest(struct export *x, struct ckpt_err *err)
 static bool finished_before(struct export *x, size_t i)
 {
     const struct ckpt_item *item = &x->items->item[i];
-    const json_t *line = json_object_get(x->journal.complete, item->path);
+    const json_t *line = json_object_get(x->journal.line, item->path);
     const char *hex = json_string_value(json_object_get(line, "xxh3"));
     XXH128_canonical_t c;
     struct stat st;
@@ -150,7 +149,7 @@ static bool finished_before(struct export *x, size_t i)
     if (!hex || strlen(hex) != CKPT_HEX - 1 ||
         fstatat(x->dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
         (uint64_t)st.st_size != item->size ||
-        json_integer_value(json_object_get(line, "size")) != (json_int_t)item->size ||
+        json_integer_value(json_object_get(line, "len")) != (json_int_t)item->size ||
         json_integer_value(json_object_get(line, "mtime_ns")) !=
             (json_int_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec)
         return false;
@@ -186,7 +185,7 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
  * recorded hash. */
 static void take_up(struct export *x, size_t i, const char *temp)
 {
-    const json_t *line = json_object_get(x->journal.partial, x->items->item[i].path);
+    const json_t *line = json_object_get(x->journal.line, x->items->item[i].path);
     const char *hex = json_string_value(json_object_get(line, "xxh3"));
     json_int_t len = json_integer_value(json_object_get(line, "len"));
     char found[CKPT_HEX];
@@ -329,9 +328,8 @@ static int complete(struct export *x, size_t i, int fd, const char *hex, struct 
         return ckpt_fail_errno(err, errno, "%s/%s", x->dest, item->path);
     x->fd[i] = -1;
     (void)close(fd);
-    return ckpt_journal_add_complete(&x->journal, item->path, item->size,
-                                     (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-                                     hex, err);
+    return ckpt_journal_add(&x->journal, item->path, item->size,
+                            (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec, hex, err);
 }
 
 static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
@@ -339,22 +337,46 @@ static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
 {
     struct export *x = ctx;
     char hex[CKPT_HEX];
-    int fd = temp_fd(x, i, err), rc;
+    int fd, rc;
 
-    if (fd < 0)
+    x->hash[i] = *prefix; /* the last call is for the whole file */
+    if (x->finished)
+        return 0;
+    if ((fd = temp_fd(x, i, err)) < 0)
         return -1;
     (void)ckpt_hash_hex(prefix, hex);
     if (off == x->items->item[i].size) {
-        x->hash[i] = *prefix;
         rc = complete(x, i, fd, hex, err);
     } else {
         rc = fdatasync(fd) < 0
                  ? ckpt_fail_errno(err, errno, "%s/%s", x->dest, x->items->item[i].path)
-                 : ckpt_journal_add_partial(&x->journal, x->items->item[i].path, off, hex, err);
+                 : ckpt_journal_add(&x->journal, x->items->item[i].path, off, 0, hex, err);
     }
     if (rc == 0)
         atomic_store(&x->durable, true);
     return rc;
+}
+
+/* ---- comparing a finished export ---- */
+
+static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
+                         void *scratch, struct ckpt_err *err)
+{
+    struct export *x = ctx;
+    const char *path = x->items->item[i].path;
+    ckpt_cleanup(ckpt_closep) int fd = openat(x->dir, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    uint64_t at = off;
+    const int rc = fd < 0 ? errno : ckpt_fdio_pread(fd, scratch, len, &at);
+
+    if (rc)
+        return ckpt_fail_errno(err, ckpt_fdio_errno(rc), "%s/%s", x->dest, path);
+    const size_t same = ckpt_same_bytes(buf, scratch, len);
+    if (same == len)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "%s is not empty: it holds another export, or this one was changed: %s "
+                     "differs at byte %llu; export into a new directory",
+                     x->dest, path, (unsigned long long)(off + same));
 }
 
 /* ---- the end ---- */
@@ -414,23 +436,16 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
                   struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    json_t *files = json_array();
     char hex[CKPT_HEX], size[CKPT_OUT_SIZE], rate[CKPT_OUT_SIZE];
     XXH128_hash_t whole;
 
-    if (ckpt_hash_whole(x->items, x->hash, &whole, err) < 0) {
-        json_decref(files);
+    if (ckpt_hash_whole(x->items, x->hash, &whole, err) < 0)
         return -1;
-    }
-    for (size_t i = 0; i < x->items->n; i++)
-        ckpt_json_append(&files, json_pack("{s:o, s:I, s:s}", "name",
-                                           ckptfs_json_text(x->items->item[i].path), "bytes",
-                                           (json_int_t)x->items->item[i].size, "xxh3",
-                                           ckpt_hash_hex(&x->hash[i], hex)));
     (void)ckpt_hash_hex(&whole, hex);
     j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
                   (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,
-                  "already_complete", x->finished, "xxh3", hex, "files", files);
+                  "already_complete", x->finished, "xxh3", hex, "files",
+                  ckpt_hash_list(x->items, x->hash));
     if (t->json)
         return ckpt_out_json(j, err);
     (void)printf(
@@ -444,25 +459,9 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
     return 0;
 }
 
-static int compare_all(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
-                       struct ckpt_err *err)
-{
-    const struct ckpt_same_files what = {.view = view,
-                                         .items = x->items,
-                                         .dir = x->dir,
-                                         .dest = x->dest,
-                                         .jobs = t->jobs,
-                                         .quiet = t->quiet,
-                                         .hash = x->hash};
-    double seconds;
-
-    if (ckpt_same_files(&what, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0)
-        return -1;
-    return report(t, x, seconds, err);
-}
-
-static int write_all(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
-                     struct ckpt_err *err)
+/* Write the files or, if DEST has them all, compare them. */
+static int transfer(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
+                    struct ckpt_err *err)
 {
     const struct ckpt_pump pump = {.view = view,
                                    .items = x->items,
@@ -472,12 +471,12 @@ static int write_all(const struct ckpt_tool *t, struct export *x, struct ckpt_vi
                                    .start = x->start,
                                    .state = x->state,
                                    .ctx = x,
-                                   .sink = write_chunk,
+                                   .sink = x->finished ? compare_chunk : write_chunk,
                                    .mark = mark};
     double seconds;
 
     if (ckpt_pump_run(&pump, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
-        settle(x, err) < 0)
+        (!x->finished && settle(x, err) < 0))
         return -1;
     return report(t, x, seconds, err);
 }
@@ -502,11 +501,8 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
         return -1;
     if (x->finished)
         return 0;
-    if (ckpt_journal_open(x->dir, source, &x->journal, &fresh, err) < 0) {
-        struct ckpt_err inner = *err;
-        *err = (struct ckpt_err){0};
-        return ckpt_fail(err, inner.code, "%s: %.900s", x->dest, inner.text);
-    }
+    if (ckpt_journal_open(x->dir, source, &x->journal, &fresh, err) < 0)
+        return ckpt_err_in(err, "%s", x->dest);
     x->resumed = !fresh;
     if (!fresh && resume(x, err) < 0)
         return -1;
@@ -567,15 +563,15 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
-    struct export x = {.items = &items, .dest = t->operand[0], .dir = -1, .journal.fd = -1};
+    struct export x = {.items = &items, .dest = t->operand[0], .dir = -1};
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 || choose(t, view, &items, err) < 0)
         return -1;
     (void)pthread_mutex_init(&x.lock, NULL);
     int rc = prepare(&x, view, err);
     if (rc == 0)
-        rc = x.finished ? compare_all(t, &x, view, err) : write_all(t, &x, view, err);
-    if (rc < 0 && x.journal.fd >= 0) {
+        rc = transfer(t, &x, view, err);
+    if (rc < 0 && x.journal.file) {
         /* the files on disk belong to a save that no longer exists, or to no single save */
         const bool stale = err->code == CKPT_STALE;
         if (atomic_load(&x.durable) && !stale)

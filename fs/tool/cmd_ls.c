@@ -26,22 +26,6 @@ static json_t *tensor_json(const struct ckpt_tensor_info *info)
                      (json_int_t)info->file_off);
 }
 
-/* A shape as "4096 x 1024"; "-" for a scalar. */
-static char *shape_text(const struct ckpt_tensor_info *info)
-{
-    char *text = NULL;
-    size_t len;
-    FILE *out = open_memstream(&text, &len);
-
-    if (!out)
-        return NULL;
-    for (uint32_t d = 0; d < info->rank; d++)
-        (void)fprintf(out, "%s%" PRIu64, d ? " x " : "", info->shape[d]);
-    if (!info->rank)
-        (void)fputc('-', out);
-    return fclose(out) == 0 ? text : NULL;
-}
-
 static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
@@ -80,7 +64,7 @@ static int tensor_row(const void *ctx, size_t i, char **cell)
     ckpt_view_tensor(ctx, i, &info);
     cell[0] = strdup(info.name);
     cell[1] = strdup(info.dtype);
-    cell[2] = shape_text(&info);
+    cell[2] = info.rank ? ckpt_out_numbers(info.shape, info.rank, " x ") : strdup("-");
     cell[3] = ckpt_asprintf("%" PRIu64, info.nbytes);
     cell[4] = strdup(info.file ? ckpt_node_name(info.file) : "-");
     return cell[0] && cell[1] && cell[2] && cell[3] && cell[4] ? 0 : -1;

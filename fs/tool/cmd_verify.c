@@ -56,17 +56,9 @@ static int differ(struct verify *v, const char *kind, const char *name, const ch
 
 static char *type_text(const struct ckpt_tensor_info *info)
 {
-    char *text = NULL;
-    size_t len;
-    FILE *out = open_memstream(&text, &len);
+    ckpt_cleanup(ckpt_freep) char *shape = ckpt_out_numbers(info->shape, info->rank, ", ");
 
-    if (!out)
-        return NULL;
-    (void)fprintf(out, "%s [", info->dtype);
-    for (uint32_t d = 0; d < info->rank; d++)
-        (void)fprintf(out, "%s%" PRIu64, d ? ", " : "", info->shape[d]);
-    (void)fputc(']', out);
-    return fclose(out) == 0 ? text : NULL;
+    return shape ? ckpt_asprintf("%s [%s]", info->dtype, shape) : NULL;
 }
 
 static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor_info *b)
@@ -138,41 +130,26 @@ static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint6
                          void *scratch, struct ckpt_err *err)
 {
     struct verify *v = ctx;
-    const unsigned char *a = buf, *b = scratch;
-    size_t at = 0;
-
     if (ckpt_view_tensor_pread(v->other, v->twin[i], scratch, len, off, err) < 0)
         return -1;
-    if (memcmp(a, b, len) == 0)
+    const size_t same = ckpt_same_bytes(buf, scratch, len);
+    if (same == len)
         return 0;
-    while (a[at] == b[at])
-        at++;
     /* Chunks end in any order: keep the lowest offset. */
-    uint64_t mine = off + at, known = atomic_load(&v->first[i]);
+    uint64_t mine = off + same, known = atomic_load(&v->first[i]);
     while (mine < known && !atomic_compare_exchange_weak(&v->first[i], &known, mine))
         continue;
     return 0;
 }
 
-/* The index of element e, as "[3, 17]". */
+/* The index of element e, as "3, 17". */
 static char *index_text(const struct ckpt_tensor_info *info, uint64_t e)
 {
-    char *text = NULL;
-    size_t len;
-    FILE *out = open_memstream(&text, &len);
+    ckpt_cleanup(ckpt_freep) uint64_t *index = calloc(info->rank + 1, sizeof *index);
 
-    if (!out)
-        return NULL;
-    (void)fputc('[', out);
-    for (uint32_t d = 0; d < info->rank; d++) {
-        uint64_t below = 1;
-        for (uint32_t k = d + 1; k < info->rank; k++)
-            below *= info->shape[k];
-        (void)fprintf(out, "%s%" PRIu64, d ? ", " : "", e / below);
-        e %= below;
-    }
-    (void)fputc(']', out);
-    return fclose(out) == 0 ? text : NULL;
+    for (uint32_t d = info->rank; index && d-- > 0; e /= info->shape[d])
+        index[d] = e % info->shape[d];
+    return index ? ckpt_out_numbers(index, info->rank, ", ") : NULL;
 }
 
 /* Write an element's bytes, which are little-endian, as one hexadecimal number. */
@@ -204,7 +181,7 @@ static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
     hex_element(b, width, hex_b);
     ckpt_cleanup(ckpt_freep) char *index = index_text(&info, e);
     ckpt_cleanup(ckpt_freep) char *what =
-        ckpt_asprintf("element %s is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
+        ckpt_asprintf("element [%s] is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
     return what ? differ(v, "tensor", info.name, what, err) : ckpt_nomem(err);
 }
 
@@ -252,12 +229,12 @@ static int compare_bytes(const struct verify *v, const struct ckpt_item *item, i
             return ckpt_fail_errno(err, ckpt_fdio_errno(rc), "reading %s/%s", v->dir, item->path);
         if (ckpt_item_pread(v->view, item, a, len, off, err) < 0)
             return -1;
-        for (size_t i = 0; i < len; i++)
-            if (a[i] != b[i]) {
-                *what = ckpt_asprintf("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + i, a[i],
-                                      v->dir, b[i]);
-                return *what ? 0 : ckpt_nomem(err);
-            }
+        const size_t same = ckpt_same_bytes(a, b, len);
+        if (same < len) {
+            *what = ckpt_asprintf("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + same, a[same],
+                                  v->dir, b[same]);
+            return *what ? 0 : ckpt_nomem(err);
+        }
         off += len;
     }
     return 0;

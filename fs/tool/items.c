@@ -8,14 +8,7 @@
 #include "base/err.h"
 #include "base/str.h"
 
-static bool ends_in(const char *path, const char *suffix)
-{
-    const size_t n = strlen(path), m = strlen(suffix);
-
-    return n >= m && strcmp(path + n - m, suffix) == 0;
-}
-
-bool ckpt_is_weights(const char *path) { return ends_in(path, ".safetensors"); }
+bool ckpt_is_weights(const char *path) { return ckpt_has_suffix(path, ".safetensors"); }
 
 static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err *err)
 {
@@ -94,7 +87,7 @@ void ckpt_items_keep(struct ckpt_items *items, bool weights)
     items->bytes = 0;
     for (size_t i = 0; i < items->n; i++) {
         const struct ckpt_item item = items->item[i];
-        if ((ckpt_is_weights(item.path) || ends_in(item.path, ".safetensors.index.json")) !=
+        if ((ckpt_is_weights(item.path) || ckpt_has_suffix(item.path, ".safetensors.index.json")) !=
             weights) {
             free(item.path);
             continue;

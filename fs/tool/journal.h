@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <jansson.h>
 
@@ -16,9 +17,8 @@
 extern const char ckpt_journal_name[];
 
 struct ckpt_journal {
-    int fd;           /* the journal, locked so that no second export can use it */
-    json_t *complete; /* path -> {"size", "mtime_ns", "xxh3"} */
-    json_t *partial;  /* path -> {"len", "xxh3"} of a temporary file */
+    FILE *file;   /* locked so that no second export can use it; NULL: not open */
+    json_t *line; /* path -> its last line, {"file", "len", "mtime_ns", "xxh3"} */
 };
 
 /* Open the journal of DEST, or create it (*ret_new is then true). CONFLICT: the journal belongs to
@@ -27,10 +27,9 @@ int ckpt_journal_open(int dest, const char *source, struct ckpt_journal *ret, bo
                       struct ckpt_err *err);
 void ckpt_journal_close(struct ckpt_journal *j);
 
-/* Safe from many threads. */
-int ckpt_journal_add_complete(const struct ckpt_journal *j, const char *path, uint64_t size,
-                              int64_t mtime_ns, const char *xxh3, struct ckpt_err *err);
-int ckpt_journal_add_partial(const struct ckpt_journal *j, const char *path, uint64_t len,
-                             const char *xxh3, struct ckpt_err *err);
+/* Record that the first len bytes of a file are on disk, with their hash: under its own name, with
+ * this time of modification, or (mtime_ns is 0) in its temporary file. Safe from many threads. */
+int ckpt_journal_add(const struct ckpt_journal *j, const char *path, uint64_t len, int64_t mtime_ns,
+                     const char *xxh3, struct ckpt_err *err);
 
 #endif

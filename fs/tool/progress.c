@@ -5,25 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "out.h"
 
 enum { BAR_CELLS = 24, PLAIN_COLUMNS = 80 };
 
-static double now_s(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t total, bool quiet)
 {
     *p = (struct ckpt_progress){.shown = !quiet && isatty(STDERR_FILENO),
-                                .begin = now_s(),
+                                .begin = ckpt_now_ns(),
                                 .already = already,
                                 .total = total};
 }
@@ -50,7 +42,8 @@ void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char
 {
     char bar[BAR_CELLS + 1], line[512], left[32] = "-", have[CKPT_OUT_SIZE], all[CKPT_OUT_SIZE],
                                         rate_text[CKPT_OUT_SIZE];
-    double part = p->total ? (double)done / (double)p->total : 1, spent = now_s() - p->begin;
+    double part = p->total ? (double)done / (double)p->total : 1,
+           spent = (double)(ckpt_now_ns() - p->begin) * 1e-9;
     double rate = spent > 0 ? (double)(done - p->already) / spent : 0;
     int full = (int)(part * BAR_CELLS);
 
@@ -68,9 +61,8 @@ void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char
     (void)fflush(stderr);
 }
 
-double ckpt_progress_end(const struct ckpt_progress *p)
+void ckpt_progress_end(const struct ckpt_progress *p)
 {
     if (p->shown)
         (void)fputs("\r\033[K", stderr);
-    return now_s() - p->begin;
 }

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 struct ckpt_progress {
-    bool shown; /* stderr is a terminal, and --quiet was not given */
-    double begin;
+    bool shown;       /* stderr is a terminal, and --quiet was not given */
+    uint64_t begin;   /* by ckpt_now_ns */
     uint64_t already; /* bytes that were done before this run, which the rate does not count */
     uint64_t total;
 };
@@ -19,7 +19,7 @@ void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t tot
 /* Redraw the bar. `name` is the item in progress. */
 void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char *name);
 
-/* Erase the bar. Returns the seconds since the beginning. */
-double ckpt_progress_end(const struct ckpt_progress *p);
+/* Erase the bar. */
+void ckpt_progress_end(const struct ckpt_progress *p);
 
 #endif

@@ -11,7 +11,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/err.h"
+#include "base/json.h"
+#include "common.h"
 #include "tool/progress.h"
 
 enum { FEWEST_JOBS = 2, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
@@ -212,17 +215,13 @@ static void *work(void *arg)
 /* Redraw the progress bar until all threads have ended. */
 static void watch(struct state *s, const struct ckpt_progress *bar)
 {
-    struct timespec until;
     const struct ckpt_items *items = s->p->items;
 
     (void)pthread_mutex_lock(&s->lock);
     while (s->active) {
         const char *name = s->item < items->n ? items->item[s->item].path : "";
         ckpt_progress_draw(bar, atomic_load(&s->done), name);
-        (void)clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += TICK_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        const struct timespec until = ckpt_deadline(TICK_MS);
         while (s->active)
             if (pthread_cond_timedwait(&s->moved, &s->lock, &until) == ETIMEDOUT)
                 break;
@@ -275,7 +274,7 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
     watch(s, &bar);
     for (unsigned i = 0; i < started; i++)
         (void)pthread_join(worker[i].thread, NULL);
-    (void)ckpt_progress_end(&bar);
+    ckpt_progress_end(&bar);
     if (s->stop) {
         *err = s->err;
         return -1;
@@ -287,17 +286,12 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
 {
     struct state s = {.p = p, .nthread = thread_count(p), .hash = XXH3_createState()};
     struct worker *worker = calloc(s.nthread, sizeof *worker);
-    struct ckpt_progress clock;
-    pthread_condattr_t attr;
+    const uint64_t begin = ckpt_now_ns();
     int rc = -1;
 
-    ckpt_progress_begin(&clock, 0, 0, true);
     s.flying = calloc(s.nthread, sizeof *s.flying);
     (void)pthread_mutex_init(&s.lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&s.moved, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    ckpt_cond_init(&s.moved);
     if (!worker || !s.flying || !s.hash) {
         (void)ckpt_nomem(err);
     } else {
@@ -307,7 +301,7 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
         rc = run(&s, worker, err);
     }
     if (ret_seconds)
-        *ret_seconds = ckpt_progress_end(&clock);
+        *ret_seconds = (double)(ckpt_now_ns() - begin) * 1e-9;
     (void)pthread_cond_destroy(&s.moved);
     (void)pthread_mutex_destroy(&s.lock);
     (void)XXH3_freeState(s.hash);
@@ -324,6 +318,31 @@ const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX])
     for (size_t i = 0; i < sizeof c.digest; i++)
         (void)snprintf(buf + 2 * i, 3, "%02x", c.digest[i]);
     return buf;
+}
+
+size_t ckpt_same_bytes(const void *a, const void *b, size_t len)
+{
+    const unsigned char *x = a, *y = b;
+    size_t n = 0;
+
+    if (memcmp(a, b, len) == 0)
+        return len;
+    while (x[n] == y[n])
+        n++;
+    return n;
+}
+
+json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash)
+{
+    json_t *list = json_array();
+    char hex[CKPT_HEX];
+
+    for (size_t i = 0; i < items->n; i++)
+        ckpt_json_append(&list,
+                         json_pack("{s:o, s:I, s:s}", "name", ckptfs_json_text(items->item[i].path),
+                                   "bytes", (json_int_t)items->item[i].size, "xxh3",
+                                   ckpt_hash_hex(&hash[i], hex)));
+    return list;
 }
 
 static int by_path(const void *a, const void *b)

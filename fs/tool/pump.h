@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
 #include <xxhash.h>
 
 #include <ckptfs/ckptfs.h>
@@ -54,9 +55,15 @@ struct ckpt_pump {
 /* Run to the end, or to the first failure. *ret_seconds may be NULL. */
 int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err);
 
+/* How many bytes at the beginning of a and b are equal. */
+size_t ckpt_same_bytes(const void *a, const void *b, size_t len);
+
 /* A hash in the notation of xxhsum. */
 #define CKPT_HEX 33
 const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX]);
+
+/* A new list of {"name", "bytes", "xxh3"}; NULL: no memory. */
+json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash);
 
 /* The digest of a set of items: the hash of the lines "HEX  PATH\n" of all items, sorted by path.
  */
