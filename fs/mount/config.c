@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/str.h"
 #include "cmdline.h"
 
 enum { DEFAULT_THREADS = 10, DEFAULT_READAHEAD_KIB = 2048 };
@@ -49,29 +50,32 @@ static const char *const fuse_takes[] = {
     "auto_unmount", "allow_root", "noexec",  "exec",      "async",      "sync",        "dirsync",
     "atime",        "noatime",    "context", "fscontext", "defcontext", "rootcontext", NULL};
 
+char *ckptfs_fuse_escape(const char *value)
+{
+    char *text = malloc(2 * strlen(value) + 1), *out = text;
+
+    for (; text && *value; value++) {
+        if (*value == ',' || *value == '\\')
+            *out++ = '\\';
+        *out++ = *value;
+    }
+    if (text)
+        *out = '\0';
+    return text;
+}
+
 static int add_fuse_word(struct ckptfs_config *c, const char *word, const char *value,
                          struct ckpt_err *err)
 {
-    /* FUSE removes backslashes from its options, as we did, so they are added again. */
-    size_t n = 2 * (strlen(word) + (value ? strlen(value) : 0)) + 3;
-    size_t have = c->fuse_words ? strlen(c->fuse_words) : 0;
-    char *text = realloc(c->fuse_words, have + n);
+    ckpt_cleanup(ckpt_freep) char *escaped = ckptfs_fuse_escape(value ? value : "");
+    const char *before = c->fuse_words ? c->fuse_words : "";
+    char *all =
+        escaped ? ckpt_asprintf("%s,%s%s%s", before, word, value ? "=" : "", escaped) : NULL;
 
-    if (!text)
+    if (!all)
         return ckpt_nomem(err);
-    c->fuse_words = text;
-    text += have;
-    *text++ = ',';
-    for (const char *p = word; *p; p++)
-        *text++ = *p;
-    if (value)
-        *text++ = '=';
-    for (const char *p = value; p && *p; p++) {
-        if (*p == ',' || *p == '\\')
-            *text++ = '\\';
-        *text++ = *p;
-    }
-    *text = '\0';
+    free(c->fuse_words);
+    c->fuse_words = all;
     return 0;
 }
 

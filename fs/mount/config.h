@@ -31,6 +31,10 @@ struct ckptfs_config {
 /* Free the configuration, and unlock the mountpoint. */
 void ckptfs_config_release(struct ckptfs_config *c);
 
+/* A value as FUSE takes it in a list of options, which it splits at commas, removing backslashes.
+ * The caller frees it; NULL: no memory. */
+char *ckptfs_fuse_escape(const char *value);
+
 /* Parse the command line. Every failure is a USAGE error whose text names the word. Paths are
  * stored as given; ckptfs_paths_resolve makes them absolute. If only help or the version was asked
  * for, it is printed and `run` is NULL. */

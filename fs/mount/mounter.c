@@ -35,25 +35,9 @@ struct answer {
 
 /* ---- both sides ---- */
 
-/* Escape a value for -o, because FUSE splits at commas and removes backslashes. The caller frees
- * it. */
-static char *escape(const char *value)
-{
-    char *text = malloc(2 * strlen(value) + 1), *out = text;
-
-    for (; text && *value; value++) {
-        if (*value == ',' || *value == '\\')
-            *out++ = '\\';
-        *out++ = *value;
-    }
-    if (text)
-        *out = '\0';
-    return text;
-}
-
 int ckptfs_session_args(const struct ckptfs_config *c, struct fuse_args *ret)
 {
-    ckpt_cleanup(ckpt_freep) char *name = escape(c->run), *words = NULL;
+    ckpt_cleanup(ckpt_freep) char *name = ckptfs_fuse_escape(c->run), *words = NULL;
 
     *ret = (struct fuse_args)FUSE_ARGS_INIT(0, NULL);
     words = ckpt_asprintf(

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /proc/self/mountinfo, mountpoints and stale mounts. */
+/* Mountpoints and stale mounts. */
 #include "mount/mounts.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <mntent.h>
 #include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,68 +25,26 @@ enum { MOST_STACKED = 16 };
 
 extern char **environ;
 
-/* Replace, in place, the escapes \ooo that mountinfo uses for blanks, tabs, newlines and
- * backslashes. */
-static void unescape(char *s)
+/* Find the topmost mount of ckptfs at exactly this path, without accessing the file system that is
+ * mounted there. *ret_user is its owner. */
+static bool is_ours(const char *path, uid_t *ret_user)
 {
-    char *out = s;
+    FILE *in = setmntent("/proc/self/mounts", "re");
+    bool ours = false;
+    struct mntent mount;
+    char line[4 * PATH_MAX];
 
-    for (; *s; s++) {
-        if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
-            s[3] >= '0' && s[3] <= '7') {
-            *out++ = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0'));
-            s += 3;
-        } else {
-            *out++ = *s;
-        }
-    }
-    *out = '\0';
-}
-
-/* Parse a line "36 35 98:0 /root /mount/point options... - fstype source options": the mountpoint's
- * path, and the rest. */
-static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret)
-{
-    char *field[5], *save = NULL, *dash;
-
-    for (size_t i = 0; i < 5; i++)
-        if (!(field[i] = strtok_r(i ? NULL : line, " ", &save)))
-            return false;
-    if (!save || !(dash = strstr(save, "- ")))
-        return false;
-    unescape(field[4]);
-    *ret_path = field[4];
-    (void)snprintf(ret->dev, sizeof ret->dev, "%s", field[2]);
-    const char *user =
-        strstr(dash, "user_id="); /* one of the superblock's options, the last field */
-    ret->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
-    (void)snprintf(ret->fstype, sizeof ret->fstype, "%.*s", (int)strcspn(dash + 2, " "), dash + 2);
-    return true;
-}
-
-bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret)
-{
-    FILE *in = fopen("/proc/self/mountinfo", "re");
-    ckpt_cleanup(ckpt_freep) char *line = NULL;
-    size_t cap = 0;
-    bool found = false;
-
-    while (in && getline(&line, &cap, in) > 0) {
-        struct ckptfs_mountinfo info;
-        char *at;
-        if (parse_line(line, &at, &info) && strcmp(at, path) == 0) {
-            *ret = info; /* later lines are mounted on top of earlier ones */
-            found = true;
-        }
+    /* later lines are mounted on top of earlier ones */
+    while (in && getmntent_r(in, &mount, line, sizeof line)) {
+        if (strcmp(mount.mnt_dir, path) != 0)
+            continue;
+        const char *user = hasmntopt(&mount, "user_id");
+        ours = strcmp(mount.mnt_type, "fuse.ckptfs") == 0;
+        *ret_user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
     }
     if (in)
-        (void)fclose(in);
-    return found;
-}
-
-static bool is_ours(const char *path, struct ckptfs_mountinfo *ret)
-{
-    return ckptfs_mountinfo_find(path, ret) && strcmp(ret->fstype, "fuse.ckptfs") == 0;
+        (void)endmntent(in);
+    return ours;
 }
 
 /* Send the daemon behind a mount a request. Returns an errno, 0 if the daemon answers. stat(2)
@@ -111,12 +70,12 @@ static int ask_daemon_as(const char *path, uid_t user)
     return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EACCES;
 }
 
-static bool is_dead(const char *path, const struct ckptfs_mountinfo *info)
+static bool is_dead(const char *path, uid_t user)
 {
     int error = ask_daemon(path);
 
-    if (error == EACCES && geteuid() == 0 && info->user != 0)
-        error = ask_daemon_as(path, info->user);
+    if (error == EACCES && geteuid() == 0 && user != 0)
+        error = ask_daemon_as(path, user);
     return error == ENOTCONN;
 }
 
@@ -139,32 +98,22 @@ int ckptfs_unmount(const char *path, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_IO, "fusermount3 could not unmount %s", path);
 }
 
-/* The absolute path of a directory on which a dead mount may lie. realpath(3) fails on such a
- * directory, so the parent is resolved and the last name appended. */
+/* The absolute path of a directory on which a dead mount may lie. A descriptor that only marks the
+ * place (O_PATH) can be had of it, where realpath(3) fails. */
 static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *copy = NULL, *parent = NULL;
-    char *full = realpath(path, NULL), *slash;
+    ckpt_cleanup(ckpt_closep) int place = open(path, O_PATH | O_CLOEXEC);
+    char link[64], full[PATH_MAX];
+    ssize_t n = -1;
 
-    if (full)
-        return full;
-    if (errno != ENOTCONN) {
-        (void)ckpt_fail_errno(err, errno, "mountpoint %s", path);
-        return NULL;
+    if (place >= 0) {
+        (void)snprintf(link, sizeof link, "/proc/self/fd/%d", place);
+        n = readlink(link, full, sizeof full);
     }
-    if (!(copy = strdup(path)))
-        return NULL;
-    for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--)
-        copy[n - 1] = '\0';
-    slash = strrchr(copy, '/');
-    if (slash)
-        *slash = '\0';
-    parent = realpath(!slash ? "." : slash == copy ? "/" : copy, NULL);
-    if (!parent) {
-        (void)ckpt_fail_errno(err, errno, "mountpoint %s", path);
-        return NULL;
-    }
-    return ckpt_asprintf("%s/%s", strcmp(parent, "/") == 0 ? "" : parent, slash ? slash + 1 : copy);
+    if (n >= 0)
+        return strndup(full, (size_t)n);
+    (void)ckpt_fail_errno(err, errno, "mountpoint %s", path);
+    return NULL;
 }
 
 static int fail_mounted(const char *path, struct ckpt_err *err)
@@ -175,13 +124,13 @@ static int fail_mounted(const char *path, struct ckpt_err *err)
 
 static int clear_stale(const char *path, const struct ckptfs_log *log, struct ckpt_err *err)
 {
-    struct ckptfs_mountinfo info;
     struct stat st;
+    uid_t user;
 
     for (int i = 0; i < MOST_STACKED; i++) {
-        if (!is_ours(path, &info))
+        if (!is_ours(path, &user))
             break;
-        if (!is_dead(path, &info))
+        if (!is_dead(path, user))
             return fail_mounted(path, err);
         ckptfs_logf(log, CKPT_INFO, "%s: replacing a mount whose daemon is gone", path);
         if (ckptfs_unmount(path, err) < 0)
@@ -237,7 +186,7 @@ static int open_lock(const char *mountpoint)
  * others find the lock or the mount. */
 static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
 {
-    struct ckptfs_mountinfo info;
+    uid_t user;
 
     c->lock = open_lock(c->mountpoint);
     if (c->lock >= 0 && flock(c->lock, LOCK_EX | LOCK_NB) < 0) {
@@ -246,7 +195,7 @@ static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
                              c->mountpoint);
         ckptfs_mountpoint_unlock(c);
     }
-    return is_ours(c->mountpoint, &info) ? fail_mounted(c->mountpoint, err) : 0;
+    return is_ours(c->mountpoint, &user) ? fail_mounted(c->mountpoint, err) : 0;
 }
 
 void ckptfs_mountpoint_unlock(struct ckptfs_config *c)

@@ -1,24 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Preparing the paths of a mount: make them absolute, refuse a mountpoint and a run that contain
- * each other, and remove a dead mount of ckptfs; also what /proc says about a mount. */
+ * each other, and remove a dead mount of ckptfs. */
 #ifndef CKPT_FS_MOUNT_MOUNTS_H
 #define CKPT_FS_MOUNT_MOUNTS_H
 
-#include <stdbool.h>
-#include <sys/types.h>
-
 #include "mount/config.h"
 #include "mount/log.h"
-
-struct ckptfs_mountinfo {
-    char dev[32]; /* MAJ:MIN */
-    char fstype[64];
-    uid_t user; /* user id that a FUSE mount belongs to; else 0 */
-};
-
-/* Find the topmost mount at exactly this path in /proc/self/mountinfo. Does not access the
- * filesystem that is mounted there. */
-bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret);
 
 /* Make c's paths absolute, and detach a dead ckptfs mount (one whose daemon is gone) from the
  * mountpoint. It is an error if the mountpoint is not a directory, if a live ckptfs is mounted

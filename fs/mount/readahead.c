@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "mount/mounts.h"
 
 static unsigned read_back(const char *path)
 {
@@ -30,13 +30,14 @@ static bool write_text(const char *path, const char *text)
 void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n)
 {
     const unsigned want = config->readahead_kib;
-    struct ckptfs_mountinfo info;
     char path[80], text[16];
+    struct statx st;
 
-    if (!ckptfs_mountinfo_find(config->mountpoint, &info))
+    /* only the device, which the kernel knows without asking the daemon */
+    if (statx(AT_FDCWD, config->mountpoint, AT_STATX_DONT_SYNC, 0, &st) < 0)
         return;
-    (void)snprintf(n->dev, sizeof n->dev, "%s", info.dev);
-    (void)snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", info.dev);
+    (void)snprintf(n->dev, sizeof n->dev, "%u:%u", st.stx_dev_major, st.stx_dev_minor);
+    (void)snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", n->dev);
     (void)snprintf(text, sizeof text, "%u", want);
     if (want)
         n->readahead_refused = !write_text(path, text);

@@ -4,14 +4,14 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "common.h"
 
-enum { PERIOD_S = 1 };
+enum { PERIOD_MS = 1000 };
 
 void ckptfs_steps_release(struct ckptfs_steps *s)
 {
@@ -113,14 +113,9 @@ int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *co
                         const struct ckptfs_log *log, const struct ckptfs_sandbox *sandbox,
                         struct ckpt_err *err)
 {
-    pthread_condattr_t attr;
-
     *r = (struct ckptfs_refresh){.config = config, .log = log, .sandbox = sandbox};
     (void)pthread_mutex_init(&r->lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&r->wake, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    ckpt_cond_init(&r->wake);
     if (open_run(r, err) == 0)
         return 0;
     if (!config->wait || err->code == CKPT_USAGE)
@@ -156,12 +151,10 @@ static void look(struct ckptfs_refresh *r)
 static void *watch(void *arg)
 {
     struct ckptfs_refresh *r = arg;
-    struct timespec until;
 
     (void)pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        (void)clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += PERIOD_S;
+        const struct timespec until = ckpt_deadline(PERIOD_MS);
         while (!r->stop && !r->kicked)
             if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
                 break;
