@@ -80,7 +80,7 @@ const struct ckpt_option ckptfs_options[] = {
     {"io", "buffered|direct", "direct: bypass the page cache (for exports)", MOUNT(CHOICE, direct)},
     {"readahead", "KIB", "the mount's read-ahead (2048; needs root; 0: the kernel's)",
      MOUNT(NUMBER, readahead_kib), .most = 1 << 20},
-    {"threads", "N", "requests that are handled at the same time (10)", MOUNT(NUMBER, threads),
+    {"threads", "N", "threads that are kept for requests (10)", MOUNT(NUMBER, threads),
      .most = MOST_THREADS},
     {"allow_other", NULL, "let all users access the mount", MOUNT(FLAG, allow_other)},
     {"uid", "N", "the owner that files show", MOUNT(NUMBER, uid), .most = (uid_t)-2},

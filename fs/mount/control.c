@@ -61,7 +61,7 @@ char *ckptfs_stats_text(struct ckptfs *fs)
         "mount", "lookups", load(&c->lookups), "opens", load(&c->opens), "reads", load(&c->reads),
         "bytes", load(&c->read_bytes), "errors", load(&c->errors), "open_files",
         load(&c->open_files), "nodes", (json_int_t)ckptfs_nodes_count(&fs->nodes), "waiting",
-        (json_int_t)ckptfs_dispatch_queued(&fs->dispatch), /**/
+        (json_int_t)ckptfs_admission_waiting(&fs->admission), /**/
         "source", "requests", (json_int_t)run_stats.requests, "bytes", (json_int_t)run_stats.bytes,
         "reads", (json_int_t)run_stats.source_reads, "read_bytes",
         (json_int_t)run_stats.source_bytes, "cache_bytes", (json_int_t)run_stats.slab_bytes,

@@ -9,9 +9,9 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "mount/admission.h"
 #include "mount/buffers.h"
 #include "mount/config.h"
-#include "mount/dispatch.h"
 #include "mount/log.h"
 #include "mount/nodes.h"
 #include "mount/refresh.h"
@@ -55,7 +55,7 @@ struct ckptfs {
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
     struct ckptfs_buffers buffers;
-    struct ckptfs_dispatch dispatch;
+    struct ckptfs_admission admission;
     time_t started;
 };
 

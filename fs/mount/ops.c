@@ -10,7 +10,6 @@
 
 #include "base/mem.h"
 #include "mount/reply.h"
-#include "mount/requests.h"
 #include "mount/tree.h"
 
 enum { MOST_BACKGROUND = 1024 };
@@ -33,6 +32,33 @@ static const struct ckptfs_node *node_of(fuse_req_t req, fuse_ino_t ino)
 static void add(_Atomic uint64_t *counter, uint64_t n)
 {
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* A request about a node: it opens the node's view in its turn, or holds the view that is open. */
+struct entrance {
+    struct ckptfs_turn turn;
+    struct ckpt_view *view; /* NULL: it has a turn, or needs no view */
+    bool has_turn;
+};
+
+/* Begin a request. False: it was answered with an error. */
+static bool begin(fuse_req_t req, const struct ckptfs_node *n, struct entrance *ret)
+{
+    struct ckptfs *fs = fs_of(req);
+    struct ckptfs_lanes lanes;
+
+    ret->has_turn = ckptfs_tree_waits(fs, n, &ret->view, &lanes);
+    const int error = ret->has_turn ? ckptfs_admit(&fs->admission, &ret->turn, &lanes, req) : 0;
+    if (error)
+        (void)fuse_reply_err(req, error);
+    return !error;
+}
+
+static void end(struct entrance *e)
+{
+    if (e->has_turn)
+        ckptfs_leave(&e->turn);
+    ckpt_view_release(e->view);
 }
 
 /* ---- the session ---- */
@@ -62,7 +88,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 #endif
     /* To the kernel, read-ahead and direct reads are "background" requests. It delays all of them,
      * of every file, while this many (default: 12) are unanswered, so one hung file would stop the
-     * others. Queued requests are cheap for us (dispatch.h). */
+     * others. We admit them ourselves (admission.h). */
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = MOST_BACKGROUND / 4 * 3;
     conn->max_read = CKPTFS_MAX_READ;
@@ -104,35 +130,38 @@ static int entry_of(struct ckptfs *fs, const struct ckptfs_found *found,
     return 0;
 }
 
-static void look_up(const struct ckptfs_request *r)
+static void look_up(fuse_req_t req, const struct ckptfs_node *dir, const char *name)
 {
-    struct ckptfs *fs = fs_of(r->req);
+    struct ckptfs *fs = fs_of(req);
     struct ckptfs_found found;
     struct fuse_entry_param e;
     bool lasting;
 
-    int rc = ckptfs_tree_lookup(fs, r->node, r->name, &found, &lasting);
+    int rc = ckptfs_tree_lookup(fs, dir, name, &found, &lasting);
     if (!rc)
         rc = entry_of(fs, &found, &e);
     if (rc == ENOENT && lasting) /* an inode number of 0 lets the kernel cache the absence */
         e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
     else if (rc) {
-        (void)fuse_reply_err(r->req, rc);
+        (void)fuse_reply_err(req, rc);
         return;
     }
-    if (fuse_reply_entry(r->req, &e) < 0 && e.ino)
+    if (fuse_reply_entry(req, &e) < 0 && e.ino)
         ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     const struct ckptfs_node *dir = node_of(req, parent);
+    struct entrance e;
 
     if (!dir)
         return;
     add(&fs_of(req)->count.lookups, 1);
-    ckptfs_request_answer(
-        &(struct ckptfs_request){.answer = look_up, .req = req, .node = dir, .name = name});
+    if (!begin(req, dir, &e))
+        return;
+    look_up(req, dir, name);
+    end(&e);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -184,27 +213,26 @@ static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
     return (struct ckptfs_file *)(uintptr_t)fi->fh;
 }
 
-static void open_file(const struct ckptfs_request *r)
+static void open_file(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
 {
-    struct ckptfs *fs = fs_of(r->req);
-    struct fuse_file_info fi = r->fi;
+    struct ckptfs *fs = fs_of(req);
     struct ckptfs_file *f;
 
-    int rc = ckptfs_file_open(fs, r->node, &f);
+    int rc = ckptfs_file_open(fs, n, &f);
     if (rc) {
-        (void)fuse_reply_err(r->req, rc);
+        (void)fuse_reply_err(req, rc);
         return;
     }
-    fi.fh = (uintptr_t)f;
-    fi.keep_cache = !ckptfs_file_uncached(f);
-    fi.direct_io = ckptfs_file_uncached(f) ||
-                   (fs->config->direct && (fs->negotiated.direct_mmap || (fi.flags & O_DIRECT)));
+    fi->fh = (uintptr_t)f;
+    fi->keep_cache = !ckptfs_file_uncached(f);
+    fi->direct_io = ckptfs_file_uncached(f) ||
+                    (fs->config->direct && (fs->negotiated.direct_mmap || (fi->flags & O_DIRECT)));
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 11)
-    fi.noflush = 1; /* nothing is ever written, so close need not send a request */
+    fi->noflush = 1; /* nothing is ever written, so close need not send a request */
 #endif
     add(&fs->count.opens, 1);
     add(&fs->count.open_files, 1);
-    if (fuse_reply_open(r->req, &fi) < 0) { /* interrupted: the kernel will not release the file */
+    if (fuse_reply_open(req, fi) < 0) { /* interrupted: the kernel will not release the file */
         add(&fs->count.open_files, (uint64_t)-1);
         ckptfs_file_close(fs, f);
     }
@@ -213,10 +241,12 @@ static void open_file(const struct ckptfs_request *r)
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const struct ckptfs_node *n = node_of(req, ino);
+    struct entrance e;
 
-    if (n)
-        ckptfs_request_answer(
-            &(struct ckptfs_request){.answer = open_file, .req = req, .node = n, .fi = *fi});
+    if (!n || !begin(req, n, &e))
+        return;
+    open_file(req, n, fi);
+    end(&e);
 }
 
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -227,23 +257,23 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-static void read_file(const struct ckptfs_request *r)
+static void read_file(fuse_req_t req, struct ckptfs_file *f, size_t size, off_t off)
 {
-    struct ckptfs *fs = fs_of(r->req); /* a reply frees r->req */
-    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, r->size);
+    struct ckptfs *fs = fs_of(req); /* a reply frees req */
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
     size_t len;
 
     if (!buffer) {
-        (void)fuse_reply_err(r->req, ENOMEM);
+        (void)fuse_reply_err(req, ENOMEM);
         return;
     }
-    int rc = ckptfs_file_read(fs, file_of(&r->fi), buffer->mem, r->size, (uint64_t)r->off, &len);
+    int rc = ckptfs_file_read(fs, f, buffer->mem, size, (uint64_t)off, &len);
     if (rc) {
-        (void)fuse_reply_err(r->req, rc);
+        (void)fuse_reply_err(req, rc);
     } else {
         add(&fs->count.reads, 1);
         add(&fs->count.read_bytes, len);
-        (void)fuse_reply_buf(r->req, buffer->mem, len);
+        (void)fuse_reply_buf(req, buffer->mem, len);
     }
     ckptfs_buffer_put(&fs->buffers, buffer);
 }
@@ -251,15 +281,20 @@ static void read_file(const struct ckptfs_request *r)
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                     struct fuse_file_info *fi)
 {
-    const struct ckptfs_request r = {
-        .answer = read_file, .req = req, .fi = *fi, .size = size, .off = off};
+    struct ckptfs_file *f = file_of(fi);
     struct ckptfs_lanes lanes;
+    struct ckptfs_turn turn;
 
     (void)ino;
-    if (ckptfs_file_waits(file_of(fi), &lanes))
-        ckptfs_request_dispatch(&r, &lanes);
-    else
-        read_file(&r);
+    const bool waits = ckptfs_file_waits(f, &lanes);
+    const int error = waits ? ckptfs_admit(&fs_of(req)->admission, &turn, &lanes, req) : 0;
+    if (error) {
+        (void)fuse_reply_err(req, error);
+        return;
+    }
+    read_file(req, f, size, off);
+    if (waits)
+        ckptfs_leave(&turn);
 }
 
 /* ---- directories ---- */
@@ -269,30 +304,31 @@ static struct ckptfs_listing *listing_of(const struct fuse_file_info *fi)
     return (struct ckptfs_listing *)(uintptr_t)fi->fh;
 }
 
-static void open_listing(const struct ckptfs_request *r)
+static void open_listing(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
 {
-    struct ckptfs *fs = fs_of(r->req);
-    struct fuse_file_info fi = r->fi;
+    struct ckptfs *fs = fs_of(req);
     struct ckptfs_listing *l;
 
-    int rc = ckptfs_listing_open(fs, r->node, &l);
+    int rc = ckptfs_listing_open(fs, n, &l);
     if (rc) {
-        (void)fuse_reply_err(r->req, rc);
+        (void)fuse_reply_err(req, rc);
         return;
     }
-    fi.fh = (uintptr_t)l;
-    fi.keep_cache = fi.cache_readdir = ckptfs_listing_lasting(l);
-    if (fuse_reply_open(r->req, &fi) < 0)
+    fi->fh = (uintptr_t)l;
+    fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
+    if (fuse_reply_open(req, fi) < 0)
         ckptfs_listing_free(fs, l);
 }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const struct ckptfs_node *n = node_of(req, ino);
+    struct entrance e;
 
-    if (n)
-        ckptfs_request_answer(
-            &(struct ckptfs_request){.answer = open_listing, .req = req, .node = n, .fi = *fi});
+    if (!n || !begin(req, n, &e))
+        return;
+    open_listing(req, n, fi);
+    end(&e);
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -380,28 +416,31 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
-static void get_source(const struct ckptfs_request *r)
+static void get_source(fuse_req_t req, const struct ckptfs_node *n, size_t size)
 {
     ckpt_cleanup(ckpt_freep) char *value = NULL;
 
-    int rc = ckptfs_tree_source(fs_of(r->req), r->node, &value);
+    int rc = ckptfs_tree_source(fs_of(req), n, &value);
     if (rc)
-        (void)fuse_reply_err(r->req, rc);
+        (void)fuse_reply_err(req, rc);
     else
-        reply_attribute(r->req, value, strlen(value), r->size);
+        reply_attribute(req, value, strlen(value), size);
 }
 
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     const struct ckptfs_node *n = node_of(req, ino);
-    const struct ckptfs_request r = {.answer = get_source, .req = req, .node = n, .size = size};
+    struct entrance e;
 
     if (!n)
         return;
-    if (strcmp(name, SOURCE_XATTR) == 0)
-        ckptfs_request_answer(&r);
-    else /* tools ask every file for other attributes: do not open its view for them */
+    if (strcmp(name, SOURCE_XATTR) != 0) {
+        /* tools ask every file for other attributes: do not open its view for them */
         (void)fuse_reply_err(req, ENODATA);
+    } else if (begin(req, n, &e)) {
+        get_source(req, n, size);
+        end(&e);
+    }
 }
 
 /* Does not open a view, so the list is the same for a step that cannot be read. */

@@ -91,7 +91,9 @@ static int loop(struct ckptfs *fs, struct fuse_session *se)
 
     if (!config)
         return -ENOMEM;
-    fuse_loop_cfg_set_max_threads(config, fs->config->threads);
+    /* requests that wait for storage do so on threads of their own */
+    fuse_loop_cfg_set_max_threads(config, CKPTFS_MOST_JOBS + fs->config->threads);
+    fuse_loop_cfg_set_idle_threads(config, fs->config->threads);
     int rc = fuse_session_loop_mt(se, config);
     fuse_loop_cfg_destroy(config);
 #else
@@ -138,7 +140,6 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mount
     ckptfs_announce(news);
     describe(fs);
     int rc = loop(fs, se);
-    ckptfs_dispatch_stop(&fs->dispatch);
     unmount(fs, se, mounter);
     ckptfs_refresh_stop(&fs->refresh);
     bool asked = atomic_load(&signals.quitting);
@@ -218,9 +219,9 @@ static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
                           struct ckptfs_config *config, struct ckptfs_log *log,
                           struct ckptfs_announcement *news, struct ckpt_err *err)
 {
-    if (ckptfs_nodes_init(&fs->nodes) < 0 ||
-        ckptfs_dispatch_init(&fs->dispatch, config->threads) < 0)
+    if (ckptfs_nodes_init(&fs->nodes) < 0)
         return ckpt_nomem(err);
+    ckptfs_admission_init(&fs->admission);
     int rc = ckptfs_refresh_open(&fs->refresh, config, log, &fs->sandbox, err);
     if (rc == 0)
         rc = mount_and_serve(fs, mounter, config, log, news, err);
@@ -228,7 +229,7 @@ static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
     ckptfs_refresh_release(&fs->refresh);
     ckptfs_nodes_release(&fs->nodes);
     ckptfs_buffers_release(&fs->buffers);
-    ckptfs_dispatch_release(&fs->dispatch);
+    ckptfs_admission_release(&fs->admission);
     return rc;
 }
 

@@ -67,6 +67,7 @@ static void quit(struct ckptfs_signals *s)
 
     atomic_store(&s->quitting, true);
     fuse_session_exit(s->se);
+    ckptfs_admission_stop(&s->fs->admission);
     while (!atomic_load(&s->done) && time(NULL) - begin < BOUND_S) {
         (void)pthread_kill(s->main, SIGUSR2);
         int sig = sigtimedwait(&set, NULL, &pause);
@@ -84,7 +85,7 @@ static void quit(struct ckptfs_signals *s)
  * detached, the session ends without a signal, but its threads may hang in storage for ever. */
 static void tick(struct ckptfs_signals *s)
 {
-    const size_t expired = ckptfs_dispatch_expire(&s->fs->dispatch);
+    const size_t expired = atomic_exchange(&s->fs->admission.expired, 0);
 
     if (expired)
         ckptfs_logf(s->fs->log, CKPT_ERROR,

@@ -20,7 +20,7 @@
 static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
 
-/* Lanes of requests (dispatch.h) are hashes whose seed is the kind of work. */
+/* Lanes of requests (admission.h) are hashes whose seed is the kind of work. */
 enum { OPENING = 1, READING };
 
 static uint64_t hash(const char *text, uint64_t seed)

@@ -59,14 +59,9 @@ bool ckptfs_file_uncached(const struct ckptfs_file *f);
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len);
 
-/* The lanes in which a request waits for storage (dispatch.h). */
-struct ckptfs_lanes {
-    uint64_t step, file;
-    unsigned file_jobs;
-};
-
 /* Would a request about the node wait for storage, because its view must be opened first? If not,
- * *ret_view is the view (or NULL) that the caller must hold until the request is answered. */
+ * *ret_view is the view (or NULL) that the caller must hold until the request is answered; else
+ * *ret says what the request is counted by. */
 bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
                        struct ckpt_view **ret_view, struct ckptfs_lanes *ret);
 
