@@ -2,18 +2,9 @@
 /* Collecting, merging and checking the reads of one request. */
 #include "io/batch.h"
 
-#include "base/vec.h"
+#include <string.h>
 
-void ckpt_batch_init(struct ckpt_batch *b)
-{
-    b->source = NULL;
-    b->off = b->len = b->nread = b->nbyte = 0;
-    b->niov = 0;
-    b->cached = b->missed = false;
-    b->route = (struct ckpt_route){.direct = CKPT_DIRECT_NONE};
-    b->touched.ptr = NULL;
-    b->touched.len = b->touched.cap = 0;
-}
+void ckpt_batch_init(struct ckpt_batch *b) { memset(b, 0, offsetof(struct ckpt_batch, iov)); }
 
 static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *err)
 {

@@ -23,8 +23,8 @@ struct ckpt_batch {
     bool cached, missed; /* read only from the page cache; a read would have had to wait */
     struct ckpt_route route;
     CKPT_VEC(struct ckpt_source *) touched;
-    uint64_t nread, nbyte; /* reads issued (a gather is one), bytes asked for */
-    struct iovec iov[CKPT_BATCH_IOV];
+    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes asked for */
+    struct iovec iov[CKPT_BATCH_IOV]; /* last, because it is not zeroed */
 };
 
 /* Begin an empty batch. */

@@ -31,13 +31,15 @@ struct root {
     const char *file;        /* its name in that folder */
 };
 
+/* The kinds of errors that a directory keeps. */
+enum kept { TROUBLE, LEAVING };
+
 struct ckpt_dir {
     struct root *root;
     struct ckpt_dir *parent; /* referenced; NULL: the root */
     const char *below;       /* path from the root, the end of `path`; "." for the root itself */
     atomic_uint refs;
-    _Atomic(struct ckpt_err *) trouble; /* ckpt_dir_trouble; or NULL */
-    _Atomic(struct ckpt_err *) leaving; /* ckpt_dir_leaving; or NULL */
+    _Atomic(struct ckpt_err *) kept[2]; /* TROUBLE: ckpt_dir_trouble; LEAVING; or NULL */
     char path[];                        /* as shown to people */
 };
 
@@ -104,8 +106,8 @@ static int dir_new(struct root *root, const char *path, size_t below_len, struct
     memcpy(d->path, path, len + 1);
     d->below = below_len ? d->path + len - below_len : ".";
     atomic_init(&d->refs, 1);
-    atomic_init(&d->trouble, NULL);
-    atomic_init(&d->leaving, NULL);
+    atomic_init(&d->kept[TROUBLE], NULL);
+    atomic_init(&d->kept[LEAVING], NULL);
     d->parent = NULL;
     d->root = root;
     *ret = d;
@@ -172,8 +174,8 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     if (!dir || atomic_fetch_sub(&dir->refs, 1) != 1)
         return;
     ckpt_dir_unref(dir->parent);
-    free(atomic_load(&dir->trouble));
-    free(atomic_load(&dir->leaving));
+    free(atomic_load(&dir->kept[TROUBLE]));
+    free(atomic_load(&dir->kept[LEAVING]));
     root_unref(dir->root);
     free(dir);
 }
@@ -199,30 +201,37 @@ const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
 
 /* ---- failures that a probe would take for a no ---- */
 
-static void keep_first(_Atomic(struct ckpt_err *) *kept, const struct ckpt_err *err)
+static void keep_first(const struct ckpt_dir *dir, enum kept kind, const struct ckpt_err *err)
 {
-    struct ckpt_err *none = NULL, *copy;
-
-    if (atomic_load(kept) || !(copy = malloc(sizeof *copy)))
-        return;
-    *copy = *err;
-    if (!atomic_compare_exchange_strong(kept, &none, copy))
-        free(copy);
+    for (struct ckpt_dir *d = (struct ckpt_dir *)dir; d; d = d->parent) {
+        struct ckpt_err *none = NULL, *copy = NULL;
+        if (!atomic_load(&d->kept[kind]) && (copy = malloc(sizeof *copy)))
+            *copy = *err;
+        if (copy && !atomic_compare_exchange_strong(&d->kept[kind], &none, copy))
+            free(copy);
+    }
 }
 
 void ckpt_dir_keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
 {
-    for (; dir; dir = dir->parent)
-        keep_first(&((struct ckpt_dir *)dir)->trouble, err);
+    keep_first(dir, TROUBLE, err);
 }
 
-/* The same for ckpt_dir_leaving. */
-static int fail_leaving(const struct ckpt_dir *dir, const struct ckpt_err *own,
-                        struct ckpt_err *err)
+static int first_kept(const struct ckpt_dir *dir, enum kept kind, struct ckpt_err *err)
 {
-    for (const struct ckpt_dir *d = dir; d; d = d->parent)
-        keep_first(&((struct ckpt_dir *)d)->leaving, own);
-    return ckpt_err_move(err, own);
+    const struct ckpt_err *kept = atomic_load(&dir->kept[kind]);
+
+    return kept ? ckpt_err_move(err, kept) : 0;
+}
+
+int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    return first_kept(dir, TROUBLE, err);
+}
+
+int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    return first_kept(dir, LEAVING, err);
 }
 
 bool ckpt_errno_is_answer(int errnum)
@@ -245,20 +254,6 @@ int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, cons
     if (!ckpt_errno_is_answer(errnum))
         ckpt_dir_keep_trouble(dir, &own);
     return ckpt_err_move(err, &own);
-}
-
-int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
-{
-    const struct ckpt_err *trouble = atomic_load(&dir->trouble);
-
-    return trouble ? ckpt_err_move(err, trouble) : 0;
-}
-
-int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err)
-{
-    const struct ckpt_err *leaving = atomic_load(&dir->leaving);
-
-    return leaving ? ckpt_err_move(err, leaving) : 0;
 }
 
 /* The path of a name below dir, from the root: malloc'ed. FORMAT: it is no name below dir. */
@@ -291,7 +286,8 @@ static int fail_open(const struct ckpt_dir *dir, const char *name, int rc, struc
             own, CKPT_UNSUPPORTED,
             "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
             dir->path, name, dir->root->top.real);
-    return fail_leaving(dir, own, err);
+    keep_first(dir, LEAVING, own);
+    return ckpt_err_move(err, own);
 }
 
 int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,

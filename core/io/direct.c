@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,25 @@ enum {
     USUAL = 4096,      /* alignment, where the kernel does not say */
     WORTH = 64 * 1024, /* least that is read straight to its place: around it go two small reads */
 };
+
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err)
+{
+    void *buf = NULL;
+
+    *b = (struct ckpt_bounce){0};
+    len -= len % CKPT_BOUNCE_ALIGN;
+    if (len && posix_memalign(&buf, CKPT_BOUNCE_ALIGN, len) != 0)
+        return ckpt_nomem(err);
+    b->buf = buf;
+    b->len = len;
+    return 0;
+}
+
+void ckpt_bounce_release(struct ckpt_bounce *b)
+{
+    free(b->buf);
+    *b = (struct ckpt_bounce){0};
+}
 
 static uint32_t alignment_of(int fd)
 {

@@ -10,7 +10,20 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "io/bounce.h"
+#include "base/err.h"
+
+enum { CKPT_BOUNCE_ALIGN = 64 * 1024 };
+
+/* An aligned buffer of one thread, for reads that cannot go directly to their destination. Zeroed:
+ * none. */
+struct ckpt_bounce {
+    unsigned char *buf; /* aligned to CKPT_BOUNCE_ALIGN */
+    size_t len;         /* a multiple of it */
+};
+
+/* len bytes, rounded down to CKPT_BOUNCE_ALIGN; 0: none. */
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err);
+void ckpt_bounce_release(struct ckpt_bounce *b);
 
 /* Which reads bypass it. */
 enum ckpt_direct {

@@ -52,7 +52,6 @@ void ckpt_load_free(struct ckpt_load *load)
     free(load->parts.job_wants);
     ckpt_wants_release(&load->wants);
     ckpt_vec_release(&load->target);
-    ckpt_vec_release(&load->user);
     ckpt_view_release(load->view);
     free(load);
 }
@@ -275,22 +274,6 @@ int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckp
     ckpt_wants_release(&load->wants);
     load->target.len = 0;
     return -1;
-}
-
-int ckpt_load_set_user(struct ckpt_load *load, size_t want, void *user, struct ckpt_err *err)
-{
-    if (want >= load->target.len)
-        return ckpt_fail(err, CKPT_USAGE, "there is no want %zu", want);
-    while (load->user.len <= want)
-        if (ckpt_vec_push(&load->user, NULL) < 0)
-            return ckpt_nomem(err);
-    load->user.ptr[want] = user;
-    return 0;
-}
-
-void *ckpt_load_user(const struct ckpt_load *load, size_t want)
-{
-    return want < load->user.len ? load->user.ptr[want] : NULL;
 }
 
 size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }

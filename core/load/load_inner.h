@@ -19,10 +19,9 @@ struct ckpt_load {
     struct ckpt_load_options opt;        /* defaults filled in */
     struct ckpt_wants wants;             /* of this rank; entry i is want i */
     CKPT_VEC(struct ckpt_target) target; /* destination of each want */
-    CKPT_VEC(void *) user;          /* the caller's pointers; wants beyond its length have none */
-    enum ckpt_readers readers;      /* as planned: not AUTO */
-    struct ckpt_rates rates;        /* by which the plan was chosen */
-    struct ckpt_engine_parts parts; /* the plan, between planning and the start */
+    enum ckpt_readers readers;           /* as planned: not AUTO */
+    struct ckpt_rates rates;             /* by which the plan was chosen */
+    struct ckpt_engine_parts parts;      /* the plan, between planning and the start */
     struct ckpt_engine_options engine_opt;
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes; /* as in struct ckpt_load_stats */

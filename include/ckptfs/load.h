@@ -336,12 +336,6 @@ CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
 CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
                                    const struct ckpt_dest *dest, struct ckpt_err *err);
 
-/* Keep a pointer of the caller's with a want, for example to what it is to become; the library does
- * nothing with it. ckpt_load_user returns it, or NULL if there is none. */
-CKPT_PUBLIC int ckpt_load_set_user(struct ckpt_load *load, size_t want, void *user,
-                                   struct ckpt_err *err);
-CKPT_PUBLIC void *ckpt_load_user(const struct ckpt_load *load, size_t want);
-
 /* ---- planning and running ---- */
 
 /* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different checkpoints

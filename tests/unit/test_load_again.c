@@ -328,42 +328,6 @@ TEST(load, of_which_ranks_reload_different_ones_is_refused)
     tree_close(&t);
 }
 
-/* ---- a pointer of the caller's ---- */
-
-TEST(load, keeps_a_pointer_with_each_want)
-{
-    struct tree t;
-    struct ckpt_comm *comm;
-    struct ckpt_err err = {0};
-    struct member m = {0};
-    struct loading l;
-    size_t want;
-    int mark[3], seen = 0;
-
-    tree_open(&t);
-    open_views(&t);
-    CHECK_OK(ckpt_comm_self(&comm, &err));
-    m = (struct member){.comm = comm, .view = views[FIRST], .size = 1};
-    CHECK_OK(loading_begin(&m, "dp=1", NULL, &l));
-    CHECK(ckpt_load_user(l.load, 2) == NULL && ckpt_load_user(l.load, 99) == NULL);
-    CHECK_OK(ckpt_load_set_user(l.load, 2, &mark[2], &err));
-    CHECK_OK(ckpt_load_set_user(l.load, 0, &mark[0], &err));
-    CHECK(ckpt_load_user(l.load, 1) == NULL);
-    CHECK_OK(ckpt_load_set_user(l.load, 1, &mark[1], &err));
-    CHECK_FAILS(ckpt_load_set_user(l.load, 3, NULL, &err), CKPT_USAGE, "no want 3");
-    CHECK_OK(ckpt_load_plan(l.load, &m.err));
-    CHECK_OK(ckpt_load_start(l.load, &m.err));
-    while (ckpt_load_next(l.load, UINT32_MAX, &want, &m.err) == 0) {
-        CHECK(ckpt_load_user(l.load, want) == &mark[want]);
-        seen++;
-    }
-    CHECK_EQ(seen, 3);
-    loading_end(&l);
-    ckpt_comm_free(comm);
-    close_views();
-    tree_close(&t);
-}
-
 /* ---- pausing ---- */
 
 static atomic_int stray; /* something was sent while all ranks paused */
@@ -562,7 +526,6 @@ TEST(load, that_pauses_for_longer_than_the_timeout_goes_on)
 TESTS(T(load, runs_again_with_other_steps),
       T(load, that_is_freed_waits_for_its_reads_but_not_for_ever),
       T(load, of_which_ranks_reload_different_ones_is_refused),
-      T(load, keeps_a_pointer_with_each_want),
       T(load, pauses_between_the_same_windows_on_all_ranks),
       T(load, that_fails_while_ranks_pause_fails_on_all),
       T(load, that_not_all_ranks_pause_fails_in_time),
