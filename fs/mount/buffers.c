@@ -7,30 +7,22 @@
 
 enum { PAGE = 4096 };
 
-/* A buffer's size is that of the largest request, so that any serves. */
-static struct ckptfs_buffer *buffer_new(const struct ckptfs_buffers *b, size_t size)
+static struct ckptfs_buffer *buffer_new(const struct ckptfs_buffers *b)
 {
     struct ckptfs_buffer *n = calloc(1, sizeof *n);
 
     if (!n)
         return NULL;
-    n->size = size < CKPTFS_MAX_READ ? CKPTFS_MAX_READ : size;
-    if (posix_memalign(&n->mem, PAGE, n->size) != 0) {
+    if (posix_memalign(&n->mem, PAGE, CKPTFS_MAX_READ) != 0) {
         free(n);
         return NULL;
     }
     if (b->constant)
-        memset(n->mem, 0x5a, n->size);
+        memset(n->mem, 0x5a, CKPTFS_MAX_READ);
     return n;
 }
 
-static void buffer_free(struct ckptfs_buffer *n)
-{
-    free(n->mem);
-    free(n);
-}
-
-struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b, size_t size)
+struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b)
 {
     struct ckptfs_buffer *n;
 
@@ -38,11 +30,7 @@ struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b, size_t size)
     if ((n = b->free))
         b->free = n->next;
     (void)pthread_mutex_unlock(&b->lock);
-    if (n && n->size >= size)
-        return n;
-    if (n)
-        buffer_free(n);
-    return buffer_new(b, size);
+    return n ? n : buffer_new(b);
 }
 
 void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer)
@@ -58,6 +46,7 @@ void ckptfs_buffers_release(struct ckptfs_buffers *b)
     while (b->free) {
         struct ckptfs_buffer *n = b->free;
         b->free = n->next;
-        buffer_free(n);
+        free(n->mem);
+        free(n);
     }
 }

@@ -7,7 +7,6 @@
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 /* Size in bytes of the largest read request that we accept. */
 enum { CKPTFS_MAX_READ = 1 << 20 };
@@ -15,7 +14,6 @@ enum { CKPTFS_MAX_READ = 1 << 20 };
 struct ckptfs_buffer {
     struct ckptfs_buffer *next;
     void *mem; /* page-aligned, so that preads can land in it */
-    size_t size;
 };
 
 /* The pool grows to the largest number of buffers in use at one time; no buffer is freed before the
@@ -26,8 +24,8 @@ struct ckptfs_buffers {
     bool constant; /* fill new buffers with one byte, for -o null */
 };
 
-/* Take a buffer of at least `size` bytes; NULL: out of memory. Return it with ckptfs_buffer_put. */
-struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b, size_t size);
+/* Take a buffer of CKPTFS_MAX_READ bytes; NULL: out of memory. Return it with ckptfs_buffer_put. */
+struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b);
 void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer);
 
 /* Free all buffers. None may be in use. */

@@ -96,7 +96,8 @@ int ckptfs_config_parse(char **argv, struct ckptfs_config *ret, struct ckpt_err 
     ckpt_cleanup(ckptfs_cmdline_release) struct ckptfs_cmdline line = {
         .into = ret, .of = CKPTFS_MOUNT, .other = take_other};
 
-    *ret = (struct ckptfs_config){.lock = -1,
+    *ret = (struct ckptfs_config){.argv = argv,
+                                  .lock = -1,
                                   .uid = getuid(),
                                   .file_mode = 0644,
                                   .dir_mode = 0755,

@@ -9,6 +9,7 @@
 #include <ckptfs/ckptfs.h>
 
 struct ckptfs_config {
+    char **argv;      /* of the program */
     char *run;        /* absolute, without symlinks */
     char *mountpoint; /* likewise */
     bool foreground;

@@ -7,26 +7,16 @@
 #include <sys/socket.h>
 #include <syslog.h>
 
-static int priority(enum ckpt_log_severity severity)
-{
-    switch (severity) {
-    case CKPT_ERROR:
-        return LOG_ERR;
-    case CKPT_WARNING:
-        return LOG_WARNING;
-    case CKPT_INFO:
-        return LOG_INFO;
-    case CKPT_DEBUG:
-        break;
-    }
-    return LOG_DEBUG;
-}
+static const int priority[] = {[CKPT_ERROR] = LOG_ERR,
+                               [CKPT_WARNING] = LOG_WARNING,
+                               [CKPT_INFO] = LOG_INFO,
+                               [CKPT_DEBUG] = LOG_DEBUG};
 
 /* Send a line to the mounter without waiting; if the socket is full, the line is dropped. */
-static void relay(int fd, int priority, const char *text)
+static void relay(int fd, int level, const char *text)
 {
     char line[2 * CKPT_ERR_TEXT];
-    const int n = snprintf(line, sizeof line, "%c%c%s", CKPTFS_RELAYED, '0' + priority, text);
+    const int n = snprintf(line, sizeof line, "%c%c%s", CKPTFS_RELAYED, '0' + level, text);
 
     (void)send(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1,
                MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -49,9 +39,9 @@ void ckptfs_log_line(void *ctx, enum ckpt_log_severity severity, const char *tex
     if (severity > log->least)
         return;
     if (log->relay >= 0)
-        relay(log->relay, priority(severity), text);
+        relay(log->relay, priority[severity], text);
     else if (log->to_syslog)
-        syslog(priority(severity), "%s", text);
+        syslog(priority[severity], "%s", text);
     else
         (void)fprintf(stderr, "ckptfs: %s%s\n", word[severity], text);
 }

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <time.h>
 
 #include "mount/admission.h"
@@ -33,16 +34,18 @@ struct ckptfs_counters {
     _Atomic uint64_t lookups, opens, reads, read_bytes, errors, open_files;
 };
 
-/* A list of open files and directory listings. If the mount is detached while they are in use, the
- * kernel never releases them; they are then freed at the end. */
+/* An open file or directory listing, and what it holds. If the mount is detached while it is in
+ * use, the kernel never releases it; it is then freed at the end. */
 struct ckptfs_handle {
-    struct ckptfs_handle *prev, *next;
-    bool is_listing;
+    LIST_ENTRY(ckptfs_handle) link;
+    struct ckpt_view *view;
+    struct ckptfs_steps *steps;
+    char *text;
 };
 
 struct ckptfs_handles {
     pthread_mutex_t lock; /* no other lock is taken while it is held */
-    struct ckptfs_handle *first;
+    LIST_HEAD(, ckptfs_handle) all;
 };
 
 struct ckptfs {

@@ -170,25 +170,20 @@ static void ignore_signals(void)
 }
 
 /* Give this process another name in lists of processes than the daemon, from which it was forked:
- * users find the daemon by its arguments and send it signals. */
-static void rename_process(void)
+ * users find the daemon by its arguments and send it signals. The arguments lie one behind the
+ * other. */
+static void rename_process(char **argv)
 {
-    ckpt_cleanup(ckpt_closep) int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
     static const char name[] = "ckptfs-mounter";
-    unsigned long begin = 0, last = 0;
-    char text[2048], *at;
-    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    char *const begin = argv[0], *end = begin;
 
     (void)prctl(PR_SET_NAME, name, 0, 0, 0);
-    text[n > 0 ? n : 0] = '\0';
-    at = strrchr(text,
-                 ')'); /* end of the second field; arg_start and arg_end are fields 48 and 49 */
-    for (int field = 2; at && field < 48; field++)
-        at = strchr(at + 1, ' ');
-    if (!at || sscanf(at, "%lu %lu", &begin, &last) != 2 || last < begin + sizeof name)
+    for (; *argv; argv++)
+        end = *argv + strlen(*argv);
+    if (end < begin + sizeof name)
         return;
-    memset((char *)begin, 0, last - begin);
-    memcpy((char *)begin, name, sizeof name);
+    memset(begin, 0, (size_t)(end - begin));
+    memcpy(begin, name, sizeof name);
 }
 
 _Noreturn static void run(struct mounting *m, int fd)
@@ -200,7 +195,7 @@ _Noreturn static void run(struct mounting *m, int fd)
     closelog(); /* before another file gets syslog's descriptor */
     close_all_but(fd);
     openlog("ckptfs", LOG_PID, LOG_DAEMON);
-    rename_process();
+    rename_process(m->config->argv);
     ignore_signals();
     while ((n = recv(own, request, sizeof request, 0)) != 0) {
         if (n < 0 && errno != EINTR)

@@ -234,7 +234,7 @@ static void open_file(fuse_req_t req, const struct ckptfs_node *n, struct fuse_f
     add(&fs->count.open_files, 1);
     if (fuse_reply_open(req, fi) < 0) { /* interrupted: the kernel will not release the file */
         add(&fs->count.open_files, (uint64_t)-1);
-        ckptfs_file_close(fs, f);
+        ckptfs_handle_close(fs, (struct ckptfs_handle *)f);
     }
 }
 
@@ -253,14 +253,14 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 {
     (void)ino;
     add(&fs_of(req)->count.open_files, (uint64_t)-1);
-    ckptfs_file_close(fs_of(req), file_of(fi));
+    ckptfs_handle_close(fs_of(req), (struct ckptfs_handle *)file_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 
 static void read_file(fuse_req_t req, struct ckptfs_file *f, size_t size, off_t off)
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
-    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
+    struct ckptfs_buffer *buffer = size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
     size_t len;
 
     if (!buffer) {
@@ -317,7 +317,7 @@ static void open_listing(fuse_req_t req, const struct ckptfs_node *n, struct fus
     fi->fh = (uintptr_t)l;
     fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
     if (fuse_reply_open(req, fi) < 0)
-        ckptfs_listing_free(fs, l);
+        ckptfs_handle_close(fs, (struct ckptfs_handle *)l);
 }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -334,7 +334,7 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    ckptfs_listing_free(fs_of(req), listing_of(fi));
+    ckptfs_handle_close(fs_of(req), (struct ckptfs_handle *)listing_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 
@@ -370,7 +370,7 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
     struct ckptfs_listing *l = listing_of(fi);
-    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
+    struct ckptfs_buffer *buffer = size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
     size_t used = 0;
 
     if (!buffer) {

@@ -11,31 +11,23 @@ static const double LASTING_S = 365.0 * 86400, PASSING_S = 1;
 
 int ckptfs_errno(const struct ckpt_err *err)
 {
-    switch (err->code) {
-    case CKPT_OK:
-        return 0;
-    case CKPT_MISSING:
-        return ENOENT;
-    case CKPT_STALE:
-        return ESTALE;
-    case CKPT_NOMEM:
-        return ENOMEM;
-    case CKPT_USAGE:
-        return EINVAL;
-    case CKPT_UNSUPPORTED:
-        return EOPNOTSUPP;
-    case CKPT_TIMEOUT:
-        return ETIMEDOUT;
-    case CKPT_CANCELLED:
-        return EINTR;
-    case CKPT_IO:
-    case CKPT_FORMAT:
-    case CKPT_CONFLICT:
-    case CKPT_LIMIT:
-    case CKPT_PEER:
-        break;
-    }
-    return EIO;
+    static const int number[] = {
+        [CKPT_OK] = 0,
+        [CKPT_IO] = EIO,
+        [CKPT_FORMAT] = EIO,
+        [CKPT_UNSUPPORTED] = EOPNOTSUPP,
+        [CKPT_MISSING] = ENOENT,
+        [CKPT_CONFLICT] = EIO,
+        [CKPT_STALE] = ESTALE,
+        [CKPT_LIMIT] = EIO,
+        [CKPT_NOMEM] = ENOMEM,
+        [CKPT_USAGE] = EINVAL,
+        [CKPT_TIMEOUT] = ETIMEDOUT,
+        [CKPT_PEER] = EIO,
+        [CKPT_CANCELLED] = EINTR,
+    };
+
+    return number[err->code];
 }
 
 int ckptfs_read_errno(const struct ckpt_err *err)
@@ -47,20 +39,9 @@ int ckptfs_read_errno(const struct ckpt_err *err)
 
 mode_t ckptfs_type_of(enum ckptfs_kind kind)
 {
-    switch (kind) {
-    case CKPTFS_ROOT:
-    case CKPTFS_STEP:
-    case CKPTFS_DIR:
-    case CKPTFS_CONTROL:
-        return S_IFDIR;
-    case CKPTFS_LATEST:
-        return S_IFLNK;
-    case CKPTFS_FILE:
-    case CKPTFS_ERROR:
-    case CKPTFS_STATS:
-        break;
-    }
-    return S_IFREG;
+    const bool is_file = kind == CKPTFS_FILE || kind == CKPTFS_ERROR || kind == CKPTFS_STATS;
+
+    return kind == CKPTFS_LATEST ? S_IFLNK : is_file ? S_IFREG : S_IFDIR;
 }
 
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,

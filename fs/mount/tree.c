@@ -177,34 +177,25 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
 static void enlist(struct ckptfs *fs, struct ckptfs_handle *h)
 {
     (void)pthread_mutex_lock(&fs->handles.lock);
-    h->prev = NULL;
-    h->next = fs->handles.first;
-    if (h->next)
-        h->next->prev = h;
-    fs->handles.first = h;
+    LIST_INSERT_HEAD(&fs->handles.all, h, link);
     (void)pthread_mutex_unlock(&fs->handles.lock);
 }
 
-static void delist(struct ckptfs *fs, struct ckptfs_handle *h)
+void ckptfs_handle_close(struct ckptfs *fs, struct ckptfs_handle *h)
 {
     (void)pthread_mutex_lock(&fs->handles.lock);
-    if (h->next)
-        h->next->prev = h->prev;
-    if (h->prev)
-        h->prev->next = h->next;
-    else
-        fs->handles.first = h->next;
+    LIST_REMOVE(h, link);
     (void)pthread_mutex_unlock(&fs->handles.lock);
+    ckpt_view_release(h->view);
+    ckptfs_steps_release(h->steps);
+    free(h->text);
+    free(h);
 }
 
 void ckptfs_tree_close(struct ckptfs *fs)
 {
-    for (struct ckptfs_handle *h; (h = fs->handles.first);) {
-        if (h->is_listing)
-            ckptfs_listing_free(fs, (struct ckptfs_listing *)h);
-        else
-            ckptfs_file_close(fs, (struct ckptfs_file *)h);
-    }
+    for (struct ckptfs_handle *h; (h = LIST_FIRST(&fs->handles.all));)
+        ckptfs_handle_close(fs, h);
 }
 
 /* ---- listings ---- */
@@ -212,13 +203,10 @@ void ckptfs_tree_close(struct ckptfs *fs)
 /* A listing has exactly one source of names: a directory of a view, a list of steps, or neither,
  * which is .ckptfs with its one file. */
 struct ckptfs_listing {
-    struct ckptfs_handle
-        handle; /* must be the first member, because ckptfs_tree_close casts to it */
+    struct ckptfs_handle handle;   /* must be the first member, so that it can be closed */
     const struct ckptfs_node *dir; /* the kernel holds it while it is open */
-    struct ckpt_view *view;
-    const struct ckpt_node *vdir;
-    struct ckptfs_steps *steps;
-    struct ckpt_err err; /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
+    const struct ckpt_node *vdir;  /* of handle.view */
+    struct ckpt_err err;           /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
     bool failed;
     bool latest; /* the symlink "latest" follows the steps */
     size_t n;
@@ -228,66 +216,51 @@ static int list_view(struct ckptfs *fs, struct ckptfs_listing *l)
 {
     const struct ckptfs_node *dir = l->dir;
 
-    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &l->view, &l->err) < 0) {
+    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &l->handle.view, &l->err) < 0) {
         if (l->err.code == CKPT_STALE || l->err.code == CKPT_NOMEM || *dir->id.path)
             return ckptfs_errno(&l->err);
         l->failed = true;
         l->n = 1;
         return 0;
     }
-    l->vdir = *dir->id.path ? ckpt_view_find(l->view, dir->id.path) : ckpt_view_root(l->view);
+    l->vdir = *dir->id.path ? ckpt_view_find(l->handle.view, dir->id.path)
+                            : ckpt_view_root(l->handle.view);
     if (!l->vdir)
         return ESTALE;
     l->n = ckpt_node_children(l->vdir);
     return 0;
 }
 
-static int list_steps(struct ckptfs *fs, struct ckptfs_listing *l)
+static void list_steps(struct ckptfs *fs, struct ckptfs_listing *l)
 {
-    l->steps = ckptfs_steps_hold(&fs->refresh);
-    if (!l->steps)
-        return 0;
-    l->latest = ckptfs_steps_latest(l->steps) && !ckptfs_steps_find(l->steps, LATEST_NAME);
-    l->n = l->steps->n + l->latest;
-    return 0;
+    const struct ckptfs_steps *s = l->handle.steps = ckptfs_steps_hold(&fs->refresh);
+
+    l->latest = s && ckptfs_steps_latest(s) && !ckptfs_steps_find(s, LATEST_NAME);
+    l->n = s ? s->n + l->latest : 0;
 }
 
 int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
                         struct ckptfs_listing **ret)
 {
     struct ckptfs_listing *l = calloc(1, sizeof *l);
-    int rc;
+    int rc = 0;
 
     if (!l)
         return ENOMEM;
     l->dir = dir;
-    l->handle.is_listing = true;
     enlist(fs, &l->handle);
-    switch (dir->id.kind) {
-    case CKPTFS_CONTROL:
+    if (dir->id.kind == CKPTFS_CONTROL)
         l->n = 1;
-        rc = 0;
-        break;
-    default:
-        rc = dir->id.kind != CKPTFS_ROOT || is_view_root(fs, dir) ? list_view(fs, l)
-                                                                  : list_steps(fs, l);
-    }
+    else if (dir->id.kind != CKPTFS_ROOT || is_view_root(fs, dir))
+        rc = list_view(fs, l);
+    else
+        list_steps(fs, l);
     if (rc) {
-        ckptfs_listing_free(fs, l);
+        ckptfs_handle_close(fs, &l->handle);
         return rc;
     }
     *ret = l;
     return 0;
-}
-
-void ckptfs_listing_free(struct ckptfs *fs, struct ckptfs_listing *l)
-{
-    if (!l)
-        return;
-    delist(fs, &l->handle);
-    ckpt_view_release(l->view);
-    ckptfs_steps_release(l->steps);
-    free(l);
 }
 
 size_t ckptfs_listing_count(const struct ckptfs_listing *l) { return l->n; }
@@ -303,8 +276,8 @@ const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i)
         return ERROR_NAME;
     if (l->vdir)
         return ckpt_node_name(ckpt_node_child(l->vdir, i));
-    if (l->steps)
-        return i < l->steps->n ? l->steps->step[i].name : LATEST_NAME;
+    if (l->handle.steps)
+        return i < l->handle.steps->n ? l->handle.steps->step[i].name : LATEST_NAME;
     return STATS_NAME;
 }
 
@@ -321,25 +294,21 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
                          ckpt_node_name(node));
         if (n < 0 || (size_t)n >= sizeof ret->text)
             return ENAMETOOLONG;
-        ret->id = id_of_vnode(l->view, dir->step, node, ret->text);
+        ret->id = id_of_vnode(l->handle.view, dir->step, node, ret->text);
         return 0;
     }
-    if (l->steps) {
-        ret->id = i < l->steps->n ? id_of_step(&l->steps->step[i])
-                                  : id_of_latest(ckptfs_steps_latest(l->steps));
-        return 0;
-    }
-    ret->id = id_of_stats();
+    const struct ckptfs_steps *s = l->handle.steps;
+    ret->id = !s         ? id_of_stats()
+              : i < s->n ? id_of_step(&s->step[i])
+                         : id_of_latest(ckptfs_steps_latest(s));
     return 0;
 }
 
 /* ---- contents ---- */
 
 struct ckptfs_file {
-    struct ckptfs_handle handle; /* must be the first member, as above */
-    struct ckpt_view *view;
-    const struct ckpt_node *node; /* if view is NULL, the file's text: */
-    char *text;
+    struct ckptfs_handle handle;  /* must be the first member, as above */
+    const struct ckpt_node *node; /* of handle.view; if that is NULL, handle.text is the file */
     uint64_t size;
     const char *name; /* name for the log; belongs to the node, which the kernel holds while the
                          file is open */
@@ -364,9 +333,9 @@ static int open_vfile(struct ckptfs *fs, const struct ckptfs_node *node, struct 
 {
     struct ckpt_err err = {0};
 
-    if (ckptfs_view_of_node(&fs->refresh, &node->id, &f->view, &err) < 0)
+    if (ckptfs_view_of_node(&fs->refresh, &node->id, &f->handle.view, &err) < 0)
         return ckptfs_errno(&err);
-    f->node = ckpt_view_find(f->view, node->id.path);
+    f->node = ckpt_view_find(f->handle.view, node->id.path);
     if (!f->node)
         return ESTALE;
     f->size = ckpt_node_size(f->node);
@@ -381,13 +350,13 @@ static int open_content(struct ckptfs *fs, const struct ckptfs_node *node, struc
     case CKPTFS_FILE:
         return open_vfile(fs, node, f);
     case CKPTFS_ERROR:
-        rc = open_error(fs, node, &f->text);
+        rc = open_error(fs, node, &f->handle.text);
         break;
     default:
-        rc = (f->text = ckptfs_stats_text(fs)) ? 0 : ENOMEM;
+        rc = (f->handle.text = ckptfs_stats_text(fs)) ? 0 : ENOMEM;
     }
     if (!rc)
-        f->size = strlen(f->text);
+        f->size = strlen(f->handle.text);
     return rc;
 }
 
@@ -406,24 +375,14 @@ int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct c
                                      .file = hash(f->name, hash(f->step, READING)),
                                      .file_jobs = CKPTFS_FILE_JOBS};
     if ((rc = open_content(fs, node, f)) != 0) {
-        ckptfs_file_close(fs, f);
+        ckptfs_handle_close(fs, &f->handle);
         return rc;
     }
     *ret = f;
     return 0;
 }
 
-void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f)
-{
-    if (!f)
-        return;
-    delist(fs, &f->handle);
-    ckpt_view_release(f->view);
-    free(f->text);
-    free(f);
-}
-
-bool ckptfs_file_uncached(const struct ckptfs_file *f) { return !f->view; }
+bool ckptfs_file_uncached(const struct ckptfs_file *f) { return !f->handle.view; }
 
 /* Read from a view. The kernel takes a short reply for the end of the file and silently truncates
  * its cached size, so the library's promise never to read short is checked here too. */
@@ -433,7 +392,7 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     struct ckpt_err err = {0};
 
     *ret_len = 0;
-    if (ckpt_node_pread(f->view, f->node, buf, len, off, ret_len, &err) == 0) {
+    if (ckpt_node_pread(f->handle.view, f->node, buf, len, off, ret_len, &err) == 0) {
         if (*ret_len == len || off + *ret_len >= f->size)
             return 0;
         (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
@@ -450,11 +409,11 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len)
 {
-    if (f->view && !fs->config->null_reads)
+    if (f->handle.view && !fs->config->null_reads)
         return read_view(fs, f, buf, len, off, ret_len);
     *ret_len = off < f->size ? (size_t)ckpt_min_u64(len, f->size - off) : 0;
-    if (f->text && *ret_len)
-        memcpy(buf, f->text + off, *ret_len);
+    if (f->handle.text && *ret_len)
+        memcpy(buf, f->handle.text + off, *ret_len);
     return 0;
 }
 
@@ -493,7 +452,7 @@ bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
 bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret)
 {
     *ret = f->lanes;
-    return f->view != NULL;
+    return f->handle.view != NULL;
 }
 
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)

@@ -34,7 +34,6 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
 struct ckptfs_listing;
 int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
                         struct ckptfs_listing **ret);
-void ckptfs_listing_free(struct ckptfs *fs, struct ckptfs_listing *l);
 size_t ckptfs_listing_count(const struct ckptfs_listing *l);
 const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i);
 bool ckptfs_listing_lasting(const struct ckptfs_listing *l);
@@ -45,7 +44,9 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
 /* An open file. It holds its view, so that it stays readable even if the step is deleted. */
 struct ckptfs_file;
 int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file **ret);
-void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f);
+
+/* Free an open file or listing, which begins with the handle. */
+void ckptfs_handle_close(struct ckptfs *fs, struct ckptfs_handle *h);
 
 /* Free all files and listings that are still open. Call it when no more requests can arrive. */
 void ckptfs_tree_close(struct ckptfs *fs);
