@@ -119,25 +119,23 @@ static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
     return -1;
 }
 
-int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
-                        struct ckpt_err *err)
+int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const char *want,
+                       struct ckpt_run **ret_run, struct ckpt_view **ret_view, struct ckpt_err *err)
 {
-    if (ckpt_run_view(run, step, ret_view, err) == 0)
-        return 0;
-    return step ? -1 : fail_latest(run, err);
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_freep) char *step = NULL;
+
+    if (ckpt_run_open(path, opt, &run, err) < 0 ||
+        (want && ckpt_run_find_step(run, want, &step, err) < 0))
+        return -1;
+    if (ckpt_run_view(run, step, ret_view, err) < 0)
+        return step ? -1 : fail_latest(run, err);
+    *ret_run = ckpt_steal(&run);
+    return 0;
 }
 
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckpt_freep) char *step = NULL;
-
-    if (ckpt_run_open(t->run, t->opt, &run, err) < 0 ||
-        (t->step && ckpt_run_find_step(run, t->step, &step, err) < 0) ||
-        ckpt_tool_open_view(run, step, ret_view, err) < 0)
-        return -1;
-    *ret_run = run;
-    run = NULL;
-    return 0;
+    return ckpt_tool_open_run(t->run, t->opt, t->step, ret_run, ret_view, err);
 }

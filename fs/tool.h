@@ -56,14 +56,15 @@ void ckpt_tool_log(struct ckpt_tool *t, const char *program);
  * more (ulimit -f) an error (EFBIG), as a full disk is, not the end of the process. */
 void ckpt_tool_limits(void);
 
-/* Open the run, and the view that --step selects: a step's full name, or the number at its end. */
+/* Open the run at `path`, and the view of a step: its full name, or the number at its end; NULL:
+ * the latest. If the latest cannot be opened, the error suggests another. */
+int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const char *step,
+                       struct ckpt_run **ret_run, struct ckpt_view **ret_view,
+                       struct ckpt_err *err);
+
+/* Open what the command line says. */
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
-
-/* Open the view of a step by its name; NULL: the latest. If the latest cannot be opened, the error
- * says so. */
-int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
-                        struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);
 
 #endif

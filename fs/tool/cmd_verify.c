@@ -36,13 +36,25 @@ struct verify {
     struct ckpt_view *view;
     struct ckpt_view *other; /* DIR's tensors, under their stored names */
     const char *dir;
-    struct ckpt_items tensors; /* tensors that both have with equal dtype and shape */
-    size_t *twin;              /* per tensor: its number in `other` */
+    struct ckpt_items tensors; /* all of the view */
+    uint64_t *start;           /* per tensor, for the pump: not compared, or from the beginning */
+    size_t *twin;              /* per tensor that is compared: its number in `other` */
     _Atomic uint64_t *first;   /* per tensor: offset of the first byte that differs, or SAME */
     json_t *differences;       /* [{"tensor" | "file", "what"}] */
     json_t *notes;             /* sentences about what does not count as a difference */
-    uint64_t file_bytes;
+    size_t compared;           /* tensors that both have with equal dtype and shape */
+    uint64_t bytes;            /* of those */
 };
+
+static void verify_release(struct verify *v)
+{
+    ckpt_items_release(&v->tensors);
+    free(v->start);
+    free(v->twin);
+    free(v->first);
+    json_decref(v->differences);
+    json_decref(v->notes);
+}
 
 static int differ(struct verify *v, const char *kind, const char *name, const char *what,
                   struct ckpt_err *err)
@@ -67,49 +79,46 @@ static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor
            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
 }
 
-/* Match the view's tensors with DIR's by name. */
-static int match(struct verify *v, struct ckpt_err *err)
+/* Look for tensor i of the view in DIR, and say how it differs if it is not there alike. */
+static int match(struct verify *v, size_t i, struct ckpt_err *err)
 {
-    size_t n = ckpt_view_tensors(v->view), kept = 0;
+    struct ckpt_tensor_info a = {.size = sizeof a}, b = {.size = sizeof b};
+    ckpt_cleanup(ckpt_freep) char *here = NULL, *there = NULL, *what = NULL;
 
+    v->start[i] = CKPT_PUMP_SKIP;
+    ckpt_view_tensor(v->view, i, &a);
+    if (!ckpt_view_find_tensor(v->other, a.name, &v->twin[i])) {
+        what = ckpt_asprintf("missing in %s", v->dir);
+    } else {
+        ckpt_view_tensor(v->other, v->twin[i], &b);
+        if (same_type(&a, &b)) {
+            v->start[i] = 0;
+            v->compared++;
+            v->bytes += a.nbytes;
+            return 0;
+        }
+        here = type_text(&a);
+        there = type_text(&b);
+        what = ckpt_asprintf("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
+    }
+    return what ? differ(v, "tensor", a.name, what, err) : ckpt_nomem(err);
+}
+
+static int match_all(struct verify *v, struct ckpt_err *err)
+{
     if (ckpt_items_tensors(v->view, &v->tensors, err) < 0)
         return -1;
+    const size_t n = v->tensors.n;
+    v->start = calloc(n + 1, sizeof *v->start);
     v->twin = calloc(n + 1, sizeof *v->twin);
     v->first = calloc(n + 1, sizeof *v->first);
-    if (!v->twin || !v->first)
+    if (!v->start || !v->twin || !v->first)
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
-        struct ckpt_item *item = &v->tensors.item[i];
-        struct ckpt_tensor_info a = {.size = sizeof a}, b = {.size = sizeof b};
-        ckpt_cleanup(ckpt_freep) char *here = NULL, *there = NULL, *what = NULL;
-        size_t k;
-        ckpt_view_tensor(v->view, i, &a);
-        if (!ckpt_view_find_tensor(v->other, a.name, &k)) {
-            what = ckpt_asprintf("missing in %s", v->dir);
-        } else {
-            ckpt_view_tensor(v->other, k, &b);
-            if (same_type(&a, &b)) {
-                struct ckpt_item *to = &v->tensors.item[kept];
-                struct ckpt_item swap = *to;
-                *to = *item; /* kept <= i: that item was copied or dropped already */
-                *item = swap;
-                v->twin[kept] = k;
-                atomic_store(&v->first[kept++], SAME);
-                continue;
-            }
-            here = type_text(&a);
-            there = type_text(&b);
-            what = ckpt_asprintf("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
-        }
-        if (!what)
-            return ckpt_nomem(err);
-        if (differ(v, "tensor", a.name, what, err) < 0)
+        atomic_store(&v->first[i], SAME);
+        if (match(v, i, err) < 0)
             return -1;
-        v->tensors.bytes -= item->size;
     }
-    for (size_t i = kept; i < n; i++)
-        free(v->tensors.item[i].path);
-    v->tensors.n = kept;
     return 0;
 }
 
@@ -167,14 +176,14 @@ static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
     struct ckpt_tensor_info info = {.size = sizeof info};
     uint64_t numel = 1, first = atomic_load(&v->first[i]);
 
-    ckpt_view_tensor(v->view, v->tensors.item[i].tensor, &info);
+    ckpt_view_tensor(v->view, i, &info);
     for (uint32_t d = 0; d < info.rank; d++)
         numel *= info.shape[d];
     size_t width = numel && info.nbytes / numel ? (size_t)(info.nbytes / numel) : 1;
     if (width > WIDEST)
         width = WIDEST;
     uint64_t e = first / width;
-    if (ckpt_view_tensor_pread(v->view, v->tensors.item[i].tensor, a, width, e * width, err) < 0 ||
+    if (ckpt_view_tensor_pread(v->view, i, a, width, e * width, err) < 0 ||
         ckpt_view_tensor_pread(v->other, v->twin[i], b, width, e * width, err) < 0)
         return -1;
     hex_element(a, width, hex_a);
@@ -191,10 +200,11 @@ static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct c
                                    .items = &v->tensors,
                                    .jobs = t->jobs,
                                    .quiet = t->quiet,
+                                   .start = v->start,
                                    .ctx = v,
                                    .sink = compare_chunk};
 
-    if (match(v, err) < 0 || unmatched(v, err) < 0 || ckpt_pump_run(&pump, NULL, err) < 0)
+    if (unmatched(v, err) < 0 || ckpt_pump_run(&pump, NULL, err) < 0)
         return -1;
     for (size_t i = 0; i < v->tensors.n; i++)
         if (atomic_load(&v->first[i]) != SAME && describe_first(v, i, err) < 0)
@@ -323,7 +333,6 @@ static int compare_file(struct verify *v, const struct ckpt_item *item, struct c
     } else if (compare_bytes(v, item, fd, &what, err) < 0) {
         return -1;
     }
-    v->file_bytes += item->size;
     if (what && fd >= 0 && is_config(item->path) && compare_config(v, item, fd, &what, err) < 0)
         return -1;
     return what ? differ(v, "file", item->path, what, err) : 0;
@@ -372,10 +381,9 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
     char size[CKPT_OUT_SIZE];
 
     if (t->json) {
-        ckpt_cleanup(ckpt_json_decrefp) json_t *j =
-            json_pack("{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors",
-                      (json_int_t)v->tensors.n, "bytes", (json_int_t)v->tensors.bytes,
-                      "differences", v->differences, "notes", v->notes);
+        ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
+            "{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors", (json_int_t)v->compared,
+            "bytes", (json_int_t)v->bytes, "differences", v->differences, "notes", v->notes);
         if (ckpt_out_json(j, err) < 0)
             return -1;
         return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
@@ -395,8 +403,7 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
     if (n)
         (void)printf("different: %zu of %zu tensors and files\n", n, ckpt_view_tensors(v->view));
     else
-        (void)printf("equal: %zu tensors, %s\n", v->tensors.n,
-                     ckpt_out_size(v->tensors.bytes, size));
+        (void)printf("equal: %zu tensors, %s\n", v->compared, ckpt_out_size(v->bytes, size));
     return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
 }
 
@@ -405,19 +412,15 @@ static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_vi
                       struct ckpt_err *err)
 {
     struct ckpt_options *opt = NULL;
-    struct ckpt_err inner = {0};
-    int rc;
+    int rc = ckpt_options_new(&opt, err);
 
-    if (ckpt_options_new(&opt, err) < 0)
-        return -1;
-    rc = ckpt_options_set(opt, "view", "raw", &inner);
     if (rc == 0)
-        rc = ckpt_run_open(dir, opt, ret_run, &inner);
+        rc = ckpt_options_set(opt, "view", "raw", err);
     if (rc == 0)
-        rc = ckpt_run_view(*ret_run, NULL, ret_view, &inner);
+        rc = ckpt_tool_open_run(dir, opt, NULL, ret_run, ret_view, err);
     ckpt_options_free(opt);
     if (rc < 0)
-        return ckpt_err_move(err, &inner);
+        return -1;
     const char *source = ckpt_view_source(*ret_view);
     if (strncmp(source, "hf", 2) == 0 || strncmp(source, "peft", 4) == 0)
         return 0;
@@ -431,7 +434,7 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL, *other_run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL, *other = NULL;
-    struct verify v = {.dir = t->operand[0]};
+    ckpt_cleanup(verify_release) struct verify v = {.dir = t->operand[0]};
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 ||
         open_other(t->operand[0], &other_run, &other, err) < 0)
@@ -440,19 +443,9 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
     v.other = other;
     v.differences = json_array();
     v.notes = json_array();
-    int rc = compare_tensors(t, &v, err);
-    if (rc == 0 && !t->tensors)
-        rc = compare_files(&v, err);
-    if (rc == 0)
-        rc = ckpt_view_verify_unchanged(view, err);
-    if (rc == 0)
-        rc = ckpt_view_verify_unchanged(other, err);
-    if (rc == 0)
-        rc = report(t, &v, err);
-    ckpt_items_release(&v.tensors);
-    free(v.twin);
-    free(v.first);
-    json_decref(v.differences);
-    json_decref(v.notes);
-    return rc;
+    if (match_all(&v, err) < 0 || compare_tensors(t, &v, err) < 0 ||
+        (!t->tensors && compare_files(&v, err) < 0) || ckpt_view_verify_unchanged(view, err) < 0 ||
+        ckpt_view_verify_unchanged(other, err) < 0)
+        return -1;
+    return report(t, &v, err);
 }
