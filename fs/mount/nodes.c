@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A chained hash table from inode number to node. */
+/* A tree of nodes, by inode number. */
 #include "mount/nodes.h"
 
+#include <search.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
 
-enum { FIRST_BUCKETS = 256, ROOT_INO = 1 };
+#include "base/sort.h"
+
+enum { ROOT_INO = 1 };
 
 static uint64_t hash(const struct ckptfs_id *id, uint64_t salt)
 {
@@ -53,59 +56,31 @@ int ckptfs_nodes_init(struct ckptfs_nodes *t)
 {
     const struct ckptfs_id root = {.kind = CKPTFS_ROOT, .step = "", .path = ""};
 
-    *t = (struct ckptfs_nodes){.nbucket = FIRST_BUCKETS};
-    t->bucket = calloc(t->nbucket, sizeof *t->bucket);
-    t->root = node_new(&root, ROOT_INO);
-    if (!t->bucket || !t->root || pthread_mutex_init(&t->lock, NULL) != 0) {
-        free(t->bucket);
-        free(t->root);
-        *t = (struct ckptfs_nodes){0};
-        return -1;
-    }
-    return 0;
+    *t = (struct ckptfs_nodes){.root = node_new(&root, ROOT_INO)};
+    (void)pthread_mutex_init(&t->lock, NULL);
+    return t->root ? 0 : -1;
 }
 
 void ckptfs_nodes_release(struct ckptfs_nodes *t)
 {
-    if (!t->bucket)
-        return;
-    for (size_t i = 0; i < t->nbucket; i++)
-        for (struct ckptfs_node *n = t->bucket[i], *next; n; n = next) {
-            next = n->next;
-            free(n);
-        }
-    free(t->bucket);
+    tdestroy(t->tree, free);
     free(t->root);
     (void)pthread_mutex_destroy(&t->lock);
     *t = (struct ckptfs_nodes){0};
 }
 
-/* The link that points to the node of an inode number, or the NULL link where it belongs. */
-static struct ckptfs_node **slot_of(struct ckptfs_nodes *t, uint64_t ino)
+static int by_ino(const void *a, const void *b)
 {
-    struct ckptfs_node **p = &t->bucket[ino & (t->nbucket - 1)];
-
-    while (*p && (*p)->ino != ino)
-        p = &(*p)->next;
-    return p;
+    return ckpt_u64_cmp(((const struct ckptfs_node *)a)->ino, ((const struct ckptfs_node *)b)->ino);
 }
 
-static void resize(struct ckptfs_nodes *t, size_t nbucket)
+/* With the lock held; NULL: the kernel does not hold such a node. */
+static struct ckptfs_node *find(const struct ckptfs_nodes *t, uint64_t ino)
 {
-    struct ckptfs_node **bucket = calloc(nbucket, sizeof *bucket);
+    const struct ckptfs_node key = {.ino = ino};
+    struct ckptfs_node **at = tfind(&key, &t->tree, by_ino);
 
-    if (!bucket)
-        return; /* no memory: the chains stay longer */
-    for (size_t i = 0; i < t->nbucket; i++)
-        for (struct ckptfs_node *n = t->bucket[i], *next; n; n = next) {
-            struct ckptfs_node **head = &bucket[n->ino & (nbucket - 1)];
-            next = n->next;
-            n->next = *head;
-            *head = n;
-        }
-    free(t->bucket);
-    t->bucket = bucket;
-    t->nbucket = nbucket;
+    return at ? *at : NULL;
 }
 
 const struct ckptfs_node *ckptfs_nodes_get(struct ckptfs_nodes *t, uint64_t ino)
@@ -113,29 +88,27 @@ const struct ckptfs_node *ckptfs_nodes_get(struct ckptfs_nodes *t, uint64_t ino)
     if (ino == ROOT_INO)
         return t->root;
     (void)pthread_mutex_lock(&t->lock);
-    const struct ckptfs_node *n = *slot_of(t, ino);
+    const struct ckptfs_node *n = find(t, ino);
     (void)pthread_mutex_unlock(&t->lock);
     return n;
 }
 
 static struct ckptfs_node *ref(struct ckptfs_nodes *t, const struct ckptfs_id *id)
 {
-    for (uint64_t salt = 0;; salt++) {
-        uint64_t ino = hash(id, salt);
-        struct ckptfs_node **p = slot_of(t, ino);
-        if (!*p) {
-            struct ckptfs_node *n = node_new(id, ino);
-            if (!n)
-                return NULL;
-            n->next = NULL;
-            *p = n;
-            if (++t->len > t->nbucket)
-                resize(t, t->nbucket * 2);
-            return n;
-        }
-        if (same(&(*p)->id, id))
-            return *p;
+    struct ckptfs_node *n;
+    uint64_t salt = 0;
+
+    while ((n = find(t, hash(id, salt))) && !same(&n->id, id))
+        salt++;
+    if (n)
+        return n;
+    n = node_new(id, hash(id, salt));
+    if (!n || !tsearch(n, &t->tree, by_ino)) {
+        free(n);
+        return NULL;
     }
+    t->len++;
+    return n;
 }
 
 const struct ckptfs_node *ckptfs_nodes_ref(struct ckptfs_nodes *t, const struct ckptfs_id *id)
@@ -152,21 +125,16 @@ const struct ckptfs_node *ckptfs_nodes_ref(struct ckptfs_nodes *t, const struct 
 
 void ckptfs_nodes_forget(struct ckptfs_nodes *t, uint64_t ino, uint64_t n)
 {
-    struct ckptfs_node *gone = NULL;
-
     if (ino == ROOT_INO)
         return;
     (void)pthread_mutex_lock(&t->lock);
-    struct ckptfs_node **p = slot_of(t, ino);
-    if (*p && ((*p)->nlookup -= n < (*p)->nlookup ? n : (*p)->nlookup) == 0) {
-        gone = *p;
-        *p = gone->next;
+    struct ckptfs_node *node = find(t, ino);
+    if (node && (node->nlookup -= n < node->nlookup ? n : node->nlookup) == 0) {
+        (void)tdelete(node, &t->tree, by_ino);
+        free(node);
         t->len--;
-        if (t->nbucket > FIRST_BUCKETS && t->len < t->nbucket / 8)
-            resize(t, t->nbucket / 2);
     }
     (void)pthread_mutex_unlock(&t->lock);
-    free(gone);
 }
 
 size_t ckptfs_nodes_count(struct ckptfs_nodes *t)

@@ -38,14 +38,12 @@ struct ckptfs_node {
     struct ckptfs_id id; /* its strings are stored after the node */
     uint64_t ino;
     uint64_t nlookup; /* the kernel's references; protected by the table's lock */
-    struct ckptfs_node *next;
     char text[];
 };
 
 struct ckptfs_nodes {
     pthread_mutex_t lock; /* no other lock is taken, and no callback made, while it is held */
-    struct ckptfs_node **bucket;
-    size_t nbucket; /* a power of two */
+    void *tree;           /* of nodes, by their numbers: tsearch(3) */
     size_t len;
     struct ckptfs_node *root;
 };

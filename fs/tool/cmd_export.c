@@ -69,13 +69,11 @@ static bool begins_a_path(const struct ckpt_items *items, const char *name)
 
 static bool is_temp(const struct ckpt_items *items, const char *name)
 {
-    static const char suffix[] = ".partial";
-    size_t n = strlen(name), m = sizeof suffix - 1;
-
-    for (size_t i = 0; *name == '.' && n > m + 1 && i < items->n; i++)
-        if (strlen(items->item[i].path) == n - m - 1 &&
-            strncmp(items->item[i].path, name + 1, n - m - 1) == 0)
+    for (size_t i = 0; *name == '.' && i < items->n; i++) {
+        ckpt_cleanup(ckpt_freep) char *temp = temp_of(items->item[i].path);
+        if (temp && strcmp(temp, name) == 0)
             return true;
+    }
     return false;
 }
 

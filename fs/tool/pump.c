@@ -253,24 +253,21 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
 {
     struct ckpt_progress bar;
     unsigned started = 0;
+    int rc = 0;
 
+    s->active = s->nthread;
     ckpt_progress_begin(&bar, bytes_already(s->p), s->p->items->bytes, s->p->quiet);
     atomic_store(&s->done, bar.already);
     for (; started < s->nthread; started++) {
         worker[started] = (struct worker){.s = s, .index = started};
-        (void)pthread_mutex_lock(&s->lock);
-        s->active++;
-        (void)pthread_mutex_unlock(&s->lock);
-        int rc = pthread_create(&worker[started].thread, NULL, work, &worker[started]);
-        if (rc == 0)
-            continue;
-        (void)pthread_mutex_lock(&s->lock);
-        s->active--;
-        (void)pthread_mutex_unlock(&s->lock);
-        if (started == 0) /* fewer threads than asked for are enough */
-            return ckpt_fail_errno(err, rc, "starting a thread");
-        break;
+        if ((rc = pthread_create(&worker[started].thread, NULL, work, &worker[started])) != 0)
+            break;
     }
+    if (started == 0) /* fewer threads than asked for are enough */
+        return ckpt_fail_errno(err, rc, "starting a thread");
+    (void)pthread_mutex_lock(&s->lock);
+    s->active -= s->nthread - started;
+    (void)pthread_mutex_unlock(&s->lock);
     watch(s, &bar);
     for (unsigned i = 0; i < started; i++)
         (void)pthread_join(worker[i].thread, NULL);
