@@ -324,13 +324,13 @@ static int check_regular(const struct ckpt_dir *dir, const char *name, enum ckpt
 static int open_within(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err)
 {
-    struct ckpt_file_id opened;
+    struct ckpt_dir_found opened;
 
     if (ckpt_dir_look(dir, name, ret, err) < 0 ||
         check_regular(dir, name, ret->kind, -1, err) < 0 ||
-        ckpt_dir_open_file(dir->root->folder, dir->root->file, ret_fd, &opened, NULL, err) < 0)
+        ckpt_dir_open_file(dir->root->folder, dir->root->file, ret_fd, &opened, err) < 0)
         return -1;
-    return ckpt_file_id_eq(&opened, &ret->id)
+    return ckpt_file_id_eq(&opened.id, &ret->id)
                ? 0
                : ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);
 }
@@ -350,38 +350,28 @@ static int open_itself(const struct ckpt_dir *dir, const char *name, int *ret_fd
 }
 
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                       struct ckpt_err *err)
+                       struct ckpt_dir_found *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct ckpt_dir_found found;
 
     if ((dir->root->folder ? open_within : open_itself)(dir, name, &fd, &found, err) < 0)
         return -1;
-    if (ret_id)
-        *ret_id = found.id;
-    if (ret_extent)
-        *ret_extent = found.extent;
+    if (ret)
+        *ret = found;
     *ret_fd = fd;
     fd = -1;
     return 0;
 }
 
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                       struct ckpt_err *err)
+                       struct ckpt_dir_found *ret, struct ckpt_err *err)
 {
-    struct ckpt_dir_found found;
-
     if (ckpt_dir_memory(dir) != CKPT_DIR_RECALLS)
-        return ckpt_dir_open_file(dir, name, ret_fd, ret_id, ret_extent, err);
-    if (ckpt_dir_look(dir, name, &found, err) < 0 ||
-        check_regular(dir, name, found.kind, -1, err) < 0)
-        return -1;
+        return ckpt_dir_open_file(dir, name, ret_fd, ret, err);
     *ret_fd = -1;
-    *ret_id = found.id;
-    *ret_extent = found.extent;
-    return 0;
+    return ckpt_dir_look(dir, name, ret, err) < 0 ? -1
+                                                  : check_regular(dir, name, ret->kind, -1, err);
 }
 
 /* ---- what was read before ---- */

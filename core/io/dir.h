@@ -117,16 +117,14 @@ bool ckpt_errno_is_answer(int errnum);
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
                   struct ckpt_err *err);
 
-/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. In an archive, the
- * descriptor and the identity are the archive's. ret_id and ret_extent may be NULL. */
+/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's, and *ret (may be NULL)
+ * describes it. In an archive, the descriptor and the identity are the archive's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                       struct ckpt_err *err);
+                       struct ckpt_dir_found *ret, struct ckpt_err *err);
 
 /* The same, but a directory that replays a recording does not open the file yet: *ret_fd is -1. */
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                       struct ckpt_err *err);
+                       struct ckpt_dir_found *ret, struct ckpt_err *err);
 
 /* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
  * probes. */

@@ -132,14 +132,14 @@ int ckpt_fdpool_get(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot, const st
 {
     if (!pin_if_open(pool, slot)) {
         ckpt_cleanup(ckpt_closep) int fd = -1;
-        struct ckpt_file_id now;
-        if (ckpt_dir_open_file(dir, name, &fd, &now, NULL, err) < 0) {
+        struct ckpt_dir_found now;
+        if (ckpt_dir_open_file(dir, name, &fd, &now, err) < 0) {
             /* it was there when the checkpoint was opened */
             if (err && err->code == CKPT_MISSING)
                 err->code = CKPT_STALE;
             return -1;
         }
-        if (!ckpt_file_id_eq(&now, id))
+        if (!ckpt_file_id_eq(&now.id, id))
             return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
                              ckpt_dir_path(dir), name);
         if (install(pool, slot, &fd, err) < 0)

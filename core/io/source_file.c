@@ -18,10 +18,9 @@ struct source_file {
     struct ckpt_source source;
     struct ckpt_dir *dir;
     struct ckpt_fdpool *pool;
-    const char *name;      /* interned below dir */
-    uint64_t base;         /* of the first byte in the file that is opened: an archive, or 0 */
-    uint64_t inode, whole; /* with the times: struct ckpt_file_id */
-    int64_t mtime_ns, ctime_ns;
+    const char *name;       /* interned below dir */
+    uint64_t base;          /* of the first byte in the file that is opened: an archive, or 0 */
+    struct ckpt_file_id id; /* of the file that is opened */
     struct ckpt_fdslot slot;
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
@@ -31,18 +30,11 @@ struct source_file {
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
 
-static struct ckpt_file_id id_of(const struct source_file *f)
-{
-    return (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
-}
-
 /* ckpt_fdpool_get for one of the file's two slots. */
 static int get_fd(struct source_file *f, struct ckpt_fdslot *slot, int *ret_fd,
                   struct ckpt_err *err)
 {
-    const struct ckpt_file_id id = id_of(f);
-
-    if (ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &id, ret_fd, err) < 0)
+    if (ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &f->id, ret_fd, err) < 0)
         return -1;
     atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
     return 0;
@@ -192,7 +184,7 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
-    struct ckpt_file_id id, now;
+    struct ckpt_file_id now;
     bool unlinked;
     int fd, result;
 
@@ -201,15 +193,14 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
-    id = id_of(f);
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
     ckpt_fdpool_put(f->pool, &f->slot);
     if (result < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
     ckpt_dir_known_as(f->dir, f->name, &now);
     if (unlinked)
-        now.ctime_ns = id.ctime_ns;
-    return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
+        now.ctime_ns = f->id.ctime_ns;
+    return ckpt_file_id_eq(&now, &f->id) ? 0 : changed(f, err);
 }
 
 static char *file_name(const struct ckpt_source *s)
@@ -254,27 +245,17 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
     return 0;
 }
 
-static void set_identity(struct source_file *f, const struct ckpt_file_id *id,
-                         const struct ckpt_extent *extent)
-{
-    f->source.size = extent->len;
-    f->base = extent->off;
-    f->whole = id->size;
-    f->inode = id->inode;
-    f->mtime_ns = id->mtime_ns;
-    f->ctime_ns = id->ctime_ns;
-}
-
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct source_file *f = self(s);
-    struct ckpt_extent extent;
-    struct ckpt_file_id id;
+    struct ckpt_dir_found found;
 
-    if (ckpt_dir_find_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
+    if (ckpt_dir_find_file(f->dir, f->name, &fd, &found, err) < 0)
         return -1;
-    set_identity(f, &id, &extent);
+    f->source.size = found.extent.len;
+    f->base = found.extent.off;
+    f->id = found.id;
     atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
     /* its header is read next: keep the descriptor */
     return fd < 0 ? 0 : ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
@@ -299,7 +280,7 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
 {
     if (s->ops != &file_ops)
         return false;
-    *ret = id_of(self(s));
+    *ret = self(s)->id;
     return true;
 }
 
@@ -308,16 +289,16 @@ int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckp
     ckpt_cleanup(ckpt_closep) int fd = -1;
     const struct source_file *f = self(s);
     struct ckpt_err own = {0};
-    struct ckpt_file_id id, now;
+    struct ckpt_dir_found now;
     int rc;
 
-    if (!s || !ckpt_source_file_id(s, &id) || !(unread || atomic_load(&f->was_read)))
+    if (!s || s->ops != &file_ops || !(unread || atomic_load(&f->was_read)))
         return 0;
-    rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, NULL, &own)
-                : ckpt_dir_identify(f->dir, f->name, &now, &own);
+    rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, &own)
+                : ckpt_dir_look(f->dir, f->name, &now, &own);
     if (rc < 0)
         return own.code == CKPT_MISSING && !unread ? 0 : ckpt_err_move(err, &own);
-    return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
+    return ckpt_file_id_eq(&now.id, &f->id) ? 0 : changed(f, err);
 }
 
 struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)

@@ -45,7 +45,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     const struct walk *w = ctx;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
-    struct ckpt_extent extent;
+    struct ckpt_dir_found found;
     int fd;
 
     MUST(strcmp(e->name, "..") != 0 && !strchr(e->name, '/'));
@@ -55,10 +55,11 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
             read_folder(below, w->archive_len, w->depth + 1);
     } else if (e->kind == CKPT_ENTRY_FILE) {
         size_t len;
-        MUST(ckpt_dir_open_file(w->dir, e->name, &fd, NULL, &extent, err) == 0);
-        MUST(ckpt_range_ok(extent.off, extent.len, w->archive_len));
+        MUST(ckpt_dir_open_file(w->dir, e->name, &fd, &found, err) == 0);
+        MUST(ckpt_range_ok(found.extent.off, found.extent.len, w->archive_len));
         (void)close(fd);
-        MUST(ckpt_dir_read_file(w->dir, e->name, MOST, &text, &len, err) == 0 && len == extent.len);
+        MUST(ckpt_dir_read_file(w->dir, e->name, MOST, &text, &len, err) == 0 &&
+             len == found.extent.len);
     }
     return 0;
 }

@@ -47,7 +47,7 @@ TEST(dir, names_that_are_no_names_below_are_refused)
     begin(&f, 4);
     tree_text(&f.t, "a/b", "x");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        CHECK_FAILS(ckpt_dir_open_file(f.dir, names[i], &fd, NULL, NULL, &err), CKPT_FORMAT,
+        CHECK_FAILS(ckpt_dir_open_file(f.dir, names[i], &fd, NULL, &err), CKPT_FORMAT,
                     "not a path below");
     end(&f);
 }
@@ -61,12 +61,10 @@ TEST(dir, what_is_no_regular_file_is_refused_without_waiting)
     tree_fifo(&f.t, "fifo");
     tree_dirs(&f.t, "dir/");
     tree_link(&f.t, "nowhere", "dangling");
-    CHECK_FAILS(ckpt_dir_open_file(f.dir, "fifo", &fd, NULL, NULL, &err), CKPT_FORMAT, "a FIFO");
-    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dir", &fd, NULL, NULL, &err), CKPT_FORMAT,
-                "a directory");
-    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dangling", &fd, NULL, NULL, &err), CKPT_MISSING,
-                "dangling");
-    CHECK_FAILS(ckpt_dir_open_file(f.dir, "none", &fd, NULL, NULL, &err), CKPT_MISSING, "none");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "fifo", &fd, NULL, &err), CKPT_FORMAT, "a FIFO");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dir", &fd, NULL, &err), CKPT_FORMAT, "a directory");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dangling", &fd, NULL, &err), CKPT_MISSING, "dangling");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "none", &fd, NULL, &err), CKPT_MISSING, "none");
     CHECK(!ckpt_dir_has_file(f.dir, "fifo") && ckpt_dir_has_dir(f.dir, "dir"));
     end(&f);
 }
@@ -88,12 +86,12 @@ TEST(dir, links_lead_anywhere_below_and_nowhere_else)
     tree_link(&f.t, absolute, "absolute");
     static const char *const good[] = {"down", "other/across", "absolute"};
     for (size_t i = 0; i < 3; i++) {
-        CHECK_OK(ckpt_dir_open_file(f.dir, good[i], &fd, NULL, NULL, &err));
+        CHECK_OK(ckpt_dir_open_file(f.dir, good[i], &fd, NULL, &err));
         (void)close(fd);
     }
     static const char *const bad[] = {"out", "far_out", "etc/passwd"};
     for (size_t i = 0; i < 3; i++)
-        CHECK_FAILS(ckpt_dir_open_file(f.dir, bad[i], &fd, NULL, NULL, &err), CKPT_UNSUPPORTED,
+        CHECK_FAILS(ckpt_dir_open_file(f.dir, bad[i], &fd, NULL, &err), CKPT_UNSUPPORTED,
                     "leads out of");
     end(&f);
 }
@@ -112,10 +110,9 @@ TEST(dir, a_hub_snapshot_reaches_the_blobs_of_its_model)
     tree_link(&t, "../../../models--a--c/blobs/1234", "models--a--b/snapshots/main/bad");
     (void)snprintf(path, sizeof path, "%s/models--a--b/snapshots/main", t.path);
     CHECK_OK(ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err));
-    CHECK_OK(ckpt_dir_open_file(dir, "good", &fd, NULL, NULL, &err));
+    CHECK_OK(ckpt_dir_open_file(dir, "good", &fd, NULL, &err));
     (void)close(fd);
-    CHECK_FAILS(ckpt_dir_open_file(dir, "bad", &fd, NULL, NULL, &err), CKPT_UNSUPPORTED,
-                "leads out");
+    CHECK_FAILS(ckpt_dir_open_file(dir, "bad", &fd, NULL, &err), CKPT_UNSUPPORTED, "leads out");
     ckpt_dir_unref(dir);
     tree_close(&t);
 }
