@@ -22,16 +22,25 @@
 #include "mount/signals.h"
 #include "mount/tree.h"
 
-static struct fuse_session *session_new(struct ckptfs *fs)
+/* A mount's life. */
+struct session {
+    struct ckptfs fs;
+    struct ckptfs_config *config;
+    struct ckptfs_log *log;
+    struct ckptfs_mounter mounter;
+    struct ckptfs_announcement news;
+    struct fuse_session *se;
+};
+
+static int session_new(struct session *s, struct ckpt_err *err)
 {
-    struct fuse_session *se = NULL;
     struct fuse_args args;
 
-    if (ckptfs_session_args(fs->config, &args) < 0)
-        return NULL;
-    se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, fs);
+    if (ckptfs_session_args(s->config, &args) < 0)
+        return ckpt_nomem(err);
+    s->se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, &s->fs);
     fuse_opt_free_args(&args);
-    return se;
+    return s->se ? 0 : ckpt_fail(err, CKPT_USAGE, "FUSE did not accept the options");
 }
 
 /* Answer INIT, which the kernel sends when it mounts, before the mount is announced: the read-ahead
@@ -112,40 +121,40 @@ static bool is_mounted(const struct fuse_session *se)
     return poll(&connection, 1, 0) <= 0 || !(connection.revents & POLLERR);
 }
 
-static void unmount(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter)
+static void unmount(struct session *s)
 {
     struct ckpt_err err = {0};
 
-    if (is_mounted(se) && ckptfs_mounter_unmount(mounter, &err) < 0)
-        ckptfs_logf(fs->log, CKPT_WARNING, "%s; fusermount3 -u %s does it", err.text,
-                    fs->config->mountpoint);
+    if (is_mounted(s->se) && ckptfs_mounter_unmount(&s->mounter, &err) < 0)
+        ckptfs_logf(s->log, CKPT_WARNING, "%s; fusermount3 -u %s does it", err.text,
+                    s->config->mountpoint);
 }
 
 /* Serve the finished mount until it ends. */
-static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
-                 struct ckptfs_log *log, struct ckptfs_announcement *news, struct ckpt_err *err)
+static int serve(struct session *s, struct ckpt_err *err)
 {
+    struct ckptfs *fs = &s->fs;
     struct ckptfs_signals signals;
 
     if (ckptfs_refresh_start(&fs->refresh, err) < 0)
         return -1;
-    if (ckptfs_signals_start(&signals, fs, se, mounter, err) < 0) {
+    if (ckptfs_signals_start(&signals, fs, s->se, &s->mounter, err) < 0) {
         ckptfs_refresh_stop(&fs->refresh);
         return -1;
     }
-    if (news->ready >= 0) {
-        ckptfs_mounter_detach(mounter);
-        log->relay = mounter->fd;
+    if (s->news.ready >= 0) {
+        ckptfs_mounter_detach(&s->mounter);
+        s->log->relay = s->mounter.fd;
     }
-    ckptfs_announce(news);
+    ckptfs_announce(&s->news);
     describe(fs);
-    int rc = loop(fs, se);
-    unmount(fs, se, mounter);
+    int rc = loop(fs, s->se);
+    unmount(s);
     ckptfs_refresh_stop(&fs->refresh);
     bool asked = atomic_load(&signals.quitting);
     ckptfs_signals_stop(&signals);
     if (rc < 0 && !asked)
-        return ckpt_fail_errno(err, -rc, "serving %s", fs->config->mountpoint);
+        return ckpt_fail_errno(err, -rc, "serving %s", s->config->mountpoint);
     return 0;
 }
 
@@ -162,69 +171,53 @@ static bool lacks_fusermount(void)
     return geteuid() != 0;
 }
 
-/* Make the session on the connection that the mounter has opened. */
-static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
-                         struct ckptfs_config *config, struct ckpt_err *err)
+/* Put the session on the connection that the mounter has opened. */
+static int mount_session(struct session *s, struct ckpt_err *err)
 {
     char path[32];
     int fd = -1;
 
     ckptfs_signals_block();
-    int rc = ckptfs_mounter_mount(mounter, &fd, err);
-    ckptfs_mountpoint_unlock(config);
-    if (rc < 0) {
-        (void)ckpt_fail(
-            err, CKPT_IO, "mounting on %s failed%s", fs->config->mountpoint,
+    int rc = ckptfs_mounter_mount(&s->mounter, &fd, err);
+    ckptfs_mountpoint_unlock(s->config);
+    if (rc < 0)
+        return ckpt_fail(
+            err, CKPT_IO, "mounting on %s failed%s", s->config->mountpoint,
             lacks_fusermount() ? ": fusermount3 is not installed (Debian's package fuse3)" : "");
-        return -1;
-    }
     (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
-    if (fuse_session_mount(se, path) == 0)
+    if (fuse_session_mount(s->se, path) == 0)
         return 0;
     (void)close(fd);
-    (void)ckptfs_mounter_unmount(mounter, NULL);
+    (void)ckptfs_mounter_unmount(&s->mounter, NULL);
     return ckpt_fail(err, CKPT_IO, "libfuse did not accept the connection");
 }
 
-static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
-                           struct ckptfs_config *config, struct ckptfs_log *log,
-                           struct ckptfs_announcement *news, struct ckpt_err *err)
+static int mount_and_serve(struct session *s, struct ckpt_err *err)
 {
-    struct fuse_session *se = session_new(fs);
-    int rc = -1;
-
-    if (!se)
-        return ckpt_fail(err, CKPT_USAGE, "FUSE did not accept the options");
-    if (mount_session(fs, se, mounter, config, err) == 0) {
-        if (answer_init(se, err) == 0) {
-            ckptfs_mounter_readahead(mounter, &fs->negotiated);
-            rc = serve(fs, se, mounter, log, news, err);
-        }
-        if (rc < 0)
-            unmount(fs, se, mounter);
+    if (session_new(s, err) < 0 || mount_session(s, err) < 0)
+        return -1;
+    int rc = answer_init(s->se, err);
+    if (rc == 0) {
+        ckptfs_mounter_readahead(&s->mounter, &s->fs.negotiated);
+        rc = serve(s, err);
     }
-    fuse_session_destroy(se);
+    if (rc < 0)
+        unmount(s);
     return rc;
 }
 
-/* Drop all privileges and enter the sandbox, before a checkpoint's files are read. */
-static int confine(struct ckptfs *fs, struct ckpt_err *err)
+static int open_and_serve(struct session *s, struct ckpt_err *err)
 {
-    if (ckptfs_privilege_drop(err) < 0)
-        return -1;
-    return fs->config->sandbox ? ckptfs_sandbox_enter(fs->config, &fs->sandbox, err) : 0;
-}
+    struct ckptfs *fs = &s->fs;
 
-static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
-                          struct ckptfs_config *config, struct ckptfs_log *log,
-                          struct ckptfs_announcement *news, struct ckpt_err *err)
-{
     if (ckptfs_nodes_init(&fs->nodes) < 0)
         return ckpt_nomem(err);
     ckptfs_admission_init(&fs->admission);
-    int rc = ckptfs_refresh_open(&fs->refresh, config, log, &fs->sandbox, err);
+    int rc = ckptfs_refresh_open(&fs->refresh, s->config, s->log, &fs->sandbox, err);
     if (rc == 0)
-        rc = mount_and_serve(fs, mounter, config, log, news, err);
+        rc = mount_and_serve(s, err);
+    if (s->se)
+        fuse_session_destroy(s->se);
     ckptfs_tree_close(fs);
     ckptfs_refresh_release(&fs->refresh);
     ckptfs_nodes_release(&fs->nodes);
@@ -236,22 +229,24 @@ static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
 int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
                    struct ckpt_err *err)
 {
-    struct ckptfs fs = {.config = config,
-                        .log = log,
-                        .buffers = {.constant = config->null_reads},
-                        .started = time(NULL)};
-    struct ckptfs_announcement news;
-    struct ckptfs_mounter mounter;
+    struct session s = {.fs = {.config = config,
+                               .log = log,
+                               .buffers = {.constant = config->null_reads},
+                               .started = time(NULL)},
+                        .config = config,
+                        .log = log};
     int rc = -1;
 
-    if (ckptfs_mounter_start(&mounter, config, log, err) < 0)
+    if (ckptfs_mounter_start(&s.mounter, config, log, err) < 0)
         return -1;
-    ckptfs_announcement_open(&news, ready);
-    if (confine(&fs, err) == 0)
-        rc = open_and_serve(&fs, &mounter, config, log, &news, err);
+    ckptfs_announcement_open(&s.news, ready);
+    /* a checkpoint's files are read without privileges, in the sandbox */
+    if (ckptfs_privilege_drop(err) == 0 &&
+        (!config->sandbox || ckptfs_sandbox_enter(config, &s.fs.sandbox, err) == 0))
+        rc = open_and_serve(&s, err);
     if (rc < 0 && log->relay >= 0)
         ckptfs_logf(log, CKPT_ERROR, "%s", err->text);
     log->relay = -1;
-    ckptfs_mounter_stop(&mounter);
+    ckptfs_mounter_stop(&s.mounter);
     return rc;
 }
