@@ -40,19 +40,6 @@ static int get_fd(struct source_file *f, struct ckpt_fdslot *slot, int *ret_fd,
     return 0;
 }
 
-static int read_failed(const struct source_file *f, int error, uint64_t off, struct ckpt_err *err)
-{
-    return ckpt_fail_errno(err, error, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
-                           f->name, off);
-}
-
-static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_STALE,
-                     "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
-                     ckpt_dir_path(f->dir), f->name, off, f->source.size);
-}
-
 static int changed(const struct source_file *f, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
@@ -71,8 +58,12 @@ static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t
     off -= f->base;
     ckpt_fdpool_put(f->pool, &f->slot);
     if (rc == CKPT_FDIO_END)
-        return short_read(f, off, err);
-    return rc ? read_failed(f, rc, off, err) : 0;
+        return ckpt_fail(err, CKPT_STALE,
+                         "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
+                         ckpt_dir_path(f->dir), f->name, off, f->source.size);
+    return rc ? ckpt_fail_errno(err, rc, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
+                                f->name, off)
+              : 0;
 }
 
 static int preadv_and_keep(struct source_file *f, struct iovec *iov, int n, uint64_t off,
@@ -158,13 +149,6 @@ static uint32_t get_direct(struct source_file *f, int *ret_fd)
     return align;
 }
 
-static void put_direct(struct source_file *f, bool good)
-{
-    ckpt_fdpool_put(f->pool, &f->direct);
-    if (!good)
-        atomic_store(&f->align, 1);
-}
-
 static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
                                uint64_t off, const struct ckpt_route *route)
 {
@@ -175,7 +159,9 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
         return false;
     const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
-    put_direct(f, good);
+    ckpt_fdpool_put(f->pool, &f->direct);
+    if (!good)
+        atomic_store(&f->align, 1);
     return good;
 }
 

@@ -272,10 +272,3 @@ int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
     *ret = ckpt_steal(&view);
     return 0;
 }
-
-struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step)
-{
-    struct ckpt_run *run = atomic_load(&r->run);
-
-    return run ? ckpt_run_view_if_open(run, *step ? step : NULL) : NULL;
-}

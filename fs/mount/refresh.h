@@ -66,10 +66,6 @@ void ckptfs_stepsp(struct ckptfs_steps **s);
 const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name);
 const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s);
 
-/* The view of a step if it is open already (the caller releases it); NULL if it would have to be
- * opened. Never waits for storage. */
-struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step);
-
 /* Get the view of a step ("" for a run that is one checkpoint), which the caller releases. The
  * first call may take long. An error of a step is logged once. STALE: the step is gone, so its name
  * must be looked up again. */

@@ -417,35 +417,23 @@ int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     return 0;
 }
 
-/* The lanes of a request that opens a step: all that open the same step share a lane. */
-static struct ckptfs_lanes lanes_of(const char *step)
-{
-    const uint64_t key = hash(step, OPENING);
-
-    return (struct ckptfs_lanes){.step = key, .file = hash("", key), .file_jobs = CKPTFS_OPEN_JOBS};
-}
-
 bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
                        struct ckpt_view **ret_view, struct ckptfs_lanes *ret)
 {
+    const enum ckptfs_kind kind = node->id.kind;
+    const char *step = node->id.step;
+    struct ckpt_run *run = atomic_load(&fs->refresh.run);
+
     *ret_view = NULL;
-    switch (node->id.kind) {
-    case CKPTFS_LATEST:
-    case CKPTFS_CONTROL:
-    case CKPTFS_STATS:
+    if (kind == CKPTFS_LATEST || kind == CKPTFS_CONTROL || kind == CKPTFS_STATS ||
+        (kind == CKPTFS_ROOT && !is_view_root(fs, node)))
         return false;
-    case CKPTFS_ROOT:
-        if (!is_view_root(fs, node))
-            return false;
-        break;
-    case CKPTFS_STEP:
-    case CKPTFS_DIR:
-    case CKPTFS_FILE:
-    case CKPTFS_ERROR:
-        break;
-    }
-    *ret = lanes_of(node->id.step);
-    *ret_view = ckptfs_view_held(&fs->refresh, node->id.step);
+    /* all requests that open the same step share the lane of a file */
+    *ret = (struct ckptfs_lanes){.step = hash(step, OPENING),
+                                 .file = hash("", hash(step, OPENING)),
+                                 .file_jobs = CKPTFS_OPEN_JOBS};
+    if (run)
+        *ret_view = ckpt_run_view_if_open(run, *step ? step : NULL);
     return *ret_view == NULL;
 }
 
