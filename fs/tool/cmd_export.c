@@ -141,24 +141,15 @@ static bool finished_before(struct export *x, size_t i)
     const struct ckpt_item *item = &x->items->item[i];
     const json_t *line = json_object_get(x->journal.line, item->path);
     const char *hex = json_string_value(json_object_get(line, "xxh3"));
-    XXH128_canonical_t c;
     struct stat st;
 
-    if (!hex || strlen(hex) != CKPT_HEX - 1 ||
-        fstatat(x->dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
+    if (!hex || fstatat(x->dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
         (uint64_t)st.st_size != item->size ||
         json_integer_value(json_object_get(line, "len")) != (json_int_t)item->size ||
         json_integer_value(json_object_get(line, "mtime_ns")) !=
             (json_int_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec)
         return false;
-    for (size_t k = 0; k < sizeof c.digest; k++) {
-        unsigned byte;
-        if (sscanf(hex + 2 * k, "%2x", &byte) != 1)
-            return false;
-        c.digest[k] = (unsigned char)byte;
-    }
-    x->hash[i] = XXH128_hashFromCanonical(&c);
-    return true;
+    return ckpt_hash_of_hex(hex, &x->hash[i]);
 }
 
 /* Hash the first len bytes of a file; false if it is shorter or cannot be read. */

@@ -3,6 +3,7 @@
 #include "tool/pump.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -105,52 +106,48 @@ static bool has_mark(const struct chunk *c)
     return c->last || (c->off + c->len) % CKPT_PUMP_MARK == 0;
 }
 
+static bool has_turn(const struct state *s, const struct chunk *c) { return s->turn == c->ticket; }
+
+/* Have all earlier chunks been passed on and reported? */
+static bool is_first_in_flight(const struct state *s, const struct chunk *c)
+{
+    for (unsigned i = 0; i < s->nthread; i++)
+        if (s->flying[i] < c->ticket)
+            return false;
+    return true;
+}
+
+/* Wait until something is true of the chunk. False: the run was stopped. */
+static bool wait_until(struct state *s, const struct chunk *c,
+                       bool (*is_true)(const struct state *s, const struct chunk *c))
+{
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->stop && !is_true(s, c))
+        (void)pthread_cond_wait(&s->moved, &s->lock);
+    const bool stop = s->stop;
+    (void)pthread_mutex_unlock(&s->lock);
+    return !stop;
+}
+
 /* Wait for this chunk's turn and add it to its item's hash. False: the run was stopped. */
 static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf,
                          XXH128_hash_t *ret)
 {
-    (void)pthread_mutex_lock(&s->lock);
-    while (!s->stop && s->turn != c->ticket)
-        (void)pthread_cond_wait(&s->moved, &s->lock);
-    bool stop = s->stop;
-    (void)pthread_mutex_unlock(&s->lock);
-    if (stop)
+    if (!wait_until(s, c, has_turn))
         return false;
-    if (s->p->hash) {
-        if (c->first && s->p->state && s->p->state[c->item])
-            XXH3_copyState(s->hash, s->p->state[c->item]);
-        else if (c->first)
-            (void)XXH3_128bits_reset(s->hash);
-        if (c->len)
-            (void)XXH3_128bits_update(s->hash, buf, c->len);
-        if (has_mark(c))
-            *ret = XXH3_128bits_digest(s->hash);
-    }
+    if (c->first && s->p->state && s->p->state[c->item])
+        XXH3_copyState(s->hash, s->p->state[c->item]);
+    else if (c->first)
+        (void)XXH3_128bits_reset(s->hash);
+    if (c->len)
+        (void)XXH3_128bits_update(s->hash, buf, c->len);
+    if (has_mark(c))
+        *ret = XXH3_128bits_digest(s->hash);
     (void)pthread_mutex_lock(&s->lock);
     s->turn++;
     (void)pthread_cond_broadcast(&s->moved);
     (void)pthread_mutex_unlock(&s->lock);
     return true;
-}
-
-static bool earlier_flying(const struct state *s, uint64_t ticket)
-{
-    for (unsigned i = 0; i < s->nthread; i++)
-        if (s->flying[i] < ticket)
-            return true;
-    return false;
-}
-
-/* Wait until all earlier chunks have been passed on and reported, as mark requires. False: the run
- * was stopped. */
-static bool wait_for_earlier(struct state *s, const struct chunk *c)
-{
-    (void)pthread_mutex_lock(&s->lock);
-    while (!s->stop && earlier_flying(s, c->ticket))
-        (void)pthread_cond_wait(&s->moved, &s->lock);
-    bool stop = s->stop;
-    (void)pthread_mutex_unlock(&s->lock);
-    return !stop;
 }
 
 static void land(struct state *s, unsigned index)
@@ -177,7 +174,7 @@ static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_
     (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
     if (p->mark && has_mark(c)) {
         /* An item of one chunk has no earlier chunks. */
-        if (!(c->first && c->last) && !wait_for_earlier(s, c))
+        if (!(c->first && c->last) && !wait_until(s, c, is_first_in_flight))
             return 0;
         if (p->mark(p->ctx, c->item, c->off + c->len, &hash, err) < 0)
             return -1;
@@ -309,12 +306,19 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
 
 const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX])
 {
-    XXH128_canonical_t c;
-
-    XXH128_canonicalFromHash(&c, *hash);
-    for (size_t i = 0; i < sizeof c.digest; i++)
-        (void)snprintf(buf + 2 * i, 3, "%02x", c.digest[i]);
+    (void)snprintf(buf, CKPT_HEX, "%016" PRIx64 "%016" PRIx64, (uint64_t)hash->high64,
+                   (uint64_t)hash->low64);
     return buf;
+}
+
+bool ckpt_hash_of_hex(const char *hex, XXH128_hash_t *ret)
+{
+    uint64_t high, low;
+
+    if (strlen(hex) != CKPT_HEX - 1 || sscanf(hex, "%16" SCNx64 "%16" SCNx64, &high, &low) != 2)
+        return false;
+    *ret = (XXH128_hash_t){.high64 = high, .low64 = low};
+    return true;
 }
 
 size_t ckpt_same_bytes(const void *a, const void *b, size_t len)

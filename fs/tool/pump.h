@@ -61,6 +61,7 @@ size_t ckpt_same_bytes(const void *a, const void *b, size_t len);
 /* A hash in the notation of xxhsum. */
 #define CKPT_HEX 33
 const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX]);
+bool ckpt_hash_of_hex(const char *hex, XXH128_hash_t *ret);
 
 /* A new list of {"name", "bytes", "xxh3"}; NULL: no memory. */
 json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash);
