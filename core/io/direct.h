@@ -25,7 +25,7 @@ struct ckpt_bounce {
 int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err);
 void ckpt_bounce_release(struct ckpt_bounce *b);
 
-/* Which reads bypass it. */
+/* Which reads bypass the page cache. */
 enum ckpt_direct {
     CKPT_DIRECT_NONE,
     CKPT_DIRECT_COLD, /* large reads of what is not in the page cache */
