@@ -74,6 +74,11 @@ bool ckpt_torch_is_data(const struct ckpt_pickle *p, ckpt_pv v)
            (rule >= CKPT_TORCH_BYTES && rule <= CKPT_TORCH_SIMPLE_NAMESPACE);
 }
 
+bool ckpt_torch_is_tensor(const struct ckpt_pickle *p, ckpt_pv v)
+{
+    return !ckpt_torch_is_data(p, v) && ckpt_pv_rule(p, v) >= 0;
+}
+
 bool ckpt_torch_dtype(const struct ckpt_pickle *p, ckpt_pv v, enum ckpt_dtype *ret)
 {
     const char *name = ckpt_pv_name(p, v);
@@ -387,6 +392,28 @@ int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layou
     return ckpt_zip_data(&t->zip, e, ret_off, err);
 }
 
+int ckpt_torch_locate(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
+                      struct ckpt_torch_tensor *ret, struct ckpt_err *err)
+{
+    const size_t esize = ckpt_dtype_size(l->dtype);
+    uint64_t dense[CKPT_MAX_RANK];
+
+    *ret = (struct ckpt_torch_tensor){.dtype = l->dtype, .rank = l->rank, .contiguous = true};
+    memcpy(ret->dim, l->dim, l->rank * sizeof *l->dim);
+    ckpt_shape_strides(l->dim, l->rank, dense);
+    (void)ckpt_shape_numel(l->dim, l->rank, &ret->numel);
+    for (uint32_t d = 0; d < l->rank; d++) {
+        ret->contiguous &= l->dim[d] == 1 || l->stride[d] == dense[d];
+        ret->stride[d] = l->stride[d] * esize;
+    }
+    if (ret->numel == 0)
+        return 0;
+    if (ckpt_torch_storage(t, l, &ret->off, err) < 0)
+        return -1;
+    ret->off += l->first * esize;
+    return 0;
+}
+
 /* ---- one tensor ---- */
 
 void ckpt_torch_memo_release(struct ckpt_torch_memo *memo)
@@ -415,7 +442,7 @@ static int understand(struct ckpt_torch_memo *memo, unsigned char **pickle, size
 }
 
 static int read_item(const struct ckpt_torch *t, struct ckpt_torch_memo *memo,
-                     struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err)
+                     struct ckpt_torch_tensor *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *pickle = NULL;
     size_t len = (size_t)t->pickle->len;
@@ -429,18 +456,17 @@ static int read_item(const struct ckpt_torch *t, struct ckpt_torch_memo *memo,
         ckpt_zip_check(t->pickle, ckpt_crc32(0, pickle, len), err) < 0 ||
         understand(memo, &pickle, len, err) < 0)
         return -1;
-    *ret = memo->layout;
-    return ckpt_torch_storage(t, ret, ret_storage_off, err);
+    return ckpt_torch_locate(t, &memo->layout, ret, err);
 }
 
 int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
-                    struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err)
+                    struct ckpt_torch_tensor *ret, struct ckpt_err *err)
 {
     struct ckpt_torch t;
 
     if (ckpt_torch_open(s, off, len, &t, err) < 0)
         return -1;
-    int result = read_item(&t, memo, ret, ret_storage_off, err);
+    int result = read_item(&t, memo, ret, err);
     ckpt_torch_release(&t);
     return result;
 }

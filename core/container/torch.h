@@ -42,8 +42,10 @@ enum ckpt_torch_global {
 /* The rules for pickles of torch.save files. */
 extern const struct ckpt_pickle_rules ckpt_torch_rules;
 
-/* Is the value certainly not a tensor: a number, a string, bytes, a set, the run's arguments? */
+/* Is the value certainly not a tensor: a number, a string, bytes, a set, the run's arguments? Is it
+ * a tensor, by its class? */
 bool ckpt_torch_is_data(const struct ckpt_pickle *p, ckpt_pv v);
+bool ckpt_torch_is_tensor(const struct ckpt_pickle *p, ckpt_pv v);
 
 /* How a tensor lies in its storage; sizes, strides and `first` in elements. */
 struct ckpt_torch_layout {
@@ -82,6 +84,21 @@ void ckpt_torch_release(struct ckpt_torch *t);
 /* Read the pickle, by ckpt_torch_rules. FORMAT if its bytes are not those of its CRC. */
 int ckpt_torch_pickle(const struct ckpt_torch *t, struct ckpt_pickle *ret, struct ckpt_err *err);
 
+/* Where a tensor is stored. */
+struct ckpt_torch_tensor {
+    enum ckpt_dtype dtype;
+    uint32_t rank;
+    uint64_t dim[CKPT_MAX_RANK];
+    uint64_t stride[CKPT_MAX_RANK]; /* bytes */
+    uint64_t numel;
+    uint64_t off;    /* of the first element in the source; 0 if numel is 0 */
+    bool contiguous; /* row-major, without gaps */
+};
+
+/* Find out where a tensor of this layout is stored. */
+int ckpt_torch_locate(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
+                      struct ckpt_torch_tensor *ret, struct ckpt_err *err);
+
 /* Byte in the source where the layout's storage begins; checks that it is long enough. */
 int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
                        uint64_t *ret_off, struct ckpt_err *err);
@@ -96,10 +113,9 @@ struct ckpt_torch_memo {
 
 /* Free what was kept. */
 void ckpt_torch_memo_release(struct ckpt_torch_memo *memo);
-/* Find the layout of the only tensor of the archive in bytes [off, off+len) of s, and the offset of
- * its storage in s. */
+/* Find the only tensor of the archive in bytes [off, off+len) of s. */
 int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
-                    struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err);
+                    struct ckpt_torch_tensor *ret, struct ckpt_err *err);
 
 /* The class of storages of a type ("FloatStorage"); NULL: torch has none, such tensors lie in
  * storages without a type. */

@@ -6,14 +6,18 @@
 #include "container/torch.h"
 #include "mutate.h"
 
-static void check_layout(struct ckpt_source *s, const struct ckpt_torch_layout *l, uint64_t off)
+static void check_tensor(struct ckpt_source *s, const struct ckpt_torch_tensor *t)
 {
+    uint64_t last = t->off + ckpt_dtype_size(t->dtype) - 1;
     struct ckpt_err err = {0};
     unsigned char byte;
 
-    MUST(l->nbyte <= s->size && off <= s->size - l->nbyte);
-    if (l->nbyte)
-        MUST(ckpt_source_pread(s, &byte, 1, off + l->nbyte - 1, &err) == 0);
+    if (t->numel == 0)
+        return;
+    for (uint32_t d = 0; d < t->rank; d++)
+        last += (t->dim[d] - 1) * t->stride[d];
+    MUST(t->off <= last && last < s->size);
+    MUST(ckpt_source_pread(s, &byte, 1, last, &err) == 0);
 }
 
 static void visit(const struct ckpt_pickle *p, ckpt_pv v, int depth)
@@ -55,16 +59,15 @@ static void parse_alone(struct ckpt_source *s)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ckpt_torch_memo memo = {0};
-    struct ckpt_torch_layout layout, again;
+    struct ckpt_torch_tensor tensor, again;
     struct ckpt_source *s = NULL;
     struct ckpt_err err = {0};
-    uint64_t off, off2;
 
     MUST(ckpt_source_mem_new("input", data, size, &s, &err) == 0);
-    if (ckpt_torch_item(s, 0, size, &memo, &layout, &off, &err) == 0) {
-        check_layout(s, &layout, off);
-        MUST(ckpt_torch_item(s, 0, size, &memo, &again, &off2, &err) == 0 && off == off2);
-        MUST(again.nbyte == layout.nbyte && again.rank == layout.rank);
+    if (ckpt_torch_item(s, 0, size, &memo, &tensor, &err) == 0) {
+        check_tensor(s, &tensor);
+        MUST(ckpt_torch_item(s, 0, size, &memo, &again, &err) == 0 && again.off == tensor.off);
+        MUST(again.numel == tensor.numel && again.rank == tensor.rank);
     } else {
         check_err(&err);
     }

@@ -49,28 +49,17 @@ static void task_release(struct task *t)
     blob_release(&t->blob);
 }
 
-static bool is_contiguous(const struct ckpt_torch_layout *l)
-{
-    uint64_t stride[CKPT_MAX_RANK];
-
-    ckpt_shape_strides(l->dim, l->rank, stride);
-    for (uint32_t d = 0; d < l->rank; d++)
-        if (l->dim[d] > 1 && l->stride[d] != stride[d])
-            return false;
-    return true;
-}
-
-static int keep_strides(struct reading *r, const struct ckpt_torch_layout *l,
+static int keep_strides(struct reading *r, const struct ckpt_torch_tensor *t,
                         struct ckpt_dcp_item *item, struct ckpt_err *err)
 {
     int result = 0;
 
-    if (is_contiguous(l))
+    if (t->contiguous)
         return 0;
     (void)pthread_mutex_lock(&r->items->lock);
     item->strides = (uint32_t)r->items->strides.len + 1;
-    for (uint32_t d = 0; d < l->rank && result == 0; d++)
-        result = ckpt_vec_push(&r->items->strides, l->stride[d]);
+    for (uint32_t d = 0; d < t->rank && result == 0; d++)
+        result = ckpt_vec_push(&r->items->strides, t->stride[d]);
     (void)pthread_mutex_unlock(&r->items->lock);
     return result < 0 ? ckpt_nomem(err) : 0;
 }
@@ -98,14 +87,13 @@ static int read_zip(struct task *t, struct ckpt_source *s, uint64_t off, uint64_
                     const struct ckpt_dcp_chunk *c, struct ckpt_dcp_item *item,
                     struct ckpt_err *err)
 {
-    struct ckpt_torch_layout l;
-    uint64_t storage;
+    struct ckpt_torch_tensor tensor;
 
-    if (ckpt_torch_item(s, off, len, &t->memo, &l, &storage, err) < 0 ||
-        check_item(t->r->m, c, l.dtype, l.dim, l.rank, err) < 0)
+    if (ckpt_torch_item(s, off, len, &t->memo, &tensor, err) < 0 ||
+        check_item(t->r->m, c, tensor.dtype, tensor.dim, tensor.rank, err) < 0)
         return -1;
-    item->off = storage + l.first * ckpt_dtype_size(l.dtype);
-    return keep_strides(t->r, &l, item, err);
+    item->off = tensor.off;
+    return keep_strides(t->r, &tensor, item, err);
 }
 
 /* ---- compressed items ---- */
@@ -345,12 +333,10 @@ void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
 }
 
 void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
-                           const uint64_t *n, uint32_t rank, size_t esize, uint64_t *ret)
+                           const struct ckpt_box *box, size_t esize, uint64_t *ret)
 {
     if (item->strides == 0)
-        ckpt_shape_strides(n, rank, ret);
+        ckpt_box_strides(box, esize, ret);
     else
-        memcpy(ret, items->strides.ptr + item->strides - 1, rank * sizeof *ret);
-    for (uint32_t d = 0; d < rank; d++)
-        ret[d] *= esize;
+        memcpy(ret, items->strides.ptr + item->strides - 1, box->rank * sizeof *ret);
 }

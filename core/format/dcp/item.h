@@ -19,7 +19,7 @@ struct ckpt_dcp_item {
 
 struct ckpt_dcp_items {
     CKPT_VEC(struct ckpt_dcp_item) item;  /* ascending by chunk */
-    CKPT_VEC(uint64_t) strides;           /* in elements */
+    CKPT_VEC(uint64_t) strides;           /* in bytes */
     CKPT_VEC(struct ckpt_source *) plain; /* the compressed items, decompressed */
     struct ckpt_zstd_store *store;        /* of these; NULL: none is compressed */
     pthread_mutex_t lock;                 /* protects the three above while items are read */
@@ -44,8 +44,8 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                         struct ckpt_err *err);
 
-/* The strides in bytes of an item whose chunk has size n. */
+/* The strides in bytes of an item whose chunk is that box. */
 void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
-                           const uint64_t *n, uint32_t rank, size_t esize, uint64_t *ret);
+                           const struct ckpt_box *box, size_t esize, uint64_t *ret);
 
 #endif

@@ -14,7 +14,7 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 #include "format/dcp/item.h"
 #include "format/dcp/metadata.h"
 #include "format/foreign.h"
@@ -379,7 +379,7 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
         if (box_of(m, t, &m->chunks.ptr[item->chunk], &box, err) < 0 ||
             (source = source_of(l, item, err)) == UINT32_MAX)
             return -1;
-        ckpt_dcp_item_strides(&l->items, item, box.n, box.rank, ckpt_dtype_size(t->dtype), stride);
+        ckpt_dcp_item_strides(&l->items, item, &box, ckpt_dtype_size(t->dtype), stride);
         ckpt_piece_from_box(dim, &box, source, item->off, stride, &draft[n++]);
     }
     return ckpt_catalog_add(l->cat, name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), &index, err) < 0
@@ -406,7 +406,7 @@ static int read_object(struct load *l, const struct ckpt_dcp_object *o, struct c
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *own = NULL;
 
-    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_OBJECT, &own, err) < 0 ||
+    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_PICKLE, &own, err) < 0 ||
         (!own && ckpt_source_window_new(s, o->off, o->len, &own, err) < 0))
         return -1;
     return l->format->object(l->format->ctx, o->name, own, err);

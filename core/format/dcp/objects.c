@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pickled objects of a DCP: each item is a torch.save archive of one. */
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 #include "format/dcp/load.h"
 
 static const char *no_tensor(void *ctx, const char *name)

@@ -121,7 +121,7 @@ static int add_state(const struct experts *x, const struct place *at, const char
 
 /* Check that the file's tensor has the parameter's shape, and, once per file, its values. */
 static int check_tensor(struct experts *x, const struct place *at, const char *name,
-                        const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
+                        const struct ckpt_torch_file *f, const struct ckpt_torch_tensor *s,
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
@@ -160,8 +160,8 @@ static int add_moments(const struct experts *x, const struct place *at, const ch
 }
 
 /* Find the tensor's parameter, and add its moments. */
-static int add_states(struct experts *x, const char *name, const struct ckpt_ds_file *f,
-                      const struct ckpt_ds_stored *s, struct place *ret, struct ckpt_err *err)
+static int add_states(struct experts *x, const char *name, const struct ckpt_torch_file *f,
+                      const struct ckpt_torch_tensor *s, struct place *ret, struct ckpt_err *err)
 {
     if (find_place(x, name, ret, err) < 0 || check_tensor(x, ret, name, f, s, err) < 0 ||
         (x->states && add_moments(x, ret, name, err) < 0))
@@ -181,8 +181,8 @@ static int drop_states(struct experts *x, const struct ckpt_err *why, struct ckp
     return 0;
 }
 
-static int add_expert(void *ctx, const char *name, const struct ckpt_ds_file *f,
-                      const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
+static int add_expert(void *ctx, const char *name, const struct ckpt_torch_file *f,
+                      const struct ckpt_torch_tensor *s, uint32_t source, struct ckpt_err *err)
 {
     struct experts *x = ctx;
     struct place at = {0};
@@ -224,7 +224,7 @@ static int check_layer(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t n,
  */
 static bool experts_of(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t *ret)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv list = ckpt_pv_get(p, p->root, "num_experts");
     int64_t n;
 
@@ -237,7 +237,7 @@ static bool experts_of(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t *r
 /* Check that all experts have files. *ret is the total number of experts. */
 static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv list = ckpt_pv_get(p, p->root, "num_experts");
 
     *ret = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a file of a DeepSpeed tag. */
+/* Values in the files of a DeepSpeed tag. */
 #include "format/deepspeed/file.h"
 
 #include <inttypes.h>
@@ -8,53 +8,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "container/torch_object.h"
-
-void ckpt_ds_file_free(struct ckpt_ds_file *f)
-{
-    if (!f)
-        return;
-    if (f->has_pickle)
-        ckpt_pickle_release(&f->p);
-    if (f->has_archive)
-        ckpt_torch_release(&f->archive);
-    ckpt_arena_release(&f->names);
-    ckpt_map_release(&f->by_unwrapped);
-    ckpt_vec_release(&f->original);
-    ckpt_source_unref(f->source);
-    free(f);
-}
-
-void ckpt_ds_file_freep(struct ckpt_ds_file **f) { ckpt_ds_file_free(*f); }
-
-static int read_archive(struct ckpt_ds_file *f, struct ckpt_err *err)
-{
-    if (ckpt_torch_open(f->source, 0, f->source->size, &f->archive, err) < 0)
-        return -1;
-    f->has_archive = true;
-    if (f->archive.pickle->len > CKPT_TORCH_MAX_OBJECT)
-        return ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes",
-                         f->archive.pickle->len);
-    if (ckpt_torch_pickle(&f->archive, &f->p, err) < 0)
-        return -1;
-    f->has_pickle = true;
-    return 0;
-}
-
-int ckpt_ds_file_open(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
-                      struct ckpt_ds_file **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = calloc(1, sizeof *f);
-
-    if (!f)
-        return ckpt_nomem(err);
-    if (ckpt_source_file_new(dir, name, pool, &f->source, err) < 0)
-        return -1;
-    if (read_archive(f, err) < 0)
-        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name);
-    *ret = ckpt_steal(&f);
-    return 0;
-}
 
 #define WRAPPER "_checkpoint_wrapped_module."
 
@@ -68,21 +21,28 @@ static bool has_wrapper(const struct ckpt_pickle *p, ckpt_pv dict)
     return false;
 }
 
-/* Take the word out of a string of the pickle. */
-static int unwrap(struct ckpt_ds_file *f, struct ckpt_pickle_str *s)
+void ckpt_ds_unwrapped_release(struct ckpt_ds_unwrapped *u)
 {
-    char *own = ckpt_arena_strdup(&f->names, s->ptr);
+    ckpt_map_release(&u->by_name);
+    ckpt_vec_release(&u->original);
+}
+
+/* Take the word out of a string of the pickle. */
+static int unwrap(struct ckpt_pickle *p, struct ckpt_pickle_str *s, struct ckpt_ds_unwrapped *u)
+{
+    char *own = ckpt_arena_strdup(&p->text, s->ptr);
     uint32_t at;
     bool is_new;
 
-    if (!own || ckpt_vec_push(&f->original, s->ptr) < 0)
+    if (!own || ckpt_vec_push(&u->original, s->ptr) < 0)
         return -1;
     ckpt_remove_word(own, WRAPPER);
     *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
-    return ckpt_map_put(&f->by_unwrapped, own, s->len, (uint32_t)f->original.len - 1, &at, &is_new);
+    return ckpt_map_put(&u->by_name, own, s->len, (uint32_t)u->original.len - 1, &at, &is_new);
 }
 
-int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err)
+int ckpt_ds_file_unwrap(struct ckpt_torch_file *f, struct ckpt_ds_unwrapped *ret,
+                        struct ckpt_err *err)
 {
     if (has_wrapper(&f->p, ckpt_pv_get(&f->p, f->p.root, "module")))
         return 0;
@@ -90,49 +50,20 @@ int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err)
         struct ckpt_pickle_str *s = &f->p.strs.ptr[i];
         if (strlen(s->ptr) != s->len || !strstr(s->ptr, WRAPPER))
             continue;
-        if (unwrap(f, s) < 0)
+        if (unwrap(&f->p, s, ret) < 0)
             return ckpt_nomem(err);
     }
     return 0;
 }
 
-const char *ckpt_ds_file_original(const struct ckpt_ds_file *f, const char *name)
+const char *ckpt_ds_unwrapped_original(const struct ckpt_ds_unwrapped *u, const char *name)
 {
     uint32_t at;
 
-    return ckpt_map_get(&f->by_unwrapped, name, strlen(name), &at) ? f->original.ptr[at] : name;
+    return ckpt_map_get(&u->by_name, name, strlen(name), &at) ? u->original.ptr[at] : name;
 }
 
-bool ckpt_ds_is_tensor(const struct ckpt_ds_file *f, ckpt_pv v)
-{
-    return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
-}
-
-int ckpt_ds_file_tensor(const struct ckpt_ds_file *f, ckpt_pv v, struct ckpt_ds_stored *ret,
-                        struct ckpt_err *err)
-{
-    struct ckpt_torch_layout l = {0};
-    uint64_t dense[CKPT_MAX_RANK], storage = 0;
-
-    if (ckpt_torch_layout_of(&f->p, v, &l, err) < 0)
-        return -1;
-    *ret = (struct ckpt_ds_stored){.dtype = l.dtype, .rank = l.rank, .contiguous = true};
-    memcpy(ret->dim, l.dim, l.rank * sizeof *l.dim);
-    ckpt_shape_strides(l.dim, l.rank, dense);
-    (void)ckpt_shape_numel(l.dim, l.rank, &ret->numel);
-    for (uint32_t d = 0; d < l.rank; d++) {
-        ret->contiguous &= l.dim[d] == 1 || l.stride[d] == dense[d];
-        ret->stride[d] = l.stride[d] * ckpt_dtype_size(l.dtype);
-    }
-    if (ret->numel == 0)
-        return 0;
-    if (ckpt_torch_storage(&f->archive, &l, &storage, err) < 0)
-        return -1;
-    ret->off = storage + l.first * ckpt_dtype_size(l.dtype);
-    return 0;
-}
-
-int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,
+int ckpt_ds_file_shape(struct ckpt_torch_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,
                        struct ckpt_err *err)
 {
     size_t n = 0;
@@ -153,7 +84,7 @@ int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_
     return 0;
 }
 
-bool ckpt_ds_file_u64(const struct ckpt_ds_file *f, ckpt_pv dict, const char *key, uint64_t *ret)
+bool ckpt_ds_file_u64(const struct ckpt_torch_file *f, ckpt_pv dict, const char *key, uint64_t *ret)
 {
     int64_t n;
 
@@ -163,7 +94,7 @@ bool ckpt_ds_file_u64(const struct ckpt_ds_file *f, ckpt_pv dict, const char *ke
     return true;
 }
 
-bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name)
+bool ckpt_ds_is_buffer(const struct ckpt_torch_file *model, const char *name)
 {
     const struct ckpt_pickle *p = &model->p;
     const ckpt_pv names = ckpt_pv_get(p, p->root, "buffer_names");
@@ -176,7 +107,7 @@ bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name)
     return false;
 }
 
-const char *ckpt_ds_owner(const struct ckpt_ds_file *model, const char *name)
+const char *ckpt_ds_owner(const struct ckpt_torch_file *model, const char *name)
 {
     const struct ckpt_pickle *p = &model->p;
 

@@ -15,25 +15,26 @@
 int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
                         void *ctx, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
-    struct ckpt_ds_stored s;
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
+    const struct ckpt_pickle *p = &f.p;
+    struct ckpt_torch_tensor s;
 
-    if (ckpt_ds_file_open(job->dir, file, job->opt->pool, &f, err) < 0)
+    if (ckpt_torch_file_open(job->dir, file, job->opt->pool, &f, err) < 0)
         return -1;
-    const uint32_t source = ckpt_catalog_add_source(job->cat, f->source, err);
+    const uint32_t source = ckpt_catalog_add_source(job->cat, f.source, err);
     if (source == UINT32_MAX)
         return -1;
-    if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
+    if (ckpt_pv_kind(p->root) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no state dict", ckpt_dir_path(job->dir),
                          file);
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
-        const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
+    for (size_t i = 0; i < ckpt_pv_npair(p, p->root); i++) {
+        const char *name = ckpt_pv_str(p, ckpt_pv_key(p, p->root, i));
         struct ckpt_err e = {0};
-        if (!name || ckpt_ds_file_tensor(f, ckpt_pv_value(&f->p, f->p.root, i), &s, &e) < 0)
+        if (!name || ckpt_torch_file_tensor(&f, ckpt_pv_value(p, p->root, i), &s, &e) < 0)
             return ckpt_fail(err, name ? e.code : CKPT_FORMAT, "'%s/%s': '%s': %s",
                              ckpt_dir_path(job->dir), file, name ? name : "?",
                              name ? e.text : "a key is not a string");
-        if (fn(ctx, name, f, &s, source, err) < 0)
+        if (fn(ctx, name, &f, &s, source, err) < 0)
             return -1;
     }
     return 0;
@@ -64,8 +65,8 @@ struct pipeline {
  * `local`, "5.weight" is `name`. */
 struct unlisted {
     const char *local, *name;
-    const struct ckpt_ds_file *file;
-    const struct ckpt_ds_stored *stored;
+    const struct ckpt_torch_file *file;
+    const struct ckpt_torch_tensor *stored;
     uint32_t source;
 };
 
@@ -92,7 +93,7 @@ static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *ma
     return 0;
 }
 
-static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_ds_stored *s)
+static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_torch_tensor *s)
 {
     return param->rank == s->rank && memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
 }
@@ -217,8 +218,8 @@ static int add_tied(struct pipeline *p, const struct unlisted *u, struct ckpt_er
                : ckpt_ds_parts_stored(p->weights, u->name, u->stored, u->source, err);
 }
 
-static int add_local(void *ctx, const char *local, const struct ckpt_ds_file *f,
-                     const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
+static int add_local(void *ctx, const char *local, const struct ckpt_torch_file *f,
+                     const struct ckpt_torch_tensor *s, uint32_t source, struct ckpt_err *err)
 {
     struct pipeline *p = ctx;
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%" PRIu64 ".%s", p->layer, local);
@@ -329,7 +330,7 @@ static int check_params(const struct pipeline *p, struct ckpt_err *err)
 /* The number of parameters that a stage's optimizer has, if it is torch's own; else 0. */
 static size_t count_trained(const struct ckpt_ds_zero *stage)
 {
-    const struct ckpt_pickle *p = &stage->model->p;
+    const struct ckpt_pickle *p = &stage->model.p;
     const ckpt_pv groups = ckpt_pv_get(p, ckpt_pv_get(p, p->root, "optimizer"), "param_groups");
     size_t n = 0;
 
@@ -357,7 +358,7 @@ static void compare_counts(const struct pipeline *p)
 /* Check that there are as many stages as the first model file says. */
 static int check_stages(const struct pipeline *p, struct ckpt_err *err)
 {
-    const struct ckpt_ds_file *f = p->stage[0].model;
+    const struct ckpt_torch_file *f = &p->stage[0].model;
     const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
     uint64_t n = p->nstage, tp = 1;
 

@@ -14,8 +14,9 @@ int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stag
                         struct ckpt_err *err);
 
 /* Call fn for all tensors of a file that is a state dict; it becomes a source of the catalogue. */
-typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_ds_file *f,
-                           const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
+typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_torch_file *f,
+                           const struct ckpt_torch_tensor *s, uint32_t source,
+                           struct ckpt_err *err);
 int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
                         void *ctx, struct ckpt_err *err);
 

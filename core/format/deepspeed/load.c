@@ -28,20 +28,20 @@ static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
 static int describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z,
                     struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const char *version = ckpt_pv_str(p, ckpt_pv_get(p, p->root, "ds_version"));
     uint64_t step;
 
     if (version && ckpt_utf8_ok(version) && about(job, "version", json_string(version), err) < 0)
         return -1;
-    return ckpt_ds_file_u64(z->model, p->root, "global_steps", &step)
+    return ckpt_ds_file_u64(&z->model, p->root, "global_steps", &step)
                ? about(job, "step", json_integer((json_int_t)step), err)
                : 0;
 }
 
 /* Can the module be Megatron's language model, by its names, nested or flat? That of a pipeline
  * lies in other files. */
-static bool may_be_language_model(const struct ckpt_ds_file *f)
+static bool may_be_language_model(const struct ckpt_torch_file *f)
 {
     const ckpt_pv module = ckpt_pv_get(&f->p, f->p.root, "module");
     bool found = ckpt_pv_kind(module) != CKPT_PV_DICT;
@@ -58,11 +58,11 @@ static bool may_be_language_model(const struct ckpt_ds_file *f)
 /* Refuse a model that Megatron-DeepSpeed trained, unless its own names are to be shown. */
 static int refuse_megatron(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
 
     if (z->job->opt->states || ckpt_pv_kind(ckpt_pv_get(p, p->root, "args")) != CKPT_PV_OBJ ||
         ckpt_pv_kind(ckpt_pv_get(p, p->root, "checkpoint_version")) == CKPT_PV_ABSENT ||
-        !may_be_language_model(z->model))
+        !may_be_language_model(&z->model))
         return 0;
     return ckpt_fail(err, CKPT_UNSUPPORTED,
                      "'%s/%s': a model of Megatron-DeepSpeed (its args and checkpoint_version are "
@@ -109,12 +109,12 @@ static uint64_t count_mp(const struct ckpt_ds_tag *tag)
 /* Check that there are as many tensor-parallel ranks as the first one says. */
 static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
     uint64_t want = n;
 
-    if (!ckpt_ds_file_u64(z->model, degrees, "tp_degree", &want))
-        (void)ckpt_ds_file_u64(z->model, p->root, "mp_world_size", &want);
+    if (!ckpt_ds_file_u64(&z->model, degrees, "tp_degree", &want))
+        (void)ckpt_ds_file_u64(&z->model, p->root, "mp_world_size", &want);
     return want == n ? 0
                      : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
                                  "'%s': the model files of %" PRIu64
@@ -204,7 +204,7 @@ static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
     for (uint64_t i = 1; i < r.n; i++) {
         if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
             return -1;
-        r.zero[i].shared_in = r.zero[0].model;
+        r.zero[i].shared_in = &r.zero[0].model;
     }
     for (uint64_t i = 0; i < r.n; i++)
         if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
@@ -267,7 +267,7 @@ static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
                          ckpt_dir_path(job->dir));
     if (open_rank0(job, &r, err) < 0)
         return -1;
-    const struct ckpt_ds_file *f = r.zero[0].model;
+    const struct ckpt_torch_file *f = &r.zero[0].model;
     const enum ckpt_pv_kind module = ckpt_pv_kind(ckpt_pv_get(&f->p, f->p.root, "module"));
     if (module == CKPT_PV_DICT)
         return load_universal_module(&r, err);

@@ -17,7 +17,7 @@ enum {
 /* ---- nested dicts ---- */
 
 struct nest {
-    const struct ckpt_ds_file *f;
+    const struct ckpt_torch_file *f;
     const char *file;
     ckpt_ds_value_fn *fn;
     void *ctx;
@@ -55,7 +55,7 @@ static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth
     return 0;
 }
 
-int ckpt_ds_module_each(const struct ckpt_ds_file *f, const char *file, ckpt_ds_value_fn *fn,
+int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
                         void *ctx, struct ckpt_err *err)
 {
     struct nest n = {.f = f, .file = file, .fn = fn, .ctx = ctx};
@@ -67,7 +67,7 @@ int ckpt_ds_module_each(const struct ckpt_ds_file *f, const char *file, ckpt_ds_
 
 struct walk {
     struct ckpt_ds_zero *z;
-    struct ckpt_ds_file *f;
+    struct ckpt_torch_file *f;
     struct ckpt_ds_parts *out;
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
     ckpt_pv module;
@@ -176,7 +176,7 @@ static const char *owner_of(const struct walk *w, const char *name)
 
 /* Add a parameter's master, to be shown in the dtype of the module. */
 static int add_param(struct walk *w, const struct ckpt_ds_param *param, const char *name,
-                     const struct ckpt_ds_stored *as, struct ckpt_err *err)
+                     const struct ckpt_torch_tensor *as, struct ckpt_err *err)
 {
     if (ckpt_ds_zero_add(w->z, w->buffers, param, name, w->out, err) < 0)
         return -1;
@@ -186,7 +186,7 @@ static int add_param(struct walk *w, const struct ckpt_ds_param *param, const ch
 }
 
 /* With stage 3 a module has placeholders; add the tensor that one represents. */
-static int add_placeholder(struct walk *w, const char *name, const struct ckpt_ds_stored *s,
+static int add_placeholder(struct walk *w, const char *name, const struct ckpt_torch_tensor *s,
                            struct ckpt_err *err)
 {
     const char *owner = owner_of(w, name);
@@ -214,7 +214,7 @@ static int add_placeholder(struct walk *w, const char *name, const struct ckpt_d
 }
 
 /* With stages 0 to 2, add the module's own tensor, or the master. */
-static int add_whole(struct walk *w, const char *name, const struct ckpt_ds_stored *s,
+static int add_whole(struct walk *w, const char *name, const struct ckpt_torch_tensor *s,
                      struct ckpt_err *err)
 {
     const struct ckpt_ds_param *param = w->buffers ? ckpt_ds_zero_param(w->z, name) : NULL;
@@ -233,14 +233,14 @@ static int add_whole(struct walk *w, const char *name, const struct ckpt_ds_stor
 
 static int add_entry(struct walk *w, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    struct ckpt_ds_stored s;
+    struct ckpt_torch_tensor s;
 
     if (ckpt_torch_is_data(&w->f->p, v) && ckpt_pv_kind(v) != CKPT_PV_OPAQUE) {
         ckpt_catalog_warn(w->z->job->cat, "left out: '%s' of '%s' is not a tensor", name,
                           w->z->model_name);
         return 0;
     }
-    if (ckpt_ds_file_tensor(w->f, v, &s, err) < 0)
+    if (ckpt_torch_file_tensor(w->f, v, &s, err) < 0)
         return ckpt_err_in(err, "'%s/%s': tensor '%s'", ckpt_dir_path(w->z->job->dir),
                            w->z->model_name, name);
     return w->z->zero3 ? add_placeholder(w, name, &s, err) : add_whole(w, name, &s, err);
@@ -381,7 +381,7 @@ int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckp
         if (ckpt_ds_tag_count(z->job->tag, CKPT_DS_OPTIM, NULL))
             return refuse_nameless(z, err);
         if (opt->states &&
-            ckpt_pv_kind(ckpt_pv_get(&z->model->p, z->model->p.root, "optimizer")) == CKPT_PV_DICT)
+            ckpt_pv_kind(ckpt_pv_get(&z->model.p, z->model.p.root, "optimizer")) == CKPT_PV_DICT)
             ckpt_catalog_warn(z->job->cat,
                               "left out: the optimizer's states in '%s', which have no names (it "
                               "was saved without ZeRO)",
@@ -431,7 +431,7 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
 int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
                         struct ckpt_ds_parts *moments, struct ckpt_err *err)
 {
-    struct walk w = {.z = z, .f = z->model, .out = weights};
+    struct walk w = {.z = z, .f = &z->model, .out = weights};
     const int result = read_all(&w, moments, err);
 
     ckpt_ds_masters_free(z, w.buffers);

@@ -30,7 +30,7 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
  * Megatron-DeepSpeed's state dicts are nested: the keys, joined by dots, are the names of the
  * parameters. */
 typedef int ckpt_ds_value_fn(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err);
-int ckpt_ds_module_each(const struct ckpt_ds_file *f, const char *file, ckpt_ds_value_fn *fn,
+int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
                         void *ctx, struct ckpt_err *err);
 
 #endif

@@ -12,7 +12,7 @@
 enum { MAX_GROUPS = 1 << 20 };
 
 struct reading {
-    struct ckpt_ds_file *f;
+    struct ckpt_torch_file *f;
     ckpt_pv state; /* optimizer_state_dict */
     struct ckpt_ds_optim *out;
 };
@@ -37,9 +37,9 @@ static ckpt_pv get(const struct reading *r, ckpt_pv dict, const char *key)
 static int read_flat(const struct reading *r, ckpt_pv v, struct ckpt_ds_flat *ret,
                      struct ckpt_err *err)
 {
-    struct ckpt_ds_stored s;
+    struct ckpt_torch_tensor s;
 
-    if (ckpt_ds_file_tensor(r->f, v, &s, err) < 0)
+    if (ckpt_torch_file_tensor(r->f, v, &s, err) < 0)
         return -1;
     if (s.rank != 1 || !s.contiguous)
         return ckpt_fail(err, CKPT_FORMAT, "it is not a tensor of one dimension without gaps");
@@ -121,7 +121,7 @@ static int read_paddings(const struct reading *r, struct ckpt_err *err)
 /* A number, or a tensor that holds one. */
 static bool read_number(const struct reading *r, ckpt_pv v, double *ret)
 {
-    struct ckpt_ds_stored s;
+    struct ckpt_torch_tensor s;
     unsigned char bytes[8];
     int64_t n;
     float narrow;
@@ -130,7 +130,8 @@ static bool read_number(const struct reading *r, ckpt_pv v, double *ret)
         *ret = (double)n;
         return true;
     }
-    if (!ckpt_ds_is_tensor(r->f, v) || ckpt_ds_file_tensor(r->f, v, &s, NULL) < 0 || s.numel != 1 ||
+    if (!ckpt_torch_is_tensor(&r->f->p, v) || ckpt_torch_file_tensor(r->f, v, &s, NULL) < 0 ||
+        s.numel != 1 ||
         ckpt_source_pread(r->f->source, bytes, ckpt_dtype_size(s.dtype), s.off, NULL) < 0)
         return false;
     if (s.dtype == CKPT_I64) {
@@ -153,7 +154,7 @@ static int add_state(const struct reading *r, uint64_t group, const char *key, c
 
     if (strcmp(key, "step") == 0 && read_number(r, v, &step.step))
         return ckpt_vec_push(&r->out->step, step) < 0 ? ckpt_nomem(err) : 0;
-    if (!states || !ckpt_ds_is_tensor(r->f, v) || read_flat(r, v, &m.at, NULL) < 0)
+    if (!states || !ckpt_torch_is_tensor(&r->f->p, v) || read_flat(r, v, &m.at, NULL) < 0)
         return 0;
     if (!(m.key = ckpt_arena_strdup(&r->out->names, key)) || ckpt_vec_push(&r->out->moment, m) < 0)
         return ckpt_nomem(err);
@@ -199,12 +200,12 @@ static int read_all(struct reading *r, bool states, struct ckpt_err *err)
 int ckpt_ds_optim_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                        bool states, struct ckpt_ds_optim *ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
+    struct reading r = {.f = &f, .out = ret};
 
-    if (ckpt_ds_file_open(dir, name, pool, &f, err) < 0)
+    if (ckpt_torch_file_open(dir, name, pool, &f, err) < 0)
         return -1;
-    struct reading r = {.f = f, .out = ret};
-    ret->source = ckpt_source_ref(f->source);
+    ret->source = ckpt_source_ref(f.source);
     return read_all(&r, states, err) < 0 ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name)
                                          : 0;
 }

@@ -66,8 +66,8 @@ int ckpt_ds_parts_extend(struct ckpt_ds_parts *p, uint32_t source, uint64_t off,
                : 0;
 }
 
-int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name, const struct ckpt_ds_stored *s,
-                         uint32_t source, struct ckpt_err *err)
+int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name,
+                         const struct ckpt_torch_tensor *s, uint32_t source, struct ckpt_err *err)
 {
     if (ckpt_ds_parts_add(p, name, s->dtype, s->dim, s->rank, err) < 0)
         return -1;

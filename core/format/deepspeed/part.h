@@ -55,8 +55,8 @@ int ckpt_ds_parts_extend(struct ckpt_ds_parts *p, uint32_t source, uint64_t off,
                          struct ckpt_err *err);
 
 /* Add a tensor as stored in a file, or as another name of a tensor that was added. */
-int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name, const struct ckpt_ds_stored *s,
-                         uint32_t source, struct ckpt_err *err);
+int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name,
+                         const struct ckpt_torch_tensor *s, uint32_t source, struct ckpt_err *err);
 int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, struct ckpt_err *err);
 
 /* Find the index of a tensor by its name; false: it is not there. */

@@ -77,13 +77,13 @@ static uint64_t count_tp(const struct ckpt_ds_pipe *p)
 /* Check that there are as many model files as the first one says. */
 static int check_count(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
     uint64_t want = n, pp = 0, tp = 0;
 
-    if (!ckpt_ds_file_u64(z->model, degrees, "pp_degree", &pp) ||
-        !ckpt_ds_file_u64(z->model, degrees, "tp_degree", &tp) || ckd_mul(&want, pp, tp))
-        (void)ckpt_ds_file_u64(z->model, p->root, "mp_world_size", &want);
+    if (!ckpt_ds_file_u64(&z->model, degrees, "pp_degree", &pp) ||
+        !ckpt_ds_file_u64(&z->model, degrees, "tp_degree", &tp) || ckd_mul(&want, pp, tp))
+        (void)ckpt_ds_file_u64(&z->model, p->root, "mp_world_size", &want);
     return want == n ? 0
                      : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
                                  "'%s' has the model files of %" PRIu64
@@ -96,7 +96,7 @@ static int check_buffers(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     static const char what[] = "'%s': the values of %zu buffers ('%s', ...), which '%s' lists, are "
                                "not in a universal checkpoint of a pipeline%s";
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv list = ckpt_pv_get(p, p->root, "buffer_names");
     const size_t n = ckpt_pv_len(p, list);
     const char *first = n ? ckpt_pv_str(p, ckpt_pv_at(p, list, 0)) : NULL;
@@ -115,7 +115,7 @@ static int check_buffers(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 static int check_rules(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *z,
                        struct ckpt_err *err)
 {
-    const ckpt_pv info = ckpt_pv_get(&z->model->p, z->model->p.root, INFO);
+    const ckpt_pv info = ckpt_pv_get(&z->model.p, z->model.p.root, INFO);
 
     if (p->ntp == 1 || ckpt_pv_kind(info) == CKPT_PV_DICT)
         return 0;
@@ -141,7 +141,7 @@ static int check_copy(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *f
                          " tensor-parallel ranks were expected: model files of different saves?",
                          ckpt_dir_path(first->job->dir), listed->nrank, listed->param->name,
                          p->ntp);
-    if (ckpt_ds_rules_match(first->model, REPLICATED, listed->param->name, &match, err) < 0)
+    if (ckpt_ds_rules_match(&first->model, REPLICATED, listed->param->name, &match, err) < 0)
         return -1;
     ckpt_catalog_warn(first->job->cat,
                       "'%s': several stages list '%s', and a universal checkpoint has the copy of "
@@ -168,7 +168,7 @@ static int is_enabled(const struct ckpt_pickle *p, ckpt_pv config, const char *k
 /* Find the dtype to which DeepSpeed converts the model, by its config. */
 static bool find_dtype(const struct ckpt_ds_zero *z, enum ckpt_dtype *ret)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv config = ckpt_pv_get(p, p->root, "ds_config");
     const int f16 = is_enabled(p, config, "fp16"), bf16 = is_enabled(p, config, "bf16"),
               old = is_enabled(p, config, "bfloat16");
@@ -216,7 +216,7 @@ int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_d
 }
 
 bool ckpt_ds_pipe_fits(const struct ckpt_ds_pipe *p, const struct ckpt_ds_listed *listed,
-                       const struct ckpt_ds_stored *s, bool cut)
+                       const struct ckpt_torch_tensor *s, bool cut)
 {
     const struct ckpt_ds_param *param = listed->param;
     const uint64_t ncopy = listed->nrank / p->ntp, whole = listed->numel / ncopy;

@@ -32,6 +32,6 @@ void ckpt_ds_pipe_release(struct ckpt_ds_pipe *p);
 /* Has a tensor this parameter's elements, joined? `cut`: the rows of the padded vocabulary were
  * removed. */
 bool ckpt_ds_pipe_fits(const struct ckpt_ds_pipe *p, const struct ckpt_ds_listed *listed,
-                       const struct ckpt_ds_stored *s, bool cut);
+                       const struct ckpt_torch_tensor *s, bool cut);
 
 #endif

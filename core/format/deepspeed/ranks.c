@@ -16,7 +16,7 @@ static int read_optim(void *ctx, size_t i, struct ckpt_err *err)
                               err);
 }
 
-static int read_fragments(struct ckpt_ds_file *f, struct ckpt_ds_rank_model *m,
+static int read_fragments(struct ckpt_torch_file *f, struct ckpt_ds_rank_model *m,
                           struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &f->p;
@@ -28,7 +28,7 @@ static int read_fragments(struct ckpt_ds_file *f, struct ckpt_ds_rank_model *m,
         if (ckpt_vec_add(&m->fragment, &fragment) < 0 ||
             !(fragment->name = ckpt_arena_strdup(&m->names, name ? name : "")))
             return ckpt_nomem(err);
-        if (ckpt_ds_file_tensor(f, ckpt_pv_value(p, dict, i), &fragment->at, err) < 0)
+        if (ckpt_torch_file_tensor(f, ckpt_pv_value(p, dict, i), &fragment->at, err) < 0)
             return ckpt_err_in(err, "frozen_param_fragments: '%s'", fragment->name);
     }
     return 0;
@@ -40,14 +40,13 @@ static int read_rank_model(void *ctx, size_t i, struct ckpt_err *err)
     const struct ckpt_ds_job *job = z->job;
     const struct ckpt_ds_entry *e = ckpt_ds_tag_find(job->tag, CKPT_DS_ZERO3_MODEL, z->mp, i);
     struct ckpt_ds_rank_model *m = &z->rank_model.ptr[i];
-    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *own = NULL;
-    struct ckpt_ds_file *f = z->model;
+    ckpt_cleanup(ckpt_ds_unwrapped_release) struct ckpt_ds_unwrapped unwrapped = {0};
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file own = {0};
+    struct ckpt_torch_file *f = i ? &own : &z->model;
 
-    if (i > 0 && ckpt_ds_file_open(job->dir, e->name, job->opt->pool, &own, err) < 0)
+    if (i && (ckpt_torch_file_open(job->dir, e->name, job->opt->pool, f, err) < 0 ||
+              ckpt_ds_file_unwrap(f, &unwrapped, err) < 0))
         return -1;
-    if (own && ckpt_ds_file_unwrap(own, err) < 0)
-        return -1;
-    f = own ? own : f;
     m->source = ckpt_source_ref(f->source);
     m->has_steps = ckpt_ds_file_u64(f, f->p.root, "global_steps", &m->steps);
     return read_fragments(f, m, err) < 0

@@ -12,7 +12,7 @@
 
 #include "base/str.h"
 #include "container/config.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 #include "format/deepspeed/load.h"
 #include "format/readers.h"
 
@@ -164,7 +164,6 @@ static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *op
 {
     ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag files = {0};
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
     const enum place place = find_place(dir, &tag);
 
@@ -174,13 +173,9 @@ static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *op
         ckpt_ds_tag_read(below, &files, err) < 0)
         return -1;
     const struct ckpt_ds_entry *e = ckpt_ds_tag_find(&files, CKPT_DS_MODEL, 0, 0);
-    if (!e && !(e = ckpt_ds_tag_find(&files, CKPT_DS_ZERO3_MODEL, 0, 0)))
-        return 0;
-    if (ckpt_source_file_new(below, e->name, opt->pool, &s, err) < 0)
-        return -1;
-    return ckpt_torch_object(s, "", true, out, err) < 0
-               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(below), e->name)
-               : 0;
+    if (!e)
+        e = ckpt_ds_tag_find(&files, CKPT_DS_ZERO3_MODEL, 0, 0);
+    return e ? ckpt_torch_objects_of(below, e->name, opt->pool, "", out, err) : 0;
 }
 
 /* ---- folders of tags ---- */

@@ -30,7 +30,7 @@ void ckpt_ds_rules_release(struct ckpt_ds_rules *r)
 }
 
 /* Add a rule. The pattern must match from the beginning of a name, as with re.match. */
-static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_pv pattern,
+static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_torch_file *f, ckpt_pv pattern,
                     enum ckpt_ds_join join, ckpt_pv map, struct ckpt_err *err)
 {
     const char *text = ckpt_pv_str(&f->p, pattern);
@@ -50,7 +50,7 @@ static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_
     return 0;
 }
 
-static int add_list(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_pv list,
+static int add_list(struct ckpt_ds_rules *r, const struct ckpt_torch_file *f, ckpt_pv list,
                     enum ckpt_ds_join join, struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_pv_len(&f->p, list); i++)
@@ -59,7 +59,7 @@ static int add_list(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_
     return 0;
 }
 
-static int read_affine(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_pv info,
+static int read_affine(struct ckpt_ds_rules *r, const struct ckpt_torch_file *f, ckpt_pv info,
                        struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &f->p;
@@ -78,7 +78,7 @@ static int read_affine(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ck
     return 0;
 }
 
-static int read_sub_params(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_pv info,
+static int read_sub_params(struct ckpt_ds_rules *r, const struct ckpt_torch_file *f, ckpt_pv info,
                            struct ckpt_err *err)
 {
     const ckpt_pv list = ckpt_pv_get(&f->p, info, "parameter_with_sub_params");
@@ -91,7 +91,7 @@ static int read_sub_params(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f
     return 0;
 }
 
-int ckpt_ds_rules_read(const struct ckpt_ds_file *f, struct ckpt_ds_rules *ret,
+int ckpt_ds_rules_read(const struct ckpt_torch_file *f, struct ckpt_ds_rules *ret,
                        struct ckpt_err *err)
 {
     const ckpt_pv info = ckpt_pv_get(&f->p, f->p.root, INFO);
@@ -152,8 +152,8 @@ static int match_any(const struct ckpt_ds_rules *r, const char *name, bool *ret,
     return 0;
 }
 
-int ckpt_ds_rules_match(const struct ckpt_ds_file *f, const char *key, const char *name, bool *ret,
-                        struct ckpt_err *err)
+int ckpt_ds_rules_match(const struct ckpt_torch_file *f, const char *key, const char *name,
+                        bool *ret, struct ckpt_err *err)
 {
     const ckpt_pv list = ckpt_pv_get(&f->p, ckpt_pv_get(&f->p, f->p.root, INFO), key);
     struct ckpt_ds_rules r = {0};

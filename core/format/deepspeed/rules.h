@@ -34,7 +34,7 @@ struct ckpt_ds_rules {
 };
 
 /* Read the rules. UNSUPPORTED: the file has none, or their version is not known. */
-int ckpt_ds_rules_read(const struct ckpt_ds_file *f, struct ckpt_ds_rules *ret,
+int ckpt_ds_rules_read(const struct ckpt_torch_file *f, struct ckpt_ds_rules *ret,
                        struct ckpt_err *err);
 void ckpt_ds_rules_release(struct ckpt_ds_rules *r);
 
@@ -44,7 +44,7 @@ int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct c
                        struct ckpt_err *err);
 
 /* Does a pattern of a list, which the key names, match the name? */
-int ckpt_ds_rules_match(const struct ckpt_ds_file *f, const char *key, const char *name, bool *ret,
-                        struct ckpt_err *err);
+int ckpt_ds_rules_match(const struct ckpt_torch_file *f, const char *key, const char *name,
+                        bool *ret, struct ckpt_err *err);
 
 #endif

@@ -7,7 +7,7 @@
 
 enum { MOST_SPOTS = 256, SPOT = 16 };
 
-int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
+int ckpt_ds_spot_same(const struct ckpt_torch_file *f, const struct ckpt_torch_tensor *s,
                       const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err)
 {
     const struct ckpt_spot master = {spot->source, spot->dtype, spot->off};
@@ -23,8 +23,8 @@ int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored 
     return 0;
 }
 
-int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_file *f,
-                            const char *file, const struct ckpt_ds_stored *s,
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_torch_file *f,
+                            const char *file, const struct ckpt_torch_tensor *s,
                             const struct ckpt_ds_parts *masters, size_t index, struct ckpt_err *err)
 {
     const struct ckpt_ds_parts *p = masters;
@@ -50,17 +50,17 @@ int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_
 int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
                        const struct ckpt_ds_parts *masters, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const size_t n = ckpt_pv_npair(p, module), step = n / MOST_SPOTS + 1;
-    struct ckpt_ds_stored s;
+    struct ckpt_torch_tensor s;
     size_t at;
 
     for (size_t i = 0; i < n; i += step) {
         const char *name = ckpt_pv_str(p, ckpt_pv_key(p, module, i));
         if (!name || !ckpt_ds_zero_param(z, name) || !ckpt_ds_parts_find(masters, name, &at))
             continue;
-        if (ckpt_ds_file_tensor(z->model, ckpt_pv_value(p, module, i), &s, err) < 0 ||
-            ckpt_ds_spot_check_part(z->job, z->model, z->model_name, &s, masters, at, err) < 0)
+        if (ckpt_torch_file_tensor(&z->model, ckpt_pv_value(p, module, i), &s, err) < 0 ||
+            ckpt_ds_spot_check_part(z->job, &z->model, z->model_name, &s, masters, at, err) < 0)
             return -1;
     }
     return 0;

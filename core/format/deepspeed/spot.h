@@ -13,8 +13,8 @@ int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
 
 /* Compare the first elements of every extent of tensor `index` of `masters` with the tensor s of a
  * file. CONFLICT: they differ. */
-int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_file *f,
-                            const char *file, const struct ckpt_ds_stored *s,
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_torch_file *f,
+                            const char *file, const struct ckpt_torch_tensor *s,
                             const struct ckpt_ds_parts *masters, size_t index,
                             struct ckpt_err *err);
 
@@ -27,7 +27,7 @@ struct ckpt_ds_spot {
 };
 /* Compare the range with the same elements of the module's tensor s; *ret is false if they differ.
  */
-int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
+int ckpt_ds_spot_same(const struct ckpt_torch_file *f, const struct ckpt_torch_tensor *s,
                       const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err);
 
 #endif

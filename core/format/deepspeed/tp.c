@@ -169,7 +169,7 @@ static int join_halves(struct join *j, struct ckpt_err *err)
 static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t *ret_n,
                         struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     const size_t n = ckpt_pv_len(p, v);
 
     if (!ckpt_pv_is_seq(v) || n > CKPT_MAX_RANK)
@@ -191,7 +191,7 @@ static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t
 static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, struct ckpt_box *box,
                       struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     uint64_t stride[CKPT_MAX_RANK], dense[CKPT_MAX_RANK];
     uint32_t nstride;
     int64_t off;
@@ -219,7 +219,7 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, stru
 /* Is rank t the first one that has this piece? Only the first one's is used. */
 static bool is_first(const struct join *j, ckpt_pv piece, uint64_t t)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     const ckpt_pv list = ckpt_pv_get(p, piece, "locations");
     int64_t first = (int64_t)t, rank;
 
@@ -231,7 +231,7 @@ static bool is_first(const struct join *j, ckpt_pv piece, uint64_t t)
 
 static int is_unscaled(const struct join *j, ckpt_pv piece, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     const ckpt_pv scale = ckpt_pv_get(p, piece, "scale");
     int64_t one;
 
@@ -244,7 +244,7 @@ static int is_unscaled(const struct join *j, ckpt_pv piece, struct ckpt_err *err
 
 static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     const struct ckpt_ds_part *part = part_of(j, t);
     struct ckpt_box box = {0}, own;
 
@@ -268,7 +268,7 @@ static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err 
 /* The entry of rank t, whose key is a number or a string with it. */
 static ckpt_pv entry_of(const struct join *j, ckpt_pv ranks, uint64_t t)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     unsigned long long number;
     int64_t key;
 
@@ -283,7 +283,7 @@ static ckpt_pv entry_of(const struct join *j, ckpt_pv ranks, uint64_t t)
 
 static int add_rank(struct join *j, uint64_t t, ckpt_pv ranks, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     const struct ckpt_ds_part *part = part_of(j, t);
     uint64_t dim[CKPT_MAX_RANK];
     uint32_t rank;
@@ -306,7 +306,7 @@ static int add_rank(struct join *j, uint64_t t, ckpt_pv ranks, struct ckpt_err *
 
 static int join_affine(struct join *j, ckpt_pv map, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &j->rank0->model->p;
+    const struct ckpt_pickle *p = &j->rank0->model.p;
     uint64_t numel;
 
     if (read_numbers(j, ckpt_pv_get(p, map, "logical_shape"), j->dim, &j->rank, err) < 0)
@@ -335,8 +335,8 @@ static int join_by(struct join *j, const struct ckpt_ds_rule *rule, struct ckpt_
     case CKPT_DS_HALVES:
         return join_halves(j, err);
     case CKPT_DS_CAT_0:
-        return ckpt_ds_is_buffer(j->rank0->model, j->param) ? replicate(j, err)
-                                                            : concatenate(j, 0, NULL, err);
+        return ckpt_ds_is_buffer(&j->rank0->model, j->param) ? replicate(j, err)
+                                                             : concatenate(j, 0, NULL, err);
     default:
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is to be averaged over the ranks, or is fused of several "
@@ -365,7 +365,7 @@ static int find_parts(struct join *j, size_t i, struct ckpt_err *err)
 /* Find the rule of a tensor. The patterns are of the parameters; a tied one is its owner. */
 static int find_rule(struct join *j, struct ckpt_ds_rule *ret, struct ckpt_err *err)
 {
-    const char *owner = ckpt_ds_owner(j->rank0->model, j->param);
+    const char *owner = ckpt_ds_owner(&j->rank0->model, j->param);
 
     if (ckpt_ds_rules_find(&j->rules, j->param, ret, err) < 0)
         return -1;
@@ -403,7 +403,7 @@ int ckpt_ds_tp_join(const struct ckpt_ds_zero *rank0, const struct ckpt_ds_parts
 
     if (!(j.at = calloc(n, sizeof *j.at)))
         return ckpt_nomem(err);
-    if (ckpt_ds_rules_read(rank0->model, &j.rules, err) < 0)
+    if (ckpt_ds_rules_read(&rank0->model, &j.rules, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(rank0->job->dir), rank0->model_name);
     for (size_t i = 0; i < parts[0].part.len; i++)
         if (join_tensor(&j, i, cat, err) < 0)

@@ -21,7 +21,7 @@ struct state {
     const char *folder;                  /* torch's wrapper, too, is in its name */
     char *key;                           /* "fp32", "exp_avg" */
     struct ckpt_source *source;
-    struct ckpt_ds_stored at;
+    struct ckpt_torch_tensor at;
     bool flat;       /* stage 3: the file does not record the shape */
     bool vocabulary; /* truncated to the unpadded vocabulary */
     uint32_t index;
@@ -79,7 +79,7 @@ static int list_param(struct load *l, const struct ckpt_ds_zero *z,
                       const struct ckpt_ds_param *param, const struct ckpt_ds_listed *listed,
                       struct ckpt_err *err)
 {
-    const char *folder = ckpt_ds_file_original(z->model, param->name);
+    const char *folder = ckpt_ds_unwrapped_original(&z->unwrapped, param->name);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *master = ckpt_asprintf("%s/" MASTER ".pt", folder);
     struct listing list = {l, {.z = z, .param = param, .listed = listed, .folder = folder}};
@@ -103,18 +103,18 @@ static int list_param(struct load *l, const struct ckpt_ds_zero *z,
 static int read_state(struct load *l, struct state *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s/%s.pt", s->folder, s->key);
-    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
 
     if (!name)
         return ckpt_nomem(err);
-    if (ckpt_ds_file_open(l->zero, name, l->z->job->opt->pool, &f, err) < 0)
+    if (ckpt_torch_file_open(l->zero, name, l->z->job->opt->pool, &f, err) < 0)
         return -1;
-    s->source = ckpt_source_ref(f->source);
-    const bool dict = ckpt_pv_kind(f->p.root) == CKPT_PV_DICT;
-    const ckpt_pv v = dict ? ckpt_pv_get(&f->p, f->p.root, "param") : f->p.root;
-    if (ckpt_ds_file_tensor(f, v, &s->at, err) < 0)
+    s->source = ckpt_source_ref(f.source);
+    const bool dict = ckpt_pv_kind(f.p.root) == CKPT_PV_DICT;
+    const ckpt_pv v = dict ? ckpt_pv_get(&f.p, f.p.root, "param") : f.p.root;
+    if (ckpt_torch_file_tensor(&f, v, &s->at, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->zero), name);
-    const ckpt_pv vocabulary = ckpt_pv_get(&f->p, f->p.root, "vocab_tensor");
+    const ckpt_pv vocabulary = ckpt_pv_get(&f.p, f.p.root, "vocab_tensor");
     s->flat = !dict;
     s->vocabulary = ckpt_pv_kind(vocabulary) == CKPT_PV_BOOL && ckpt_pv_id(vocabulary);
     return 0;
@@ -148,7 +148,7 @@ static int fail_shape(const struct load *l, const struct state *s, struct ckpt_e
 }
 
 /* The shape, from the file, or for a flat tensor from the copied model file. */
-static int shape_of(const struct load *l, const struct state *s, struct ckpt_ds_stored *ret,
+static int shape_of(const struct load *l, const struct state *s, struct ckpt_torch_tensor *ret,
                     struct ckpt_err *err)
 {
     const struct ckpt_ds_param *p = s->param;
@@ -174,7 +174,7 @@ static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name =
         ckpt_asprintf("optim.state.%s.%s", s->param->name, s->key);
-    struct ckpt_ds_stored at;
+    struct ckpt_torch_tensor at;
     struct ckpt_err e = s->err;
 
     if (!name)
@@ -190,7 +190,7 @@ static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
 /* Compare with the copied module, because conversions of runs with round_robin_gradients have their
  * parameters in a wrong order. */
 static int check_module(const struct load *l, const struct state *s, const char *name,
-                        const struct ckpt_ds_stored *own, struct ckpt_err *err)
+                        const struct ckpt_torch_tensor *own, struct ckpt_err *err)
 {
     const size_t esize = ckpt_dtype_size(s->at.dtype);
     const uint64_t last = s->at.numel > 16 ? s->at.numel - 16 : 0;
@@ -201,8 +201,8 @@ static int check_module(const struct load *l, const struct state *s, const char 
     const struct ckpt_ds_spot spot = {s->source, s->at.dtype, s->at.off, 0, s->at.numel};
     const struct ckpt_ds_spot end = {s->source, s->at.dtype, s->at.off + last * esize, last,
                                      s->at.numel - last};
-    if (ckpt_ds_spot_same(l->z->model, own, &spot, &same, err) < 0 ||
-        ckpt_ds_spot_same(l->z->model, own, &end, &end_same, err) < 0)
+    if (ckpt_ds_spot_same(&l->z->model, own, &spot, &same, err) < 0 ||
+        ckpt_ds_spot_same(&l->z->model, own, &end, &end_same, err) < 0)
         return -1;
     return same && end_same
                ? 0
@@ -226,15 +226,15 @@ static const struct state *find_master(const struct load *l, const char *name)
 }
 
 /* Add a tensor that the optimizer did not have. */
-static int add_other(struct load *l, const char *name, const struct ckpt_ds_stored *own,
+static int add_other(struct load *l, const char *name, const struct ckpt_torch_tensor *own,
                      struct ckpt_err *err)
 {
-    if (l->z->zero3 && own->numel == 0 && !ckpt_ds_is_buffer(l->z->model, name))
+    if (l->z->zero3 && own->numel == 0 && !ckpt_ds_is_buffer(&l->z->model, name))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s': the values of '%s' (a frozen parameter?) are not in this universal "
                          "checkpoint: open the tag that it was made of",
                          ckpt_dir_path(l->z->job->dir), name);
-    if (l->nmp > 1 && !ckpt_ds_is_buffer(l->z->model, name))
+    if (l->nmp > 1 && !ckpt_ds_is_buffer(&l->z->model, name))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s': '%s' is not among the parameters, and how the parts of %" PRIu64
                          " tensor-parallel ranks join is not known",
@@ -242,12 +242,12 @@ static int add_other(struct load *l, const char *name, const struct ckpt_ds_stor
     return ckpt_ds_parts_stored(l->weights, name, own, l->z->model_index, err);
 }
 
-static int add_entry(struct load *l, const char *name, const struct ckpt_ds_stored *own,
+static int add_entry(struct load *l, const char *name, const struct ckpt_torch_tensor *own,
                      struct ckpt_err *err)
 {
-    const char *owner = ckpt_ds_owner(l->z->model, name);
+    const char *owner = ckpt_ds_owner(&l->z->model, name);
     const struct state *s = find_master(l, name);
-    struct ckpt_ds_stored at;
+    struct ckpt_torch_tensor at;
 
     if (!s && owner)
         s = find_master(l, owner);
@@ -264,9 +264,9 @@ static int add_entry(struct load *l, const char *name, const struct ckpt_ds_stor
 static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     const struct load *l = ctx;
-    struct ckpt_ds_stored own;
+    struct ckpt_torch_tensor own;
 
-    if (ckpt_ds_file_tensor(l->z->model, v, &own, err) < 0)
+    if (ckpt_torch_file_tensor(&l->z->model, v, &own, err) < 0)
         return ckpt_err_in(err, "'%s/%s': '%s'", ckpt_dir_path(l->z->job->dir), l->z->model_name,
                            name);
     return add_entry(ctx, name, &own, err);
@@ -296,7 +296,7 @@ static int add_sources(struct load *l, struct ckpt_err *err)
 /* Add the master of a pipeline's parameter, to be shown in the dtype in which it was trained. */
 static int add_master(struct load *l, const struct state *s, struct ckpt_err *err)
 {
-    struct ckpt_ds_stored at;
+    struct ckpt_torch_tensor at;
 
     if (shape_of(l, s, &at, err) < 0 ||
         ckpt_ds_parts_stored(l->weights, s->param->name, &at, s->index, err) < 0)
@@ -342,7 +342,7 @@ static int load(struct load *l, struct ckpt_err *err)
         add_sources(l, err) < 0)
         return -1;
     if ((l->pipe ? add_masters(l, err)
-                 : ckpt_ds_module_each(l->z->model, l->z->model_name, walk_entry, l, err)) < 0)
+                 : ckpt_ds_module_each(&l->z->model, l->z->model_name, walk_entry, l, err)) < 0)
         return -1;
     return add_moments(l, err);
 }

@@ -23,7 +23,8 @@ void ckpt_ds_zero_release(struct ckpt_ds_zero *z)
     ckpt_vec_release(&z->param);
     ckpt_vec_release(&z->group);
     ckpt_map_release(&z->by_name);
-    ckpt_ds_file_free(z->model);
+    ckpt_torch_file_release(&z->model);
+    ckpt_ds_unwrapped_release(&z->unwrapped);
     free(z->model_name);
 }
 
@@ -62,7 +63,7 @@ static bool is_expert_group(const struct ckpt_ds_zero *z, size_t group)
 
 static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct ckpt_err *err)
 {
-    const char *name = ckpt_pv_str(&z->model->p, key);
+    const char *name = ckpt_pv_str(&z->model.p, key);
     struct ckpt_ds_param *p;
     uint32_t at;
     bool is_new;
@@ -79,7 +80,7 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
     if (z->moe && ckpt_ds_zero_is_expert(z, name) != is_expert_group(z, p->group))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "param_shapes[%" PRIu64 "] has experts' and other parameters", p->group);
-    if (ckpt_ds_file_shape(z->model, shape, p->dim, &p->rank, err) < 0)
+    if (ckpt_ds_file_shape(&z->model, shape, p->dim, &p->rank, err) < 0)
         return ckpt_err_in(err, "param_shapes: '%s'", name);
     (void)ckpt_shape_numel(p->dim, p->rank, &p->numel);
     return 0;
@@ -88,7 +89,7 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
 /* Read param_shapes: a list of dicts {name: size}, in the order of the flat buffer. */
 static int read_params(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
     const ckpt_pv list = ckpt_pv_get(p, p->root, "param_shapes");
 
     for (size_t g = 0; g < ckpt_pv_len(p, list); g++) {
@@ -108,7 +109,7 @@ static int read_params(struct ckpt_ds_zero *z, struct ckpt_err *err)
 static int refuse_autoep(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     static const char *const keys[] = {"ds_autoep_layers", "autoep_layers"};
-    const struct ckpt_pickle *p = &z->model->p;
+    const struct ckpt_pickle *p = &z->model.p;
 
     for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
         const ckpt_pv layers = ckpt_pv_get(p, p->root, keys[k]);
@@ -127,13 +128,13 @@ static int refuse_autoep(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 
 static int read_model(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
-    const ckpt_pv root = z->model->p.root;
+    const ckpt_pv root = z->model.p.root;
 
     if (ckpt_pv_kind(root) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "its content is not a dict");
     if (refuse_autoep(z, err) < 0 || read_params(z, err) < 0)
         return -1;
-    (void)ckpt_ds_file_u64(z->model, root, "dp_world_size", &z->world);
+    (void)ckpt_ds_file_u64(&z->model, root, "dp_world_size", &z->world);
     return 0;
 }
 
@@ -155,12 +156,12 @@ int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds
                          ckpt_dir_path(job->dir), mp, mp);
     if (!(z->model_name = strdup(e->name)))
         return ckpt_nomem(err);
-    if (ckpt_ds_file_open(job->dir, e->name, job->opt->pool, &z->model, err) < 0)
+    if (ckpt_torch_file_open(job->dir, e->name, job->opt->pool, &z->model, err) < 0)
         return -1;
-    if (ckpt_ds_file_unwrap(z->model, err) < 0 || read_model(z, err) < 0)
+    if (ckpt_ds_file_unwrap(&z->model, &z->unwrapped, err) < 0 || read_model(z, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(job->dir), e->name);
-    z->shared_in = z->model;
-    z->model_index = ckpt_catalog_add_source(job->cat, z->model->source, err);
+    z->shared_in = &z->model;
+    z->model_index = ckpt_catalog_add_source(job->cat, z->model.source, err);
     return z->model_index == UINT32_MAX ? -1 : 0;
 }
 

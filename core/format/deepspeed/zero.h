@@ -33,7 +33,7 @@ struct ckpt_ds_param {
 /* One rank's slices of frozen parameters (stage 3). */
 struct ckpt_ds_fragment {
     const char *name;
-    struct ckpt_ds_stored at;
+    struct ckpt_torch_tensor at;
 };
 
 struct ckpt_ds_rank_model {
@@ -51,8 +51,9 @@ struct ckpt_ds_zero {
     bool zero3;
     bool moe; /* there are files of experts, whose groups of parameters are divided over fewer ranks
                */
-    struct ckpt_ds_file *model;           /* model file of data-parallel rank 0 */
-    const struct ckpt_ds_file *shared_in; /* the file that lists tied parameters, which only the
+    struct ckpt_torch_file model; /* of data-parallel rank 0 */
+    struct ckpt_ds_unwrapped unwrapped;
+    const struct ckpt_torch_file *shared_in; /* the file that lists tied parameters, which only the
                                              job's first rank does */
     char *model_name;
     uint32_t model_index; /* number of its source in the catalogue */

@@ -20,11 +20,7 @@ const char *const ckpt_megatron_rank_files[] = {"model_optim_rng.pt", "model_rng
 
 static void rank_release(struct ckpt_megatron_rank *r)
 {
-    if (r->parsed)
-        ckpt_pickle_release(&r->p);
-    if (r->opened)
-        ckpt_torch_release(&r->torch);
-    ckpt_source_unref(r->source);
+    ckpt_torch_file_release(&r->file);
     free(r->folder);
     free(r->path);
 }
@@ -93,31 +89,23 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
                                  own->folder, ckpt_megatron_rank_files[0]);
 }
 
-static int read_rank(struct ckpt_megatron_mesh *m, struct ckpt_megatron_rank *r,
-                     struct ckpt_err *err)
-{
-    char name[CKPT_PV_TEXT];
-
-    if (ckpt_source_file_new(m->dir, r->path, m->opt->pool, &r->source, err) < 0 ||
-        ckpt_torch_open(r->source, 0, r->source->size, &r->torch, err) < 0)
-        return -1;
-    r->opened = true;
-    if (ckpt_torch_pickle(&r->torch, &r->p, err) < 0)
-        return -1;
-    r->parsed = true;
-    return ckpt_pv_kind(r->p.root) == CKPT_PV_DICT
-               ? 0
-               : ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
-                           ckpt_pv_text(&r->p, r->p.root, name, sizeof name));
-}
-
 static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct ckpt_megatron_mesh *m = ctx;
     struct ckpt_megatron_rank *r = &m->ranks.ptr[i];
 
-    return read_rank(m, r, err) < 0 ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(m->dir), r->path)
-                                    : 0;
+    return ckpt_torch_file_open(m->dir, r->path, m->opt->pool, &r->file, err);
+}
+
+static int take_facts(struct ckpt_megatron_mesh *m, const struct ckpt_pickle *p,
+                      struct ckpt_err *err)
+{
+    char name[CKPT_PV_TEXT];
+
+    if (ckpt_pv_kind(p->root) != CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
+                         ckpt_pv_text(p, p->root, name, sizeof name));
+    return ckpt_megatron_state_take(m->st, p, p->root, err);
 }
 
 int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
@@ -130,7 +118,7 @@ int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
     if (ckpt_parallel(m->ranks.len, m->opt->nthread, read_one, m, err) < 0)
         return -1;
     for (size_t i = 0; i < m->ranks.len; i++)
-        if (ckpt_megatron_state_take(m->st, &m->ranks.ptr[i].p, m->ranks.ptr[i].p.root, err) < 0)
+        if (take_facts(m, &m->ranks.ptr[i].file.p, err) < 0)
             return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(m->dir), m->ranks.ptr[i].path);
     return 0;
 }
@@ -143,9 +131,9 @@ ckpt_pv ckpt_megatron_rank_model(const struct ckpt_megatron_rank *r, uint32_t st
 
     if (numbered)
         (void)snprintf(key, sizeof key, "model%u", stage);
-    ckpt_pv v = ckpt_pv_get(&r->p, r->p.root, key);
+    ckpt_pv v = ckpt_pv_get(&r->file.p, r->file.p.root, key);
     if (!numbered && ckpt_pv_kind(v) != CKPT_PV_DICT)
-        v = ckpt_pv_get(&r->p, r->p.root, "state_dict");
+        v = ckpt_pv_get(&r->file.p, r->file.p.root, "state_dict");
     return v;
 }
 
@@ -155,8 +143,8 @@ static bool has_embedding(const struct ckpt_megatron_rank *r)
 
     if (ckpt_pv_kind(model) != CKPT_PV_DICT)
         model = ckpt_megatron_rank_model(r, 0, true);
-    for (size_t i = 0; i < ckpt_pv_npair(&r->p, model); i++) {
-        const char *key = ckpt_pv_str(&r->p, ckpt_pv_key(&r->p, model, i));
+    for (size_t i = 0; i < ckpt_pv_npair(&r->file.p, model); i++) {
+        const char *key = ckpt_pv_str(&r->file.p, ckpt_pv_key(&r->file.p, model, i));
         if (key && strstr(key, "word_embeddings.weight"))
             return true;
     }

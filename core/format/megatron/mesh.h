@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "base/vec.h"
-#include "container/torch.h"
+#include "container/torch_file.h"
 #include "format/megatron/state.h"
 #include "format/reader.h"
 
@@ -17,10 +17,7 @@ struct ckpt_megatron_rank {
     uint64_t field[2]; /* the numbers after mp_rank_TT */
     uint32_t nfield;
     uint64_t tp, pp, ep;
-    struct ckpt_source *source;
-    struct ckpt_torch torch;
-    struct ckpt_pickle p;
-    bool opened, parsed;
+    struct ckpt_torch_file file;
     uint32_t index; /* number of its source in the catalogue; set by the reader */
 };
 

@@ -5,24 +5,12 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 #include "format/dcp/load.h"
 #include "format/megatron/layout.h"
 #include "format/megatron/load.h"
 
 #define COMMON "common.pt"
-
-static int add_file(struct ckpt_dir *dir, const char *path, const struct ckpt_reader_options *opt,
-                    json_t *out, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-
-    if (ckpt_source_file_new(dir, path, opt->pool, &s, err) < 0)
-        return -1;
-    return ckpt_torch_object(s, "", true, out, err) < 0
-               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path)
-               : 0;
-}
 
 /* The first folder of a rank, in natural order. */
 static int see_folder(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
@@ -47,9 +35,17 @@ static int add_first_rank(struct ckpt_dir *dir, const struct ckpt_reader_options
         if (!path)
             return ckpt_nomem(err);
         if (ckpt_dir_has_file(dir, path))
-            return add_file(dir, path, opt, out, err);
+            return ckpt_torch_objects_of(dir, path, opt->pool, "", out, err);
     }
     return 0;
+}
+
+static int add_common(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
+                      struct ckpt_err *err)
+{
+    return ckpt_dir_has_file(at, COMMON)
+               ? ckpt_torch_objects_of(at, COMMON, opt->pool, "", out, err)
+               : 0;
 }
 
 static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
@@ -57,7 +53,7 @@ static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, 
 {
     if (ckpt_dcp_objects(at, opt, out, err) < 0)
         return -1;
-    return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+    return add_common(at, opt, out, err);
 }
 
 static int add_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
@@ -83,7 +79,7 @@ int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options
     if (layout.format == CKPT_MEGATRON_RANKS)
         return add_first_rank(at, opt, out, err);
     if (layout.format == CKPT_MEGATRON_ZARR)
-        return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+        return add_common(at, opt, out, err);
     return add_dist(at, opt, out, err) < 0 ||
                    add_beside(dir, &layout, "optimizer", opt, out, err) < 0 ||
                    add_beside(dir, &layout, "extra", opt, out, err) < 0

@@ -14,7 +14,6 @@
 
 #include "base/str.h"
 #include "base/take.h"
-#include "container/torch.h"
 #include "format/megatron/load.h"
 #include "format/megatron/mesh.h"
 #include "format/megatron/name.h"
@@ -25,8 +24,7 @@ enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
 struct part {
     const struct ckpt_megatron_rank *rank; /* NULL: not seen yet */
     uint32_t stage;                        /* virtual pipeline stage */
-    struct ckpt_torch_layout layout;
-    uint64_t off;
+    struct ckpt_torch_tensor at;
 };
 
 struct ranked {
@@ -71,9 +69,9 @@ static int visit(struct load *l, ckpt_pv dict, unsigned depth, visit_fn fn, stru
     const struct ckpt_megatron_rank *r = l->rank;
     const size_t len = l->path.len;
 
-    for (size_t i = 0; i < ckpt_pv_npair(&r->p, dict); i++) {
-        const char *key = ckpt_pv_str(&r->p, ckpt_pv_key(&r->p, dict, i));
-        ckpt_pv v = ckpt_pv_value(&r->p, dict, i);
+    for (size_t i = 0; i < ckpt_pv_npair(&r->file.p, dict); i++) {
+        const char *key = ckpt_pv_str(&r->file.p, ckpt_pv_key(&r->file.p, dict, i));
+        ckpt_pv v = ckpt_pv_value(&r->file.p, dict, i);
         int result = 0;
         if (!key)
             continue;
@@ -107,7 +105,7 @@ static int visit_rank(struct load *l, const struct ckpt_megatron_rank *r, uint32
     ckpt_str_clear(&l->path);
     if (ckpt_pv_kind(model) != CKPT_PV_DICT && l->nvirtual == 1 &&
         ckpt_has_suffix(r->path, ".ckpt"))
-        model = r->p.root;
+        model = r->file.p.root;
     if (ckpt_pv_kind(model) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no state dict of virtual stage %u",
                          ckpt_dir_path(l->mesh.dir), r->path, stage);
@@ -216,23 +214,21 @@ static int find_ranked(struct load *l, const char *name, struct ranked **ret, st
     return 0;
 }
 
-static bool same_place(const struct part *p, const struct ckpt_torch_layout *layout, uint64_t off)
+static bool same_place(const struct ckpt_torch_tensor *a, const struct ckpt_torch_tensor *b)
 {
-    const struct ckpt_torch_layout *own = &p->layout;
-    const size_t n = layout->rank * sizeof *layout->dim;
+    const size_t n = a->rank * sizeof *a->dim;
 
-    return own->dtype == layout->dtype && own->rank == layout->rank &&
-           memcmp(own->dim, layout->dim, n) == 0 &&
-           (layout->nbyte == 0 || (p->off == off && memcmp(own->stride, layout->stride, n) == 0));
+    return a->dtype == b->dtype && a->rank == b->rank && memcmp(a->dim, b->dim, n) == 0 &&
+           (a->numel == 0 || (a->off == b->off && memcmp(a->stride, b->stride, n) == 0));
 }
 
 /* Add a rank's part of a tensor. Of the copies in the files of several ranks, and in several
  * virtual stages, only the first counts. */
-static int add_part(struct load *l, const char *name, const struct ckpt_torch_layout *layout,
-                    uint64_t off, struct ckpt_err *err)
+static int add_part(struct load *l, const char *name, const struct ckpt_torch_tensor *tensor,
+                    struct ckpt_err *err)
 {
     const struct ckpt_megatron_rank *r = l->rank;
-    uint64_t at = is_expert(name) ? r->tp % l->mesh.netp : r->tp;
+    const uint64_t at = is_expert(name) ? r->tp % l->mesh.netp : r->tp;
     struct ranked *t = NULL;
     struct part *p;
 
@@ -243,8 +239,8 @@ static int add_part(struct load *l, const char *name, const struct ckpt_torch_la
             return ckpt_nomem(err);
     p = &t->parts.ptr[at];
     if (!p->rank)
-        *p = (struct part){r, l->stage, *layout, off};
-    else if (p->rank == r && p->stage == l->stage && !same_place(p, layout, off))
+        *p = (struct part){r, l->stage, *tensor};
+    else if (p->rank == r && p->stage == l->stage && !same_place(&p->at, tensor))
         return ckpt_fail(err, CKPT_CONFLICT, "two different tensors of the file have the name '%s'",
                          name);
     return 0;
@@ -254,7 +250,7 @@ static int add_part(struct load *l, const char *name, const struct ckpt_torch_la
  * x out] or [experts x in, out], depending on the name, but whose data is [experts, in, out]. Each
  * expert becomes the weight [out, in] of a linear layer. */
 static int add_grouped(struct load *l, const char *name, bool first,
-                       const struct ckpt_torch_layout *all, uint64_t off, struct ckpt_err *err)
+                       const struct ckpt_torch_tensor *all, struct ckpt_err *err)
 {
     const size_t base = strlen(name) - strlen("weight1");
     const uint64_t n = l->nlocal, esize = ckpt_dtype_size(all->dtype);
@@ -264,24 +260,25 @@ static int add_grouped(struct load *l, const char *name, bool first,
                          "'%s' holds the weights of all experts of a rank; how many those are "
                          "(num_experts) is not in the checkpoint",
                          name);
-    if (all->rank != 2 || all->stride[1] != 1 || all->stride[0] != all->dim[1] ||
-        all->dim[first ? 1 : 0] % n)
+    if (all->rank != 2 || !all->contiguous || all->dim[first ? 1 : 0] % n)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s' does not hold the weights of %" PRIu64 " experts", name, n);
     const uint64_t in = first ? all->dim[0] : all->dim[0] / n;
     const uint64_t out = first ? all->dim[1] / n : all->dim[1];
     for (uint64_t j = 0; j < n; j++) {
-        struct ckpt_torch_layout one = *all;
+        struct ckpt_torch_tensor one = *all;
         ckpt_cleanup(ckpt_freep) char *own =
             ckpt_asprintf("%.*sexperts.%" PRIu64 ".%s.weight", (int)base, name, l->rank->ep * n + j,
                           first ? "linear_fc1" : "linear_fc2");
         one.dim[0] = out;
         one.dim[1] = in;
-        one.stride[0] = 1;
-        one.stride[1] = out;
+        one.numel = in * out;
+        one.stride[0] = esize;
+        one.stride[1] = out * esize;
+        one.off += j * in * out * esize;
         if (!own)
             return ckpt_nomem(err);
-        if (add_part(l, own, &one, off + j * in * out * esize, err) < 0)
+        if (add_part(l, own, &one, err) < 0)
             return -1;
     }
     return 0;
@@ -291,29 +288,26 @@ static int add_tensor(struct load *l, const char *name, ckpt_pv v, struct ckpt_e
 {
     const struct ckpt_megatron_rank *r = l->rank;
     const struct ckpt_megatron_place at = {*stage_of(l, l->stage, r->pp), r->ep * l->nlocal};
-    struct ckpt_torch_layout layout;
-    uint64_t off = 0;
+    struct ckpt_torch_tensor tensor;
 
-    if (ckpt_torch_is_data(&r->p, v) || !ckpt_megatron_name(name, &at, &l->name))
+    if (ckpt_torch_is_data(&r->file.p, v) || !ckpt_megatron_name(name, &at, &l->name))
         return 0;
     if (l->name.failed)
         return ckpt_nomem(err);
     const char *own = ckpt_str_get(&l->name);
-    if (ckpt_torch_layout_of(&r->p, v, &layout, err) < 0 ||
-        (layout.nbyte && ckpt_torch_storage(&r->torch, &layout, &off, err) < 0))
+    if (ckpt_torch_file_tensor(&r->file, v, &tensor, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", name);
-    off += layout.first * ckpt_dtype_size(layout.dtype);
     if (ckpt_has_suffix(own, ".mlp.experts.weight1") ||
         ckpt_has_suffix(own, ".mlp.experts.weight2"))
-        return add_grouped(l, own, ckpt_has_suffix(own, "1"), &layout, off, err);
-    return add_part(l, own, &layout, off, err);
+        return add_grouped(l, own, ckpt_has_suffix(own, "1"), &tensor, err);
+    return add_part(l, own, &tensor, err);
 }
 
 static int collect(struct load *l, struct ckpt_err *err)
 {
     for (size_t i = 0; i < l->mesh.ranks.len; i++) {
         struct ckpt_megatron_rank *r = &l->mesh.ranks.ptr[i];
-        if ((r->index = ckpt_catalog_add_source(l->cat, r->source, err)) == UINT32_MAX)
+        if ((r->index = ckpt_catalog_add_source(l->cat, r->file.source, err)) == UINT32_MAX)
             return -1;
         for (uint32_t v = 0; v < l->nvirtual; v++)
             if (visit_rank(l, r, v, add_tensor, err) < 0)
@@ -338,14 +332,13 @@ static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
             return ckpt_fail(err, CKPT_MISSING,
                              "tensor '%s' is not in the file of tensor rank %zu (of %" PRIu64 ")",
                              t->name, i, l->mesh.ntp);
-        if (p->layout.dtype != first->layout.dtype || p->layout.rank != first->layout.rank ||
-            memcmp(p->layout.dim, first->layout.dim, p->layout.rank * sizeof *p->layout.dim) != 0)
+        if (p->at.dtype != first->at.dtype || p->at.rank != first->at.rank ||
+            memcmp(p->at.dim, first->at.dim, p->at.rank * sizeof *p->at.dim) != 0)
             return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is %s%s in '%s', but %s%s in '%s'",
-                             t->name, ckpt_dtype_name(first->layout.dtype),
-                             ckpt_shape_text(first->layout.dim, first->layout.rank, a, sizeof a),
-                             first->rank->path, ckpt_dtype_name(p->layout.dtype),
-                             ckpt_shape_text(p->layout.dim, p->layout.rank, b, sizeof b),
-                             p->rank->path);
+                             t->name, ckpt_dtype_name(first->at.dtype),
+                             ckpt_shape_text(first->at.dim, first->at.rank, a, sizeof a),
+                             first->rank->path, ckpt_dtype_name(p->at.dtype),
+                             ckpt_shape_text(p->at.dim, p->at.rank, b, sizeof b), p->rank->path);
     }
     return 0;
 }
@@ -354,21 +347,20 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
 {
     const uint64_t n = is_expert(t->name) ? l->mesh.netp : l->mesh.ntp;
     const uint32_t lead = n > 1;
-    uint64_t dim[CKPT_MAX_RANK + 1] = {n}, stride[CKPT_MAX_RANK + 1] = {0}, numel;
+    uint64_t dim[CKPT_MAX_RANK + 1] = {n}, stride[CKPT_MAX_RANK + 1] = {0};
     ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft = NULL;
     size_t index, npiece = 0;
 
     if (check_parts(l, t, n, err) < 0)
         return -1;
-    const struct ckpt_torch_layout *first = &t->parts.ptr[0].layout;
+    const struct ckpt_torch_tensor *first = &t->parts.ptr[0].at;
     const uint32_t rank = first->rank + lead;
     if (rank > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' has %u dimensions", t->name, first->rank);
     memcpy(dim + lead, first->dim, first->rank * sizeof *dim);
     if (!(draft = malloc((size_t)n * sizeof *draft)))
         return ckpt_nomem(err);
-    bool any = ckpt_shape_numel(dim, rank, &numel) && numel > 0;
-    for (uint64_t i = 0; any && i < n; i++) {
+    for (uint64_t i = 0; first->numel && i < n; i++) {
         const struct part *p = &t->parts.ptr[i];
         struct ckpt_box box = {.rank = rank};
         memcpy(box.n, dim, rank * sizeof *dim);
@@ -376,9 +368,8 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
             box.lo[0] = i;
             box.n[0] = 1;
         }
-        for (uint32_t d = lead; d < rank; d++)
-            stride[d] = p->layout.stride[d - lead] * ckpt_dtype_size(first->dtype);
-        ckpt_piece_from_box(dim, &box, p->rank->index, p->off, stride, &draft[npiece++]);
+        memcpy(stride + lead, p->at.stride, first->rank * sizeof *stride);
+        ckpt_piece_from_box(dim, &box, p->rank->index, p->at.off, stride, &draft[npiece++]);
     }
     if (ckpt_catalog_add(l->cat, t->name, first->dtype, dim, rank, &index, err) < 0 ||
         ckpt_catalog_set_pieces(l->cat, index, draft, npiece, err) < 0)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "container/pickle_json.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 
 void ckpt_megatron_state_release(struct ckpt_megatron_state *st)
 {
@@ -56,11 +56,8 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
 {
     char name[CKPT_PV_TEXT];
 
-    if (ckpt_pickle_attack(p, name, sizeof name))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "its pickle asks for %s, which no checkpoint needs: refused (nothing of "
-                         "it was run)",
-                         name);
+    if (ckpt_torch_refuse_attack(p, err) < 0)
+        return -1;
     if (ckpt_pv_kind(v) == CKPT_PV_LIST)
         v = ckpt_pv_at(p, v, 0);
     if (ckpt_pv_kind(v) == CKPT_PV_OBJ)
@@ -76,23 +73,19 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
 int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s,
                              struct ckpt_err *err)
 {
-    struct ckpt_pickle p;
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
 
-    if (ckpt_torch_read(s, &p, err) < 0)
-        return -1;
-    int result = ckpt_megatron_state_take(st, &p, p.root, err);
-    ckpt_pickle_release(&p);
-    return result;
+    return ckpt_torch_file_read(s, &f, err) < 0 ? -1
+                                                : ckpt_megatron_state_take(st, &f.p, f.p.root, err);
 }
 
 int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *name,
                                   struct ckpt_source *s, struct ckpt_err *err)
 {
-    struct ckpt_pickle p;
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
 
-    if (ckpt_torch_read(s, &p, err) < 0)
+    if (ckpt_torch_file_read(s, &f, err) < 0 || ckpt_torch_refuse_attack(&f.p, err) < 0)
         return -1;
-    take_fact(st, &p, name, p.root);
-    ckpt_pickle_release(&p);
+    take_fact(st, &f.p, name, f.p.root);
     return 0;
 }

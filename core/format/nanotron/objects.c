@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 
 struct find {
     const char *prefix;
@@ -29,7 +29,6 @@ static int add_first(struct ckpt_dir *dir, const char *folder, const char *prefi
                      const struct ckpt_reader_options *opt, json_t *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
     struct find f = {.prefix = prefix};
     int result;
 
@@ -39,9 +38,7 @@ static int add_first(struct ckpt_dir *dir, const char *folder, const char *prefi
         return -1;
     if (!f.name)
         return 0;
-    result = ckpt_source_file_new(at, f.name, opt->pool, &s, err);
-    if (result == 0 && (result = ckpt_torch_object(s, folder, true, out, err)) < 0)
-        (void)ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(at), f.name);
+    result = ckpt_torch_objects_of(at, f.name, opt->pool, folder, out, err);
     free(f.name);
     return result;
 }

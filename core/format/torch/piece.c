@@ -10,49 +10,47 @@
 #include "base/ckd.h"
 #include "base/map.h"
 #include "base/str.h"
-#include "container/torch.h"
+#include "container/torch_file.h"
 #include "format/foreign.h"
 
-enum {
-    MAX_MESH = 8,
-    MAX_PICKLE = 1 << 30,
-    MAX_NAME = 4096,
-    MAX_MESH_BYTES = 1 << 24,
-    MAX_DEPTH = 16
-};
+enum { MAX_MESH = 8, MAX_NAME = 4096, MAX_MESH_BYTES = 1 << 24, MAX_DEPTH = 16 };
 
 enum { SPEC_MESH, SPEC_PLACEMENTS, SPEC_META, SPEC_ORDER };
 enum { MESH_COORDINATE, MESH_RANK, MESH_TENSOR, MESH_RANKS, MESH_LAYOUT };
 
 struct file {
-    struct ckpt_source *source;
-    struct ckpt_torch t;
-    struct ckpt_pickle p;
+    struct ckpt_torch_file t;
     uint64_t rank;
     bool nested; /* the checkpoint has several state dicts */
     struct ckpt_rank_pieces *out;
     struct ckpt_map by_name; /* the first piece of each tensor */
 };
 
+static void file_release(struct file *f)
+{
+    ckpt_torch_file_release(&f->t);
+    ckpt_map_release(&f->by_name);
+}
+
 static int fail_value(const struct file *f, ckpt_pv v, const char *what, struct ckpt_err *err)
 {
     char text[CKPT_PV_TEXT];
     return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is %s", what,
-                     ckpt_pv_text(&f->p, v, text, sizeof text));
+                     ckpt_pv_text(&f->t.p, v, text, sizeof text));
 }
 
 /* A sequence of sizes. */
 static int read_sizes(const struct file *f, ckpt_pv v, uint64_t *ret, uint32_t cap, uint32_t *ret_n,
                       struct ckpt_err *err)
 {
-    size_t n = ckpt_pv_len(&f->p, v);
+    size_t n = ckpt_pv_len(&f->t.p, v);
 
     if (!ckpt_pv_is_seq(v) || n > cap)
         return fail_value(f, v, "a shape", err);
     for (size_t i = 0; i < n; i++) {
         int64_t k;
-        if (!ckpt_pv_int(ckpt_pv_at(&f->p, v, i), &k) || k < 0)
-            return fail_value(f, ckpt_pv_at(&f->p, v, i), "a size", err);
+        if (!ckpt_pv_int(ckpt_pv_at(&f->t.p, v, i), &k) || k < 0)
+            return fail_value(f, ckpt_pv_at(&f->t.p, v, i), "a size", err);
         ret[i] = (uint64_t)k;
     }
     *ret_n = (uint32_t)n;
@@ -67,12 +65,11 @@ static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_ran
 {
     struct ckpt_rank_piece p = *proto;
     char have[CKPT_SHAPE_TEXT], want[CKPT_SHAPE_TEXT];
-    struct ckpt_torch_layout l;
-    uint64_t storage = 0;
+    struct ckpt_torch_tensor l;
 
-    if (ckpt_torch_layout_of(&f->p, tensor, &l, err) < 0)
+    if (ckpt_torch_file_tensor(&f->t, tensor, &l, err) < 0)
         return -1;
-    bool empty = ckpt_box_numel(&p.box) == 0 && l.nbyte == 0;
+    bool empty = ckpt_box_numel(&p.box) == 0 && l.numel == 0;
     if (!empty && (l.rank != p.box.rank || memcmp(l.dim, p.box.n, l.rank * sizeof *l.dim) != 0))
         return ckpt_fail(err, CKPT_CONFLICT, "the local tensor has shape %s, its place %s",
                          ckpt_shape_text(l.dim, l.rank, have, sizeof have),
@@ -80,11 +77,8 @@ static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_ran
     if (l.dtype != p.dtype)
         return ckpt_fail(err, CKPT_CONFLICT, "the local tensor is %s, the whole %s",
                          ckpt_dtype_name(l.dtype), ckpt_dtype_name(p.dtype));
-    if (!empty && ckpt_torch_storage(&f->t, &l, &storage, err) < 0)
-        return -1;
-    p.off = storage + l.first * ckpt_dtype_size(l.dtype);
-    for (uint32_t d = 0; d < l.rank; d++)
-        p.stride[d] = l.stride[d] * ckpt_dtype_size(l.dtype);
+    p.off = l.off;
+    memcpy(p.stride, l.stride, l.rank * sizeof *l.stride);
     return ckpt_vec_push(&f->out->piece, p) < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -93,7 +87,7 @@ static int add_plain(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *p,
 {
     struct ckpt_torch_layout l;
 
-    if (ckpt_torch_layout_of(&f->p, v, &l, err) < 0)
+    if (ckpt_torch_layout_of(&f->t.p, v, &l, err) < 0)
         return -1;
     p->dtype = l.dtype;
     p->rank = p->box.rank = l.rank;
@@ -113,31 +107,31 @@ struct mesh {
  * ranks. */
 static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
 {
-    ckpt_pv layout = ckpt_pv_slot(&f->p, mesh, MESH_LAYOUT), axes, ranks;
+    ckpt_pv layout = ckpt_pv_slot(&f->t.p, mesh, MESH_LAYOUT), axes, ranks;
     struct ckpt_torch_layout l;
 
-    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->p, layout, 0))) {
-        m->naxis = (uint32_t)ckpt_pv_len(&f->p, axes);
-        if (ckpt_pv_len(&f->p, axes) > MAX_MESH)
+    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->t.p, layout, 0))) {
+        m->naxis = (uint32_t)ckpt_pv_len(&f->t.p, axes);
+        if (ckpt_pv_len(&f->t.p, axes) > MAX_MESH)
             return ckpt_fail(err, CKPT_LIMIT, "the mesh has %u axes, which is not supported",
                              m->naxis);
         for (uint32_t i = 0; i < m->naxis; i++) {
             uint64_t part[MAX_MESH];
             uint32_t n;
-            if (read_sizes(f, ckpt_pv_slot(&f->p, ckpt_pv_at(&f->p, axes, i), 0), part, MAX_MESH,
-                           &n, err) < 0)
+            if (read_sizes(f, ckpt_pv_slot(&f->t.p, ckpt_pv_at(&f->t.p, axes, i), 0), part,
+                           MAX_MESH, &n, err) < 0)
                 return -1;
             if (!ckpt_shape_numel(part, n, &m->size[i]))
                 return ckpt_fail(err, CKPT_FORMAT, "the mesh is larger than any cluster");
         }
         return 0;
     }
-    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->p, layout, 1)))
+    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->t.p, layout, 1)))
         return read_sizes(f, axes, m->size, MAX_MESH, &m->naxis, err);
-    ranks = ckpt_pv_slot(&f->p, mesh, MESH_TENSOR);
+    ranks = ckpt_pv_slot(&f->t.p, mesh, MESH_TENSOR);
     if (ckpt_pv_kind(ranks) != CKPT_PV_OBJ)
-        ranks = ckpt_pv_slot(&f->p, mesh, MESH_RANKS);
-    if (ckpt_torch_layout_of(&f->p, ranks, &l, err) < 0)
+        ranks = ckpt_pv_slot(&f->t.p, mesh, MESH_RANKS);
+    if (ckpt_torch_layout_of(&f->t.p, ranks, &l, err) < 0)
         return ckpt_err_in(err, "the mesh");
     if (l.rank > MAX_MESH)
         return ckpt_fail(err, CKPT_LIMIT, "the mesh has %u axes, which is not supported", l.rank);
@@ -146,57 +140,62 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
     return 0;
 }
 
-/* Read the tensor with the ranks of a mesh, in row-major order; new. */
-static int read_ranks(const struct file *f, ckpt_pv tensor, const struct mesh *m, int64_t **ret,
-                      struct ckpt_err *err)
+/* Element i of a tensor of integers, in row-major order, whose bytes were read. */
+static int64_t element_of(const struct ckpt_torch_tensor *t, const unsigned char *bytes, uint64_t i)
+{
+    int32_t narrow;
+    int64_t wide;
+
+    for (uint32_t d = t->rank; d-- > 0; i /= t->dim[d])
+        bytes += i % t->dim[d] * t->stride[d];
+    if (t->dtype == CKPT_I64) {
+        memcpy(&wide, bytes, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, bytes, sizeof narrow);
+    return narrow;
+}
+
+/* Read the tensor with the ranks of a mesh; new. */
+static int read_ranks(const struct file *f, const struct ckpt_torch_tensor *t, const struct mesh *m,
+                      unsigned char **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *bytes = NULL;
-    ckpt_cleanup(ckpt_freep) int64_t *rank = NULL;
-    struct ckpt_torch_layout l;
-    uint64_t storage, numel, n;
+    uint64_t len = ckpt_dtype_size(t->dtype), numel;
 
-    if (ckpt_torch_layout_of(&f->p, tensor, &l, err) < 0 ||
-        ckpt_torch_storage(&f->t, &l, &storage, err) < 0)
-        return ckpt_err_in(err, "the mesh");
-    if ((l.dtype != CKPT_I32 && l.dtype != CKPT_I64) || l.nbyte > MAX_MESH_BYTES ||
-        !ckpt_shape_numel(m->size, m->naxis, &numel) || !ckpt_shape_numel(l.dim, l.rank, &n) ||
-        n != numel)
+    for (uint32_t d = 0; d < t->rank && t->numel; d++)
+        len += (t->dim[d] - 1) * t->stride[d];
+    if ((t->dtype != CKPT_I32 && t->dtype != CKPT_I64) || len > MAX_MESH_BYTES || t->numel == 0 ||
+        !ckpt_shape_numel(m->size, m->naxis, &numel) || t->numel != numel)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is not a tensor of rank numbers");
-    if (!(bytes = malloc(l.nbyte + 1)) || !(rank = malloc((numel + 1) * sizeof *rank)))
+    if (!(bytes = malloc(len)))
         return ckpt_nomem(err);
-    if (ckpt_source_pread(f->source, bytes, l.nbyte, storage, err) < 0)
+    if (ckpt_source_pread(f->t.source, bytes, len, t->off, err) < 0)
         return -1;
-    for (uint64_t i = 0; i < numel; i++) {
-        uint64_t at = l.first;
-        for (uint32_t d = l.rank, rest = (uint32_t)i; d-- > 0; rest /= (uint32_t)l.dim[d])
-            at += rest % l.dim[d] * l.stride[d];
-        int32_t narrow;
-        memcpy(l.dtype == CKPT_I32 ? (void *)&narrow : &rank[i],
-               bytes + at * ckpt_dtype_size(l.dtype), ckpt_dtype_size(l.dtype));
-        rank[i] = l.dtype == CKPT_I32 ? narrow : rank[i];
-    }
-    *ret = ckpt_steal(&rank);
+    *ret = ckpt_steal(&bytes);
     return 0;
 }
 
 /* Find the coordinates of this rank in the mesh by its number. */
 static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
 {
-    ckpt_pv tensor = ckpt_pv_slot(&f->p, mesh, MESH_TENSOR);
-    ckpt_cleanup(ckpt_freep) int64_t *rank = NULL;
-    uint64_t numel, at = 0;
+    ckpt_pv tensor = ckpt_pv_slot(&f->t.p, mesh, MESH_TENSOR);
+    ckpt_cleanup(ckpt_freep) unsigned char *bytes = NULL;
+    struct ckpt_torch_tensor t;
+    uint64_t at = 0;
     int64_t own;
 
     if (ckpt_pv_kind(tensor) != CKPT_PV_OBJ)
-        tensor = ckpt_pv_slot(&f->p, mesh, MESH_RANKS);
-    if (!ckpt_pv_int(ckpt_pv_slot(&f->p, mesh, MESH_RANK), &own))
+        tensor = ckpt_pv_slot(&f->t.p, mesh, MESH_RANKS);
+    if (!ckpt_pv_int(ckpt_pv_slot(&f->t.p, mesh, MESH_RANK), &own))
         own = (int64_t)f->rank;
-    if (read_ranks(f, tensor, m, &rank, err) < 0)
+    if (ckpt_torch_file_tensor(&f->t, tensor, &t, err) < 0)
+        return ckpt_err_in(err, "the mesh");
+    if (read_ranks(f, &t, m, &bytes, err) < 0)
         return -1;
-    (void)ckpt_shape_numel(m->size, m->naxis, &numel);
-    while (at < numel && rank[at] != own)
+    while (at < t.numel && element_of(&t, bytes, at) != own)
         at++;
-    if (at == numel)
+    if (at == t.numel)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "rank %" PRId64 " is not in the mesh", own);
     for (uint32_t i = m->naxis; i-- > 0; at /= m->size[i])
         m->at[i] = at % m->size[i];
@@ -205,10 +204,10 @@ static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct 
 
 static int read_mesh(const struct file *f, ckpt_pv v, struct mesh *m, struct ckpt_err *err)
 {
-    ckpt_pv at = ckpt_pv_slot(&f->p, v, MESH_COORDINATE);
+    ckpt_pv at = ckpt_pv_slot(&f->t.p, v, MESH_COORDINATE);
     uint32_t n = 0;
 
-    if (ckpt_pv_rule(&f->p, v) != CKPT_TORCH_DEVICE_MESH)
+    if (ckpt_pv_rule(&f->t.p, v) != CKPT_TORCH_DEVICE_MESH)
         return fail_value(f, v, "the mesh of a DTensor", err);
     if (read_mesh_shape(f, v, m, err) < 0)
         return -1;
@@ -242,7 +241,7 @@ struct placement {
 static int read_placement(const struct file *f, ckpt_pv v, uint32_t rank, struct placement *ret,
                           struct ckpt_err *err)
 {
-    const char *name = ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_name(&f->p, v) : "";
+    const char *name = ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_name(&f->t.p, v) : "";
     int64_t dim, factor;
 
     *ret = (struct placement){0};
@@ -250,13 +249,13 @@ static int read_placement(const struct file *f, ckpt_pv v, uint32_t rank, struct
         return 0;
     ret->strided = strcmp(name, "_StridedShard") == 0;
     if ((strcmp(name, "Shard") != 0 && !ret->strided) ||
-        !ckpt_pv_int(ckpt_pv_slot(&f->p, v, 0), &dim))
+        !ckpt_pv_int(ckpt_pv_slot(&f->t.p, v, 0), &dim))
         return fail_value(f, v, "a placement", err);
     if (dim < 0)
         dim += rank;
     if (dim < 0 || dim >= (int64_t)rank)
         return ckpt_fail(err, CKPT_FORMAT, "sharded on dimension %" PRId64 " of %u", dim, rank);
-    if (ret->strided && (!ckpt_pv_int(ckpt_pv_slot(&f->p, v, 1), &factor) || factor < 1))
+    if (ret->strided && (!ckpt_pv_int(ckpt_pv_slot(&f->t.p, v, 1), &factor) || factor < 1))
         return ckpt_fail(err, CKPT_FORMAT, "a strided shard lacks its split factor");
     ret->sharded = true;
     ret->dim = (uint64_t)dim;
@@ -283,14 +282,14 @@ static int check_factor(const struct mesh *m, const struct placement *p, uint32_
 /* Check that the axes divide a dimension from left to right, as torch records it. */
 static int check_order(const struct file *f, ckpt_pv order, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_pv_len(&f->p, order); i++) {
-        ckpt_pv entry = ckpt_pv_slot(&f->p, ckpt_pv_at(&f->p, order, i), 0);
-        ckpt_pv axes = ckpt_pv_at(&f->p, entry, 1);
+    for (size_t i = 0; i < ckpt_pv_len(&f->t.p, order); i++) {
+        ckpt_pv entry = ckpt_pv_slot(&f->t.p, ckpt_pv_at(&f->t.p, order, i), 0);
+        ckpt_pv axes = ckpt_pv_at(&f->t.p, entry, 1);
         int64_t last = -1, axis;
-        if (ckpt_pv_len(&f->p, entry) != 2 || !ckpt_pv_is_seq(axes))
-            return fail_value(f, ckpt_pv_at(&f->p, order, i), "a shard order", err);
-        for (size_t k = 0; k < ckpt_pv_len(&f->p, axes); k++) {
-            if (!ckpt_pv_int(ckpt_pv_at(&f->p, axes, k), &axis) || axis <= last)
+        if (ckpt_pv_len(&f->t.p, entry) != 2 || !ckpt_pv_is_seq(axes))
+            return fail_value(f, ckpt_pv_at(&f->t.p, order, i), "a shard order", err);
+        for (size_t k = 0; k < ckpt_pv_len(&f->t.p, axes); k++) {
+            if (!ckpt_pv_int(ckpt_pv_at(&f->t.p, axes, k), &axis) || axis <= last)
                 return ckpt_fail(err, CKPT_UNSUPPORTED,
                                  "a shard order other than from left to right");
             last = axis;
@@ -302,23 +301,23 @@ static int check_order(const struct file *f, ckpt_pv order, struct ckpt_err *err
 static int place(const struct file *f, ckpt_pv spec, struct ckpt_rank_piece *piece,
                  struct ckpt_err *err)
 {
-    ckpt_pv placements = ckpt_pv_slot(&f->p, spec, SPEC_PLACEMENTS);
+    ckpt_pv placements = ckpt_pv_slot(&f->t.p, spec, SPEC_PLACEMENTS);
     struct placement p[MAX_MESH];
     struct mesh m = {0};
     bool strided = false;
 
-    if (ckpt_pv_rule(&f->p, spec) != CKPT_TORCH_DTENSOR_SPEC)
+    if (ckpt_pv_rule(&f->t.p, spec) != CKPT_TORCH_DTENSOR_SPEC)
         return fail_value(f, spec, "the spec of a DTensor", err);
-    if (read_mesh(f, ckpt_pv_slot(&f->p, spec, SPEC_MESH), &m, err) < 0)
+    if (read_mesh(f, ckpt_pv_slot(&f->t.p, spec, SPEC_MESH), &m, err) < 0)
         return -1;
-    if (!ckpt_pv_is_seq(placements) || ckpt_pv_len(&f->p, placements) != m.naxis)
+    if (!ckpt_pv_is_seq(placements) || ckpt_pv_len(&f->t.p, placements) != m.naxis)
         return fail_value(f, placements, "the placements of a DTensor", err);
     for (uint32_t i = 0; i < m.naxis; i++) {
-        if (read_placement(f, ckpt_pv_at(&f->p, placements, i), piece->rank, &p[i], err) < 0)
+        if (read_placement(f, ckpt_pv_at(&f->t.p, placements, i), piece->rank, &p[i], err) < 0)
             return -1;
         strided |= p[i].strided;
     }
-    if (!strided && check_order(f, ckpt_pv_slot(&f->p, spec, SPEC_ORDER), err) < 0)
+    if (!strided && check_order(f, ckpt_pv_slot(&f->t.p, spec, SPEC_ORDER), err) < 0)
         return -1;
     for (uint32_t i = 0; i < m.naxis; i++)
         if (p[i].sharded && !p[i].strided)
@@ -335,11 +334,11 @@ static int place(const struct file *f, ckpt_pv spec, struct ckpt_rank_piece *pie
 static int add_dtensor(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
                        struct ckpt_err *err)
 {
-    ckpt_pv members = ckpt_pv_at(&f->p, state, 1);
+    ckpt_pv members = ckpt_pv_at(&f->t.p, state, 1);
 
-    if (place(f, ckpt_pv_get(&f->p, members, "_spec"), p, err) < 0)
+    if (place(f, ckpt_pv_get(&f->t.p, members, "_spec"), p, err) < 0)
         return -1;
-    return add_local(f, ckpt_pv_get(&f->p, members, "_local_tensor"), p, err);
+    return add_local(f, ckpt_pv_get(&f->t.p, members, "_local_tensor"), p, err);
 }
 
 /* ---- ShardedTensor ---- */
@@ -347,26 +346,27 @@ static int add_dtensor(const struct file *f, ckpt_pv state, struct ckpt_rank_pie
 static int add_sharded(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
                        struct ckpt_err *err)
 {
-    ckpt_pv shards = ckpt_pv_at(&f->p, state, 0);
+    ckpt_pv shards = ckpt_pv_at(&f->t.p, state, 0);
 
     /* a rank without rows: the tensor exists, but its box is empty */
-    if (ckpt_pv_len(&f->p, shards) == 0) {
+    if (ckpt_pv_len(&f->t.p, shards) == 0) {
         struct ckpt_rank_piece none = *p;
         memset(none.box.n, 0, sizeof none.box.n);
         return p->rank == 0 ? 0 : ckpt_vec_push(&f->out->piece, none) < 0 ? ckpt_nomem(err) : 0;
     }
-    for (size_t i = 0; i < ckpt_pv_len(&f->p, shards); i++) {
-        ckpt_pv shard = ckpt_pv_at(&f->p, shards, i), meta = ckpt_pv_slot(&f->p, shard, 1);
+    for (size_t i = 0; i < ckpt_pv_len(&f->t.p, shards); i++) {
+        ckpt_pv shard = ckpt_pv_at(&f->t.p, shards, i), meta = ckpt_pv_slot(&f->t.p, shard, 1);
         uint32_t nlo, n;
-        if (ckpt_pv_rule(&f->p, shard) != CKPT_TORCH_LOCAL_SHARD ||
-            ckpt_pv_rule(&f->p, meta) != CKPT_TORCH_SHARD_METADATA)
+        if (ckpt_pv_rule(&f->t.p, shard) != CKPT_TORCH_LOCAL_SHARD ||
+            ckpt_pv_rule(&f->t.p, meta) != CKPT_TORCH_SHARD_METADATA)
             return fail_value(f, shard, "a shard", err);
-        if (read_sizes(f, ckpt_pv_slot(&f->p, meta, 0), p->box.lo, CKPT_MAX_RANK, &nlo, err) < 0 ||
-            read_sizes(f, ckpt_pv_slot(&f->p, meta, 1), p->box.n, CKPT_MAX_RANK, &n, err) < 0)
+        if (read_sizes(f, ckpt_pv_slot(&f->t.p, meta, 0), p->box.lo, CKPT_MAX_RANK, &nlo, err) <
+                0 ||
+            read_sizes(f, ckpt_pv_slot(&f->t.p, meta, 1), p->box.n, CKPT_MAX_RANK, &n, err) < 0)
             return -1;
         if (nlo != p->rank || n != p->rank || !ckpt_box_within(&p->box, p->dim, p->rank))
             return ckpt_fail(err, CKPT_FORMAT, "a shard lies outside of the tensor");
-        if (add_local(f, ckpt_pv_slot(&f->p, shard, 0), p, err) < 0)
+        if (add_local(f, ckpt_pv_slot(&f->t.p, shard, 0), p, err) < 0)
             return -1;
     }
     return 0;
@@ -378,15 +378,15 @@ static int add_sharded(const struct file *f, ckpt_pv state, struct ckpt_rank_pie
 static int add_wrapped(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *p,
                        struct ckpt_err *err)
 {
-    ckpt_pv call = ckpt_pv_slot(&f->p, v, 0), args = ckpt_pv_at(&f->p, call, 2);
-    ckpt_pv state = ckpt_pv_at(&f->p, call, 3), class = ckpt_pv_at(&f->p, call, 1);
-    const char *name = ckpt_pv_name(&f->p, class);
+    ckpt_pv call = ckpt_pv_slot(&f->t.p, v, 0), args = ckpt_pv_at(&f->t.p, call, 2);
+    ckpt_pv state = ckpt_pv_at(&f->t.p, call, 3), class = ckpt_pv_at(&f->t.p, call, 1);
+    const char *name = ckpt_pv_name(&f->t.p, class);
 
-    if (ckpt_pv_rule(&f->p, ckpt_pv_at(&f->p, call, 0)) != CKPT_TORCH_WRAPPER)
+    if (ckpt_pv_rule(&f->t.p, ckpt_pv_at(&f->t.p, call, 0)) != CKPT_TORCH_WRAPPER)
         return fail_value(f, class, "its class", err);
-    if (!ckpt_torch_dtype(&f->p, ckpt_pv_at(&f->p, args, 1), &p->dtype))
-        return fail_value(f, ckpt_pv_at(&f->p, args, 1), "its dtype", err);
-    if (read_sizes(f, ckpt_pv_at(&f->p, args, 2), p->dim, CKPT_MAX_RANK, &p->rank, err) < 0)
+    if (!ckpt_torch_dtype(&f->t.p, ckpt_pv_at(&f->t.p, args, 1), &p->dtype))
+        return fail_value(f, ckpt_pv_at(&f->t.p, args, 1), "its dtype", err);
+    if (read_sizes(f, ckpt_pv_at(&f->t.p, args, 2), p->dim, CKPT_MAX_RANK, &p->rank, err) < 0)
         return -1;
     p->box.rank = p->rank;
     memcpy(p->box.n, p->dim, p->rank * sizeof *p->dim);
@@ -402,22 +402,17 @@ static int add_wrapped(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *
 static bool is_special(const struct file *f, ckpt_pv v)
 {
     return ckpt_pv_kind(v) == CKPT_PV_OPAQUE &&
-           strcmp(ckpt_pv_module(&f->p, v), "torch._utils") == 0 &&
-           ckpt_has_prefix(ckpt_pv_name(&f->p, v), "_rebuild_");
+           strcmp(ckpt_pv_module(&f->t.p, v), "torch._utils") == 0 &&
+           ckpt_has_prefix(ckpt_pv_name(&f->t.p, v), "_rebuild_");
 }
 
 /* Is it a DTensor or a ShardedTensor? A plain tensor with attributes is made by the same call. */
 static bool is_wrapped(const struct file *f, ckpt_pv v)
 {
-    const ckpt_pv call = ckpt_pv_slot(&f->p, v, 0);
+    const ckpt_pv call = ckpt_pv_slot(&f->t.p, v, 0);
 
-    return ckpt_pv_rule(&f->p, v) == CKPT_TORCH_SUBCLASS_V2 &&
-           strcmp(ckpt_pv_name(&f->p, ckpt_pv_at(&f->p, call, 1)), "Tensor") != 0;
-}
-
-static bool is_tensor(const struct file *f, ckpt_pv v)
-{
-    return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
+    return ckpt_pv_rule(&f->t.p, v) == CKPT_TORCH_SUBCLASS_V2 &&
+           strcmp(ckpt_pv_name(&f->t.p, ckpt_pv_at(&f->t.p, call, 1)), "Tensor") != 0;
 }
 
 /* Can there be tensors inside a value that is not a tensor: an object, a list of tensors or dicts?
@@ -426,9 +421,10 @@ static bool may_have_tensors(const struct file *f, ckpt_pv v)
 {
     if (ckpt_pv_kind(v) == CKPT_PV_OPAQUE)
         return true;
-    for (size_t i = 0; ckpt_pv_is_seq(v) && i < ckpt_pv_len(&f->p, v); i++) {
-        const ckpt_pv e = ckpt_pv_at(&f->p, v, i);
-        if (is_tensor(f, e) || ckpt_pv_kind(e) == CKPT_PV_OPAQUE || ckpt_pv_kind(e) == CKPT_PV_DICT)
+    for (size_t i = 0; ckpt_pv_is_seq(v) && i < ckpt_pv_len(&f->t.p, v); i++) {
+        const ckpt_pv e = ckpt_pv_at(&f->t.p, v, i);
+        if (ckpt_torch_is_tensor(&f->t.p, e) || ckpt_pv_kind(e) == CKPT_PV_OPAQUE ||
+            ckpt_pv_kind(e) == CKPT_PV_DICT)
             return true;
     }
     return false;
@@ -484,10 +480,11 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
     const size_t first = f->out->piece.len;
     struct ckpt_rank_piece p = {0};
 
-    while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
-                                              ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER_STATE))
-        v = ckpt_pv_at(&f->p, ckpt_pv_slot(&f->p, v, 0), 0);
-    if (ckpt_torch_is_data(&f->p, v) && !is_special(f, v)) /* a number, such as a step */
+    while (ckpt_pv_kind(v) == CKPT_PV_OBJ &&
+           (ckpt_pv_rule(&f->t.p, v) == CKPT_TORCH_PARAMETER ||
+            ckpt_pv_rule(&f->t.p, v) == CKPT_TORCH_PARAMETER_STATE))
+        v = ckpt_pv_at(&f->t.p, ckpt_pv_slot(&f->t.p, v, 0), 0);
+    if (ckpt_torch_is_data(&f->t.p, v) && !is_special(f, v)) /* a number, such as a step */
         return leave_out(f, name, v, err);
     if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
         return ckpt_nomem(err);
@@ -505,8 +502,8 @@ static bool is_state(const char *key)
 
 static bool is_nested(const struct file *f)
 {
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++)
-        if (ckpt_pv_kind(ckpt_pv_value(&f->p, f->p.root, i)) == CKPT_PV_DICT)
+    for (size_t i = 0; i < ckpt_pv_npair(&f->t.p, f->t.p.root); i++)
+        if (ckpt_pv_kind(ckpt_pv_value(&f->t.p, f->t.p.root, i)) == CKPT_PV_DICT)
             return true;
     return false;
 }
@@ -543,10 +540,10 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
     if (depth > MAX_DEPTH)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': state dicts nest deeper than %d", prefix,
                          MAX_DEPTH);
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++) {
-        const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
-        ckpt_pv v = ckpt_pv_value(&f->p, dict, i);
-        const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
+    for (size_t i = 0; i < ckpt_pv_npair(&f->t.p, dict); i++) {
+        const char *key = ckpt_pv_str(&f->t.p, ckpt_pv_key(&f->t.p, dict, i));
+        ckpt_pv v = ckpt_pv_value(&f->t.p, dict, i);
+        const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !ckpt_torch_is_tensor(&f->t.p, v);
         if (f->nested && depth == 0 && (!key || is_state(key) || other)) {
             if (key &&
                 (see_states(f, key, err) < 0 || (!is_state(key) && leave_out(f, key, v, err) < 0)))
@@ -564,38 +561,22 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
     return 0;
 }
 
-static int read_root(struct file *f, struct ckpt_err *err)
+static int read_file(struct file *f, struct ckpt_source *s, struct ckpt_err *err)
 {
+    if (ckpt_torch_file_read(s, &f->t, err) < 0)
+        return -1;
     f->nested = is_nested(f);
-    return ckpt_pv_kind(f->p.root) == CKPT_PV_DICT
-               ? add_entries(f, f->p.root, "", 0, err)
-               : fail_value(f, f->p.root, "what was saved", err);
+    return ckpt_pv_kind(f->t.p.root) == CKPT_PV_DICT
+               ? add_entries(f, f->t.p.root, "", 0, err)
+               : fail_value(f, f->t.p.root, "what was saved", err);
 }
 
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
                           struct ckpt_err *err)
 {
-    struct file *f =
-        calloc(1, sizeof *f); /* on the heap, because it contains the beginning of the archive */
-    int result = -1;
+    ckpt_cleanup(file_release) struct file f = {.rank = rank, .out = ret};
 
-    if (!f)
-        return ckpt_nomem(err);
-    f->source = s;
-    f->rank = rank;
-    f->out = ret;
-    if (ckpt_torch_open(s, 0, s->size, &f->t, err) == 0) {
-        if (f->t.pickle->len > MAX_PICKLE)
-            (void)ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes", f->t.pickle->len);
-        else if (ckpt_torch_pickle(&f->t, &f->p, err) == 0) {
-            result = read_root(f, err);
-            ckpt_pickle_release(&f->p);
-        }
-        ckpt_torch_release(&f->t);
-    }
-    ckpt_map_release(&f->by_name);
-    free(f);
-    return result;
+    return read_file(&f, s, err);
 }
 
 void ckpt_rank_pieces_release(struct ckpt_rank_pieces *p)

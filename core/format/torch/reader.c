@@ -19,7 +19,7 @@
 #include "base/str.h"
 #include "base/take.h"
 #include "container/config.h"
-#include "container/torch_object.h"
+#include "container/torch_file.h"
 #include "format/huggingface/weight_map.h"
 #include "format/readers.h"
 #include "format/torch/copies.h"
@@ -402,7 +402,6 @@ static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_opt
                               json_t *out, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
 
     if (ckpt_dir_list(dir, see_entry, &l, err) < 0)
         return -1;
@@ -410,12 +409,7 @@ static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_opt
     if (l.files.len == 0)
         return 0;
     qsort(l.files.ptr, l.files.len, sizeof *l.files.ptr, file_cmp);
-    const char *name = l.files.ptr[0].name;
-    if (ckpt_source_file_new(dir, name, opt->pool, &s, err) < 0)
-        return -1;
-    return ckpt_torch_object(s, "", true, out, err) < 0
-               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name)
-               : 0;
+    return ckpt_torch_objects_of(dir, l.files.ptr[0].name, opt->pool, "", out, err);
 }
 
 static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
