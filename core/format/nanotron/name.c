@@ -9,13 +9,13 @@
 
 #define SUFFIX ".safetensors"
 
-/* Parse "_pp-rank-3-of-8" at *s and move *s past it. A rank must be less than its size. */
-static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret)
+bool ckpt_nt_take_rank(const char **s, const char *axis, const char *separator,
+                       struct ckpt_nt_rank *ret)
 {
     const char *p = *s;
     uint64_t rank, size;
 
-    if (!ckpt_take_text(&p, "_") || !ckpt_take_text(&p, axis) || !ckpt_take_text(&p, "-rank-") ||
+    if (!ckpt_take_text(&p, "_") || !ckpt_take_text(&p, axis) || !ckpt_take_text(&p, separator) ||
         !ckpt_take_u64(&p, &rank) || !ckpt_take_text(&p, "-of-") || !ckpt_take_u64(&p, &size) ||
         rank >= size || size > UINT32_MAX)
         return false;
@@ -27,9 +27,10 @@ static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret
 /* Parse the ranks at s. Returns the rest of the name, or NULL. */
 static const char *take_ranks(const char *s, struct ckpt_nt_name *ret)
 {
-    if (!take_rank(&s, "pp", &ret->pp) || !take_rank(&s, "tp", &ret->tp))
+    if (!ckpt_nt_take_rank(&s, "pp", "-rank-", &ret->pp) ||
+        !ckpt_nt_take_rank(&s, "tp", "-rank-", &ret->tp))
         return NULL;
-    ret->has_ep = take_rank(&s, "exp", &ret->ep);
+    ret->has_ep = ckpt_nt_take_rank(&s, "exp", "-rank-", &ret->ep);
     ret->sharded = true;
     return s;
 }
@@ -83,10 +84,9 @@ struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name)
                                      name->has_ep ? name->ep.size : 0};
 }
 
-bool ckpt_nt_name_fits(const struct ckpt_nt_name *name, const struct ckpt_nt_topology *t)
-{
-    const struct ckpt_nt_topology own = ckpt_nt_name_topology(name);
+static bool size_fits(uint32_t a, uint32_t b) { return a == b || a == 0 || b == 0; }
 
-    return !name->sharded ||
-           (own.pp == t->pp && own.tp == t->tp && (own.ep == 0 || t->ep == 0 || own.ep == t->ep));
+bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b)
+{
+    return size_fits(a->pp, b->pp) && size_fits(a->tp, b->tp) && size_fits(a->ep, b->ep);
 }

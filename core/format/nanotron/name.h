@@ -35,10 +35,16 @@ struct ckpt_nt_topology {
 /* Parse a name; false if it is not a weight's. */
 bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret);
 
-/* The topology of the save that a file belongs to, by its name. */
+/* Parse "_tp-rank-3-of-8", where the axis is "tp" and the separator "-rank-", and move *s past it.
+ * False: the text is different, or the rank is not less than its size. */
+bool ckpt_nt_take_rank(const char **s, const char *axis, const char *separator,
+                       struct ckpt_nt_rank *ret);
+
+/* The topology of the save that a sharded file belongs to, by its name. */
 struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name);
 
-/* Does a file belong to a save of this topology? Files without an expert rank match any ep. */
-bool ckpt_nt_name_fits(const struct ckpt_nt_name *name, const struct ckpt_nt_topology *t);
+/* Can both be of one save? A number that is 0 matches any, as that of files without an expert rank.
+ */
+bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b);
 
 #endif

@@ -16,6 +16,7 @@
 #include "format/nanotron/slices.h"
 #include "format/nanotron/states.h"
 #include "format/nanotron/topology.h"
+#include "format/pieces.h"
 #include "format/readers.h"
 
 enum { MAX_LATEST_BYTES = 64 };
@@ -89,64 +90,24 @@ static int check_agreement(const struct load *l, const struct ckpt_nt_param *p,
     return 0;
 }
 
-static int check_coverage(const struct load *l, const struct ckpt_nt_param *p,
-                          const struct ckpt_box *box, const uint32_t *owner, size_t n,
-                          struct ckpt_err *err)
-{
-    const struct ckpt_nt_shard *s = &l->set.shards.ptr[p->first];
-    size_t bad;
-
-    if (ckpt_boxes_cover(s->dim, s->rank, box, n, &bad, err) == 0)
-        return 0;
-    if (bad != SIZE_MAX)
-        return ckpt_err_in(err, "parameter '%s': '%s' overlaps another shard", p->name,
-                           s[owner[bad]].file);
-    return fail_gap(l, p, err);
-}
-
-static void make_piece(const struct ckpt_nt_shard *s, const struct ckpt_nt_pair *pair,
-                       uint32_t source, struct ckpt_piece_draft *out)
-{
-    uint64_t stride[CKPT_MAX_RANK], src = s->off;
-
-    ckpt_shape_strides(s->local_dim, s->rank, stride);
-    for (uint32_t d = 0; d < s->rank; d++) {
-        stride[d] *= ckpt_dtype_size(s->dtype);
-        src += pair->local.lo[d] * stride[d];
-    }
-    ckpt_piece_from_box(s->dim, &pair->global, source, src, stride, out);
-}
-
-struct pieces {
-    CKPT_VEC(struct ckpt_piece_draft) draft;
-    CKPT_VEC(struct ckpt_box) box;
-    CKPT_VEC(uint32_t) owner; /* number of the shard that each piece is from */
-};
-
-static void pieces_release(struct pieces *p)
-{
-    ckpt_vec_release(&p->draft);
-    ckpt_vec_release(&p->box);
-    ckpt_vec_release(&p->owner);
-}
-
-static int collect_pieces(struct load *l, const struct ckpt_nt_param *p, struct pieces *out,
+static int collect_pieces(struct load *l, const struct ckpt_nt_param *p, struct ckpt_pieces *out,
                           struct ckpt_err *err)
 {
     for (size_t i = 0; i < p->n; i++) {
         const struct ckpt_nt_shard *s = &l->set.shards.ptr[p->first + i];
-        uint32_t source = ckpt_catalog_add_source(l->cat, s->source, err);
+        const uint32_t source = ckpt_catalog_add_source(l->cat, s->source, err);
+        uint64_t stride[CKPT_MAX_RANK];
         if (source == UINT32_MAX)
             return -1;
+        ckpt_shape_strides(s->local_dim, s->rank, stride);
+        for (uint32_t d = 0; d < s->rank; d++)
+            stride[d] *= ckpt_dtype_size(s->dtype);
         for (size_t k = 0; k < s->npair; k++) {
-            struct ckpt_piece_draft *d;
-            if (ckpt_box_numel(&s->pair[k].global) == 0)
-                continue;
-            if (ckpt_vec_add(&out->draft, &d) < 0 ||
-                ckpt_vec_push(&out->box, s->pair[k].global) < 0 ||
-                ckpt_vec_push(&out->owner, (uint32_t)i) < 0)
-                return ckpt_nomem(err);
-            make_piece(s, &s->pair[k], source, d);
+            uint64_t off = s->off;
+            for (uint32_t d = 0; d < s->rank; d++)
+                off += s->pair[k].local.lo[d] * stride[d];
+            if (ckpt_pieces_add(out, s->dim, &s->pair[k].global, source, off, stride, err) < 0)
+                return -1;
         }
     }
     return 0;
@@ -156,66 +117,15 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct load *l = ctx;
     const struct ckpt_nt_param *p = &l->set.params.ptr[i];
-    ckpt_cleanup(pieces_release) struct pieces pieces = {0};
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
     const struct ckpt_nt_shard *s = &l->set.shards.ptr[p->first];
-    size_t index;
+    bool gap;
 
-    if (check_agreement(l, p, err) < 0 || collect_pieces(l, p, &pieces, err) < 0 ||
-        check_coverage(l, p, pieces.box.ptr, pieces.owner.ptr, pieces.box.len, err) < 0)
+    if (check_agreement(l, p, err) < 0 || collect_pieces(l, p, &pieces, err) < 0)
         return -1;
-    return ckpt_catalog_add(l->cat, p->name, s->dtype, s->dim, s->rank, &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, pieces.draft.ptr, pieces.draft.len, err);
-}
-
-/* ---- optimizers' states ---- */
-
-struct parts {
-    const struct load *load;
-    struct ckpt_map index; /* parameters by name */
-};
-
-/* Find the file of a parameter that these ranks wrote; for a parameter that is not sharded, the
- * only file. */
-static bool find_part(void *ctx, const char *param, uint32_t tp, uint32_t ep,
-                      struct ckpt_nt_part *ret)
-{
-    const struct parts *parts = ctx;
-    uint32_t i;
-
-    if (!ckpt_map_get(&parts->index, param, strlen(param), &i))
-        return false;
-    const struct ckpt_nt_param *p = &parts->load->set.params.ptr[i];
-    for (size_t k = p->first; k < p->first + p->n; k++) {
-        const struct ckpt_nt_shard *s = &parts->load->set.shards.ptr[k];
-        const bool own =
-            s->name.sharded && (s->name.tp.rank != tp || (s->name.has_ep && s->name.ep.rank != ep));
-        if (own)
-            continue;
-        *ret = (struct ckpt_nt_part){s->dim,   s->local_dim,    s->rank,       s->pair,
-                                     s->npair, s->name.sharded, s->name.has_ep};
-        return true;
-    }
-    return false;
-}
-
-static int add_states(struct load *l, const struct ckpt_nt_topology *t, struct ckpt_err *err)
-{
-    struct parts parts = {.load = l};
-    const struct ckpt_nt_save save = {l->dir, l->opt, t->pp, t->tp, find_part, &parts};
-    int rc = 0;
-
-    for (size_t i = 0; i < l->set.params.len && rc == 0; i++) {
-        const char *name = l->set.params.ptr[i].name;
-        uint32_t at;
-        bool is_new;
-        if (ckpt_map_put(&parts.index, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
-            rc = ckpt_nomem(err);
-    }
-    if (rc == 0)
-        rc = ckpt_nt_states_add(&save, l->cat, err);
-    ckpt_map_release(&parts.index);
-    return rc;
+    if (ckpt_pieces_cover(&pieces, l->cat, s->dim, s->rank, &gap, err) < 0)
+        return gap ? fail_gap(l, p, err) : ckpt_err_in(err, "parameter '%s'", p->name);
+    return ckpt_pieces_catalog(&pieces, l->cat, p->name, s->dtype, s->dim, s->rank, err);
 }
 
 /* ---- config ---- */
@@ -285,7 +195,7 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_nt_shards_select(set, &t, err) < 0 || ckpt_nt_shards_read(set, err) < 0)
         return -1;
     if (ckpt_reader_add_each(l->opt, l->cat, set->params.len, add_tensor, l, err) < 0 ||
-        (l->opt->states && add_states(l, &t, err) < 0))
+        (l->opt->states && ckpt_nt_states_add(set, &t, l->cat, err) < 0))
         return -1;
     return describe(l, &t, err);
 }

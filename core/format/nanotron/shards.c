@@ -272,7 +272,8 @@ int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topol
         size_t first = kept, plain = 0;
         for (size_t k = p->first; k < p->first + p->n; k++) {
             struct ckpt_nt_shard s = set->shards.ptr[k];
-            if (!ckpt_nt_name_fits(&s.name, t)) {
+            const struct ckpt_nt_topology own = ckpt_nt_name_topology(&s.name);
+            if (s.name.sharded && !ckpt_nt_topology_fits(&own, t)) {
                 shard_release(&s);
                 continue;
             }

@@ -3,7 +3,6 @@
 #include "format/nanotron/states.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +11,11 @@
 #include "base/par.h"
 #include "base/sort.h"
 #include "base/str.h"
+#include "base/take.h"
 #include "container/config.h"
 #include "format/nanotron/state_file.h"
 #include "format/nanotron/zero.h"
+#include "format/pieces.h"
 
 #define FOLDER "optimizer"
 
@@ -25,8 +26,7 @@ enum {
 
 struct file {
     char *name;
-    uint32_t pp, dp, tp, ep;
-    uint32_t ndp; /* 0: not divided over data-parallel ranks */
+    struct ckpt_nt_rank pp, dp, tp, ep; /* dp.size 0: not divided over data-parallel ranks */
 };
 
 struct part { /* The part of a state in one file. */
@@ -35,9 +35,7 @@ struct part { /* The part of a state in one file. */
     struct ckpt_nt_interval in;
     uint64_t src;           /* offset that element 0 of the whole part would have, modulo 2^64 */
     const uint64_t *stride; /* bytes */
-    const uint64_t *local_dim;
-    const struct ckpt_nt_pair *pair;
-    size_t npair;
+    const struct ckpt_nt_shard *of; /* the same part of the parameter; NULL: a scalar */
 };
 
 struct state {
@@ -51,10 +49,12 @@ struct state {
 
 struct load {
     struct ckpt_dir *dir; /* the folder */
-    const struct ckpt_nt_save *save;
+    const struct ckpt_nt_shards *set;
+    const struct ckpt_nt_topology *topology;
     struct ckpt_catalog *cat;
     struct ckpt_arena names;
-    struct ckpt_map index;
+    struct ckpt_map params; /* by name */
+    struct ckpt_map index;  /* states by name */
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct state) states;
     uint32_t ndp;   /* number of data-parallel ranks; 0: not divided over them */
@@ -78,6 +78,7 @@ static void load_release(struct load *l)
         ckpt_vec_release(&l->states.ptr[i].parts);
     ckpt_vec_release(&l->files);
     ckpt_vec_release(&l->states);
+    ckpt_map_release(&l->params);
     ckpt_map_release(&l->index);
     ckpt_arena_release(&l->names);
     json_decref(l->config);
@@ -86,40 +87,20 @@ static void load_release(struct load *l)
 
 /* ---- files ---- */
 
-/* Parse "_tp-1-of-2" at *s; false: the text is different. */
-static bool take_rank(const char **s, const char *way, uint32_t *ret, uint32_t *ret_size)
-{
-    unsigned rank, size;
-    char form[32];
-    int n = 0;
-
-    (void)snprintf(form, sizeof form, "_%s-%%u-of-%%u%%n", way);
-    if (sscanf(*s, form, &rank, &size, &n) != 2 || rank >= size)
-        return false;
-    *ret = rank;
-    *ret_size = size;
-    *s += n;
-    return true;
-}
-
 static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct load *l = ctx;
     struct file f = {0}, *own;
     const char *s = e->name;
-    uint32_t npp, ntp, size;
 
-    if (!ckpt_has_prefix(s, "optimizer_"))
+    if (!ckpt_take_text(&s, "optimizer") || !ckpt_nt_take_rank(&s, "pp", "-", &f.pp))
         return 0;
-    s += strlen("optimizer");
-    if (!take_rank(&s, "pp", &f.pp, &npp))
+    (void)ckpt_nt_take_rank(&s, "dp", "-", &f.dp);
+    if (!ckpt_nt_take_rank(&s, "tp", "-", &f.tp))
         return 0;
-    (void)take_rank(&s, "dp", &f.dp, &f.ndp);
-    if (!take_rank(&s, "tp", &f.tp, &ntp))
-        return 0;
-    (void)take_rank(&s, "exp", &f.ep, &size);
-    if (strcmp(s, ".pt") != 0 || (l->save->npp && npp != l->save->npp) ||
-        (l->save->ntp && ntp != l->save->ntp))
+    (void)ckpt_nt_take_rank(&s, "exp", "-", &f.ep);
+    const struct ckpt_nt_topology of = {f.pp.size, f.tp.size, 0};
+    if (strcmp(s, ".pt") != 0 || !ckpt_nt_topology_fits(&of, l->topology))
         return 0; /* not a state, or a state of another save */
     if (ckpt_vec_add(&l->files, &own) < 0 || !(f.name = strdup(e->name)))
         return ckpt_nomem(err);
@@ -130,11 +111,11 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 static int by_place(const void *a, const void *b)
 {
     const struct file *p = a, *q = b;
-    int c = ckpt_u64_cmp(p->pp, q->pp);
+    int c = ckpt_u64_cmp(p->pp.rank, q->pp.rank);
 
-    c = c ? c : ckpt_u64_cmp(p->tp, q->tp);
-    c = c ? c : ckpt_u64_cmp(p->ep, q->ep);
-    return c ? c : ckpt_u64_cmp(p->dp, q->dp);
+    c = c ? c : ckpt_u64_cmp(p->tp.rank, q->tp.rank);
+    c = c ? c : ckpt_u64_cmp(p->ep.rank, q->ep.rank);
+    return c ? c : ckpt_u64_cmp(p->dp.rank, q->dp.rank);
 }
 
 /* Read the number of data-parallel ranks from the last save's own file; false: it does not say. */
@@ -156,7 +137,7 @@ static bool recorded_ndp(const json_t *config, uint32_t *ret)
 static bool has_files(const struct load *l, uint32_t ndp)
 {
     for (size_t i = 0; i < l->files.len; i++)
-        if (l->files.ptr[i].ndp == ndp)
+        if (l->files.ptr[i].dp.size == ndp)
             return true;
     return false;
 }
@@ -169,8 +150,8 @@ static void choose_save(struct load *l)
     bool mixed = false;
 
     for (size_t i = 0; i < l->files.len; i++) {
-        l->ndp = l->files.ptr[0].ndp;
-        mixed |= l->files.ptr[i].ndp != l->ndp;
+        l->ndp = l->files.ptr[0].dp.size;
+        mixed |= l->files.ptr[i].dp.size != l->ndp;
     }
     const bool known = !mixed || (recorded_ndp(l->config, &l->ndp) && has_files(l, l->ndp));
     if (!known)
@@ -179,7 +160,7 @@ static void choose_save(struct load *l)
                           "there, and optimizer_config.json does not say which to use",
                           ckpt_dir_path(l->dir));
     for (size_t i = 0; i < l->files.len; i++)
-        if (known && l->files.ptr[i].ndp == l->ndp)
+        if (known && l->files.ptr[i].dp.size == l->ndp)
             l->files.ptr[kept++] = l->files.ptr[i];
         else
             free(l->files.ptr[i].name);
@@ -206,6 +187,36 @@ static int find_files(struct load *l, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
+static int index_params(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->set->params.len; i++) {
+        const char *name = l->set->params.ptr[i].name;
+        uint32_t at;
+        bool is_new;
+        if (ckpt_map_put(&l->params, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* Find the shard of a parameter that these ranks wrote; of a parameter that is not sharded, the
+ * only one. NULL: there is none. */
+static const struct ckpt_nt_shard *find_shard(const struct load *l, const char *param,
+                                              const struct file *by)
+{
+    uint32_t at;
+
+    if (!ckpt_map_get(&l->params, param, strlen(param), &at))
+        return NULL;
+    const struct ckpt_nt_param *p = &l->set->params.ptr[at];
+    for (size_t i = p->first; i < p->first + p->n; i++) {
+        const struct ckpt_nt_name *n = &l->set->shards.ptr[i].name;
+        if (!n->sharded || (n->tp.rank == by->tp.rank && (!n->has_ep || n->ep.rank == by->ep.rank)))
+            return &l->set->shards.ptr[i];
+    }
+    return NULL;
+}
+
 static struct state *find_state(struct load *l, const char *name, struct ckpt_err *err)
 {
     uint32_t at;
@@ -223,24 +234,11 @@ static struct state *find_state(struct load *l, const char *name, struct ckpt_er
     return s;
 }
 
-/* A state of a parameter in the file that is read. */
-struct value {
-    const char *param;
-    struct ckpt_torch_layout layout;
-    uint64_t storage; /* its offset in the file */
-};
-
 /* Add a scalar of a parameter, which is the same on all ranks. */
-static int add_scalar(const struct reading *f, struct state *s, const struct value *v,
+static int add_scalar(const struct reading *f, struct state *s, const struct ckpt_torch_tensor *t,
                       struct ckpt_err *err)
 {
-    const struct ckpt_torch_layout *t = &v->layout;
-    static const struct ckpt_nt_pair all = {0};
-    const struct part part = {.source = f->source,
-                              .in = {0, 1},
-                              .src = v->storage + t->first * ckpt_dtype_size(t->dtype),
-                              .pair = &all,
-                              .npair = 1};
+    const struct part part = {.source = f->source, .src = t->off};
 
     if (s->dim)
         return ckpt_fail(err, CKPT_CONFLICT, "it is a number in this file and a tensor in others");
@@ -248,7 +246,7 @@ static int add_scalar(const struct reading *f, struct state *s, const struct val
     return s->parts.len || ckpt_vec_push(&s->parts, part) == 0 ? 0 : ckpt_nomem(err);
 }
 
-static int fail_shape(const struct ckpt_torch_layout *t, const struct ckpt_nt_part *of,
+static int fail_shape(const struct ckpt_torch_tensor *t, const struct ckpt_nt_shard *of,
                       struct ckpt_err *err)
 {
     char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
@@ -258,71 +256,67 @@ static int fail_shape(const struct ckpt_torch_layout *t, const struct ckpt_nt_pa
                      ckpt_shape_text(of->local_dim, of->rank, b, sizeof b));
 }
 
-static int fail_interval(const struct ckpt_torch_layout *t, const struct ckpt_nt_interval *in,
+static int fail_interval(const struct ckpt_torch_tensor *t, const struct ckpt_nt_interval *in,
                          const struct file *file, struct ckpt_err *err)
 {
     char a[CKPT_SHAPE_TEXT];
 
-    return ckpt_fail(
-        err, CKPT_CONFLICT,
-        "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64 " of the parameter's file",
-        ckpt_shape_text(t->dim, t->rank, a, sizeof a), file->dp, file->ndp, in->lo, in->hi);
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64
+                     " of the parameter's file",
+                     ckpt_shape_text(t->dim, t->rank, a, sizeof a), file->dp.rank, file->dp.size,
+                     in->lo, in->hi);
 }
 
 /* Place a tensor that is a rank's whole part. */
-static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
+static int lay_whole(const struct ckpt_nt_shard *of, const struct ckpt_torch_tensor *t,
                      uint64_t *stride, struct part *p, struct ckpt_err *err)
 {
     if (t->rank != of->rank || memcmp(t->dim, of->local_dim, t->rank * sizeof *t->dim) != 0)
         return fail_shape(t, of, err);
-    for (uint32_t k = 0; k < t->rank; k++)
-        stride[k] = t->stride[k] * ckpt_dtype_size(t->dtype);
+    memcpy(stride, t->stride, t->rank * sizeof *stride);
     p->in = (struct ckpt_nt_interval){0, UINT64_MAX};
     return 0;
 }
 
 /* Place a tensor that is an interval of a rank's part, relative to where the whole part would
  * begin. */
-static int lay_interval(const struct reading *f, const struct ckpt_nt_part *of,
-                        const struct value *v, uint64_t *stride, struct part *p,
+static int lay_interval(const struct reading *f, const struct ckpt_nt_shard *of, const char *param,
+                        const struct ckpt_torch_tensor *t, uint64_t *stride, struct part *p,
                         struct ckpt_err *err)
 {
-    const struct ckpt_torch_layout *t = &v->layout;
     const json_t *offsets = ckpt_json_at(f->l->config, "configs.param_name_to_dp_rank_offsets");
-    const uint64_t step = t->stride[0] * ckpt_dtype_size(t->dtype);
+    const struct ckpt_nt_rank *dp = &f->file->dp;
     uint64_t numel = 0;
 
     (void)ckpt_shape_numel(of->local_dim, of->rank, &numel);
-    if (ckpt_nt_zero_interval(offsets, v->param, numel, f->file->dp, f->file->ndp, &p->in, err) < 0)
+    if (ckpt_nt_zero_interval(offsets, param, numel, dp->rank, dp->size, &p->in, err) < 0)
         return -1;
     if (t->rank != 1 || t->dim[0] != p->in.hi - p->in.lo)
         return fail_interval(t, &p->in, f->file, err);
     ckpt_shape_strides(of->local_dim, of->rank, stride);
     for (uint32_t k = 0; k < of->rank; k++)
-        stride[k] *= step;
-    p->src -= p->in.lo * step;
+        stride[k] *= t->stride[0];
+    p->src -= p->in.lo * t->stride[0];
     return 0;
 }
 
-static int add_part(const struct reading *f, struct state *s, const struct ckpt_nt_part *of,
-                    const struct value *v, struct ckpt_err *err)
+static int add_part(const struct reading *f, struct state *s, const struct ckpt_nt_shard *of,
+                    const char *param, const struct ckpt_torch_tensor *t, struct ckpt_err *err)
 {
-    const struct ckpt_torch_layout *t = &v->layout;
     uint64_t *stride = ckpt_arena_alloc(&f->l->names, (of->rank + 1) * sizeof *stride);
-    struct part p = {.tp = of->sharded ? f->file->tp : 0,
-                     .ep = of->has_ep ? f->file->ep : 0,
-                     .dp = f->file->dp,
+    struct part p = {.tp = of->name.sharded ? f->file->tp.rank : 0,
+                     .ep = of->name.has_ep ? f->file->ep.rank : 0,
+                     .dp = f->file->dp.rank,
                      .source = f->source,
-                     .src = v->storage + t->first * ckpt_dtype_size(t->dtype),
+                     .src = t->off,
                      .stride = stride,
-                     .local_dim = of->local_dim,
-                     .pair = of->pair,
-                     .npair = of->npair};
+                     .of = of};
 
     if (!stride)
         return ckpt_nomem(err);
-    if ((f->file->ndp ? lay_interval(f, of, v, stride, &p, err)
-                      : lay_whole(of, t, stride, &p, err)) < 0)
+    if ((f->file->dp.size ? lay_interval(f, of, param, t, stride, &p, err)
+                          : lay_whole(of, t, stride, &p, err)) < 0)
         return -1;
     if (s->parts.len && !s->dim)
         return ckpt_fail(err, CKPT_CONFLICT, "it is a tensor in this file and a number in others");
@@ -338,22 +332,22 @@ static int add_part(const struct reading *f, struct state *s, const struct ckpt_
 static int add_value(const struct reading *f, struct state *s, const char *param,
                      const struct ckpt_nt_state *value, struct ckpt_err *err)
 {
-    struct value v = {.param = param};
-    struct ckpt_nt_part of;
+    const uint32_t tp = f->file->tp.rank;
+    struct ckpt_torch_tensor t = value->at;
 
-    if (ckpt_nt_state_layout(&f->held, value, &v.layout, &v.storage, err) < 0)
+    if (!value->found && ckpt_torch_file_tensor(&f->held.file, value->value, &t, err) < 0)
         return -1;
-    if (v.layout.rank == 0)
-        return add_scalar(f, s, &v, err);
-    if (!f->l->save->find(f->l->save->ctx, param, f->file->tp, f->file->ep, &of))
-        return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u",
-                         f->file->tp);
-    return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, &of, &v, err);
+    if (t.rank == 0)
+        return add_scalar(f, s, &t, err);
+    const struct ckpt_nt_shard *of = find_shard(f->l, param, f->file);
+    if (!of)
+        return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u", tp);
+    return !of->name.sharded && tp != 0 ? 0 : add_part(f, s, of, param, &t, err);
 }
 
-static int add_entry(void *ctx, const struct ckpt_nt_state *value, struct ckpt_err *err)
+static int add_entry(const struct reading *f, const struct ckpt_nt_state *value,
+                     struct ckpt_err *err)
 {
-    const struct reading *f = ctx;
     const char *param =
         value->param + (ckpt_has_prefix(value->param, "module.") ? strlen("module.") : 0);
     ckpt_cleanup(ckpt_freep) char *name =
@@ -381,7 +375,7 @@ static int read_file(void *ctx, size_t i, struct ckpt_err *err)
     struct reading *f = (struct reading *)ctx + i;
 
     (void)err; /* if a file cannot be read, only its own tensors are left out */
-    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->save->opt->pool, &f->held,
+    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->set->opt->pool, &f->held,
                                   &f->err);
     return 0;
 }
@@ -391,22 +385,30 @@ static int add_file(struct reading *f, struct ckpt_err *err)
     if (f->err.code == CKPT_NOMEM)
         return ckpt_nomem(err);
     if (f->err.code != CKPT_OK) {
-        ckpt_catalog_warn(f->l->cat, "left out: '%s/%s': %s", ckpt_dir_path(f->l->dir),
-                          f->file->name, f->err.text);
+        ckpt_catalog_warn(f->l->cat, "left out: %s", f->err.text);
         return 0;
     }
-    f->source = ckpt_catalog_add_source(f->l->cat, f->held.source, err);
-    return f->source == UINT32_MAX ? -1 : ckpt_nt_state_file_each(&f->held, add_entry, f, err);
+    f->source = ckpt_catalog_add_source(f->l->cat, f->held.file.source, err);
+    if (f->source == UINT32_MAX)
+        return -1;
+    for (size_t i = 0; i < f->held.states.len; i++)
+        if (add_entry(f, &f->held.states.ptr[i], err) < 0)
+            return -1;
+    return 0;
 }
 
 /* Read several files at a time, and then add them in order. */
 static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *err)
 {
-    struct reading f[AT_ONCE] = {0};
+    ckpt_cleanup(ckpt_freep) struct reading *f = calloc(n, sizeof *f);
 
-    for (size_t i = 0; i < n; i++)
-        f[i] = (struct reading){.l = l, .file = &l->files.ptr[begin + i]};
-    int rc = ckpt_parallel(n, l->save->opt->nthread, read_file, f, err);
+    if (!f)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        f[i].l = l;
+        f[i].file = &l->files.ptr[begin + i];
+    }
+    int rc = ckpt_parallel(n, l->set->opt->nthread, read_file, f, err);
     for (size_t i = 0; i < n; i++) {
         if (rc == 0)
             rc = add_file(&f[i], err);
@@ -446,31 +448,22 @@ static void sort_parts(struct state *s)
     s->parts.len = kept;
 }
 
-struct pieces {
-    CKPT_VEC(struct ckpt_piece_draft) draft;
-    CKPT_VEC(struct ckpt_box) box;
-};
-
-static void pieces_release(struct pieces *p)
+static int add_pieces(const struct state *s, const struct part *p, struct ckpt_pieces *out,
+                      struct ckpt_err *err)
 {
-    ckpt_vec_release(&p->draft);
-    ckpt_vec_release(&p->box);
-}
-
-static int add_pieces(const struct state *s, const struct part *p, struct pieces *out)
-{
+    static const struct ckpt_box scalar;
     struct ckpt_nt_pair clip[CKPT_MAX_SPANS];
-    struct ckpt_piece_draft *d;
 
-    for (size_t k = 0; k < p->npair; k++) {
-        const size_t n = ckpt_nt_pair_clip(&p->pair[k], p->local_dim, &p->in, clip);
+    if (!p->of)
+        return ckpt_pieces_add(out, NULL, &scalar, p->source, p->src, NULL, err);
+    for (size_t k = 0; k < p->of->npair; k++) {
+        const size_t n = ckpt_nt_pair_clip(&p->of->pair[k], p->of->local_dim, &p->in, clip);
         for (size_t i = 0; i < n; i++) {
             uint64_t src = p->src;
-            if (ckpt_vec_add(&out->draft, &d) < 0 || ckpt_vec_push(&out->box, clip[i].global) < 0)
-                return -1;
             for (uint32_t r = 0; r < clip[i].local.rank; r++)
                 src += clip[i].local.lo[r] * p->stride[r];
-            ckpt_piece_from_box(s->dim, &clip[i].global, p->source, src, p->stride, d);
+            if (ckpt_pieces_add(out, s->dim, &clip[i].global, p->source, src, p->stride, err) < 0)
+                return -1;
         }
     }
     return 0;
@@ -488,7 +481,7 @@ static bool missing_dp(const struct load *l, const struct state *s, uint32_t *re
         const bool first = i == 0 || !same_group(&p[i], &p[i - 1]);
         const bool last = i + 1 == s->parts.len || !same_group(&p[i], &p[i + 1]);
         const uint32_t want = first ? 0 : p[i - 1].dp + 1;
-        (void)ckpt_shape_numel(p[i].local_dim, s->rank, &numel);
+        (void)ckpt_shape_numel(p[i].of->local_dim, s->rank, &numel);
         *ret_tp = p[i].tp;
         *ret_dp = p[i].dp == want ? want + 1 : want;
         if (p[i].dp != want || (last && *ret_dp < ckpt_min_u64(l->ndp, numel)))
@@ -497,23 +490,17 @@ static bool missing_dp(const struct load *l, const struct state *s, uint32_t *re
     return false;
 }
 
-static int check_state(const struct load *l, const struct state *s, const struct pieces *pieces,
-                       struct ckpt_err *err)
+static int check_state(const struct load *l, const struct state *s,
+                       const struct ckpt_pieces *pieces, struct ckpt_err *err)
 {
     uint32_t tp, dp;
-    size_t bad;
+    bool gap;
 
     if (s->parts.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "no file of tp-rank 0 has it");
-    if (!s->dim ||
-        ckpt_boxes_cover(s->dim, s->rank, pieces->box.ptr, pieces->box.len, &bad, err) == 0)
+    if (!s->dim || ckpt_pieces_cover(pieces, l->cat, s->dim, s->rank, &gap, err) == 0)
         return 0;
-    if (bad != SIZE_MAX) {
-        const uint32_t source = pieces->draft.ptr[bad].source;
-        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(l->cat->sources.ptr[source]);
-        return ckpt_err_in(err, "'%s' overlaps another file", name ? name : "?");
-    }
-    return l->ndp && missing_dp(l, s, &tp, &dp)
+    return gap && l->ndp && missing_dp(l, s, &tp, &dp)
                ? ckpt_err_in(err, "no file has the part of dp-rank %u of %u (tp-rank %u)", dp,
                              l->ndp, tp)
                : -1;
@@ -521,36 +508,34 @@ static int check_state(const struct load *l, const struct state *s, const struct
 
 static int add_state(struct load *l, struct state *s, struct ckpt_err *err)
 {
-    ckpt_cleanup(pieces_release) struct pieces pieces = {0};
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
     struct ckpt_err e = {0};
-    size_t index;
 
     if (s->bad)
         return 0;
     if (s->parts.len)
         sort_parts(s);
     for (size_t i = 0; i < s->parts.len; i++)
-        if (add_pieces(s, &s->parts.ptr[i], &pieces) < 0)
-            return ckpt_nomem(err);
+        if (add_pieces(s, &s->parts.ptr[i], &pieces, err) < 0)
+            return -1;
     if (check_state(l, s, &pieces, &e) < 0) {
         if (e.code == CKPT_NOMEM)
             return ckpt_nomem(err);
         ckpt_catalog_warn(l->cat, "left out: '%s': %s", s->name, e.text);
         return 0;
     }
-    return ckpt_catalog_add(l->cat, s->name, s->dtype, s->dim, s->rank, &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, pieces.draft.ptr, pieces.draft.len, err);
+    return ckpt_pieces_catalog(&pieces, l->cat, s->name, s->dtype, s->dim, s->rank, err);
 }
 
-int ckpt_nt_states_add(const struct ckpt_nt_save *save, struct ckpt_catalog *cat,
-                       struct ckpt_err *err)
+int ckpt_nt_states_add(const struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
+                       struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.save = save, .cat = cat};
+    ckpt_cleanup(load_release) struct load l = {.set = set, .topology = t, .cat = cat};
 
-    if (!ckpt_dir_has_dir(save->dir, FOLDER))
+    if (!ckpt_dir_has_dir(set->dir, FOLDER))
         return 0;
-    if (ckpt_dir_open_below(save->dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
+    if (ckpt_dir_open_below(set->dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0 ||
+        index_params(&l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.files.len; i += AT_ONCE)
         if (add_files(&l, i, ckpt_min_u64(AT_ONCE, l.files.len - i), err) < 0)

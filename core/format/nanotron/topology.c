@@ -21,17 +21,6 @@ static struct ckpt_nt_topology recorded(const json_t *meta, const json_t *config
     return t;
 }
 
-static bool agrees(const struct ckpt_nt_topology *t, const struct ckpt_nt_topology *want)
-{
-    return (want->tp == 0 || t->tp == want->tp) && (want->pp == 0 || t->pp == want->pp) &&
-           (want->ep == 0 || t->ep == 0 || t->ep == want->ep);
-}
-
-static bool same_save(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b)
-{
-    return a->pp == b->pp && a->tp == b->tp && (a->ep == b->ep || a->ep == 0 || b->ep == 0);
-}
-
 /* Find all topologies in the names. Files without an expert rank are counted with those that have
  * one. */
 static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topology *out,
@@ -44,7 +33,7 @@ static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topo
         size_t k = 0;
         if (!set->shards.ptr[i].name.sharded)
             continue;
-        while (k < n && !same_save(&out[k], &t))
+        while (k < n && !ckpt_nt_topology_fits(&out[k], &t))
             k++;
         if (k == cap)
             return ckpt_fail(err, CKPT_CONFLICT,
@@ -66,7 +55,7 @@ static size_t find_recorded(const struct ckpt_nt_topology *all, size_t n,
     size_t at = n, hits = 0;
 
     for (size_t i = 0; i < n; i++)
-        if (agrees(&all[i], want)) {
+        if (ckpt_nt_topology_fits(&all[i], want)) {
             at = i;
             hits++;
         }

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pieces of one tensor while a reader collects them from several files: boxes of the tensor,
+ * and where each is stored. */
+#ifndef CKPT_FORMAT_PIECES_H
+#define CKPT_FORMAT_PIECES_H
+
+#include "tensor/catalog.h"
+
+/* All zero: no pieces. */
+struct ckpt_pieces {
+    CKPT_VEC(struct ckpt_box) box;
+    CKPT_VEC(struct ckpt_piece_draft) draft; /* of each box */
+};
+
+/* Free the lists. */
+void ckpt_pieces_release(struct ckpt_pieces *p);
+
+/* Add a box, unless it is empty, of a tensor of shape `dim`, as ckpt_piece_from_box. */
+int ckpt_pieces_add(struct ckpt_pieces *p, const uint64_t *dim, const struct ckpt_box *box,
+                    uint32_t source, uint64_t off, const uint64_t *stride, struct ckpt_err *err);
+
+/* Check that the boxes cover the tensor exactly once, as ckpt_boxes_cover. Errors about an overlap
+ * name the file, which is a source of cat; *ret_gap: the error is a gap. */
+int ckpt_pieces_cover(const struct ckpt_pieces *p, const struct ckpt_catalog *cat,
+                      const uint64_t *dim, uint32_t rank, bool *ret_gap, struct ckpt_err *err);
+
+/* Add a tensor of these pieces to the catalogue. */
+int ckpt_pieces_catalog(const struct ckpt_pieces *p, struct ckpt_catalog *cat, const char *name,
+                        enum ckpt_dtype dtype, const uint64_t *dim, uint32_t rank,
+                        struct ckpt_err *err);
+
+#endif
