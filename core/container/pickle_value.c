@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "container/pickle_walk.h"
 #include "container/torch.h"
 
 struct walk {
@@ -19,7 +18,7 @@ struct walk {
     struct ckpt_err *err;
 };
 
-static json_t *convert(void *ctx, ckpt_pv v);
+static json_t *convert(struct walk *w, ckpt_pv v);
 
 /* NULL, and why, if v and `bytes` of text are more than the budget. */
 static bool spend(struct walk *w, size_t bytes)
@@ -82,21 +81,14 @@ static const char *plain_key(const struct ckpt_pickle *p, ckpt_pv key)
     return s && *s != '$' && ckpt_utf8_ok(s) ? s : NULL;
 }
 
-/* The key of a member, whose length counts against the budget. If that fails, so does convert. */
-static const char *key_of(void *ctx, ckpt_pv key)
-{
-    struct walk *w = ctx;
-    const char *s = plain_key(w->p, key);
-
-    (void)(s && spend(w, strlen(s)));
-    return s;
-}
-
 static json_t *sequence(struct walk *w, ckpt_pv v)
 {
-    const struct ckpt_pickle_walk m = {w->p, w, convert, key_of};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
 
-    return ckpt_pickle_walk_list(&m, v);
+    for (size_t i = 0; i < ckpt_pv_len(w->p, v); i++)
+        if (!list || json_array_append_new(list, convert(w, ckpt_pv_at(w->p, v, i))) < 0)
+            return NULL;
+    return ckpt_steal(&list);
 }
 
 static json_t *pairs(struct walk *w, ckpt_pv v)
@@ -119,12 +111,18 @@ static json_t *pairs(struct walk *w, ckpt_pv v)
 
 static json_t *dict(struct walk *w, ckpt_pv v)
 {
-    const struct ckpt_pickle_walk m = {w->p, w, convert, key_of};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *obj = json_object();
 
     for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++)
         if (!plain_key(w->p, ckpt_pv_key(w->p, v, i)))
             return pairs(w, v);
-    return ckpt_pickle_walk_dict(&m, v);
+    for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++) {
+        const char *key = plain_key(w->p, ckpt_pv_key(w->p, v, i));
+        if (!obj || !spend(w, strlen(key)) ||
+            json_object_set_new(obj, key, convert(w, ckpt_pv_value(w->p, v, i))) < 0)
+            return NULL;
+    }
+    return ckpt_steal(&obj);
 }
 
 /* encode("\u00ff", "latin1"), as protocol 2 writes bytes: each character is one. */
@@ -212,9 +210,8 @@ static json_t *value(struct walk *w, ckpt_pv v)
 }
 
 /* NULL with w->err set, or without: no memory. */
-static json_t *convert(void *ctx, ckpt_pv v)
+static json_t *convert(struct walk *w, ckpt_pv v)
 {
-    struct walk *w = ctx;
     json_t *j;
 
     if (w->depth == CKPT_VALUE_MAX_DEPTH) {
@@ -245,6 +242,60 @@ int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, stru
         return fail_walk(&w, err);
     *ret = j;
     return 0;
+}
+
+/* ---- configurations ---- */
+
+static json_t *plain(const json_t *j);
+
+/* An object, which may stand for a value that is none in JSON. */
+static json_t *plain_object(const json_t *j)
+{
+    const json_t *state = json_object_get(j, "state"), *pairs = json_object_get(j, "$dict"),
+                 *tuple = json_object_get(j, "$tuple");
+    const char *name = ckpt_json_str(j, "$object"), *key;
+    json_t *value, *out;
+    size_t i;
+
+    if (name && !state)
+        return strcmp(name, "?") == 0 ? json_null() : json_string(name);
+    if (name || tuple)
+        return plain(name ? state : tuple);
+    if (!pairs && json_object_size(j) &&
+        *json_object_iter_key(json_object_iter((json_t *)j)) == '$')
+        return json_null(); /* a float, bytes or text that JSON cannot hold */
+    out = json_object();
+    json_array_foreach(pairs, i, value)
+        if ((key = json_string_value(json_array_get(value, 0))))
+            ckpt_json_set(&out, key, plain(json_array_get(value, 1)));
+    json_object_foreach((json_t *)(pairs ? NULL : j), key, value)
+        ckpt_json_set(&out, key, plain(value));
+    return out;
+}
+
+/* The value for a configuration; new. NULL: no memory. */
+static json_t *plain(const json_t *j)
+{
+    json_t *value, *out;
+    size_t i;
+
+    if (json_is_object(j))
+        return plain_object(j);
+    if (!json_is_array(j))
+        return json_incref((json_t *)j);
+    out = json_array();
+    json_array_foreach(j, i, value)
+        ckpt_json_append(&out, plain(value));
+    return out;
+}
+
+int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+
+    if (ckpt_pickle_value(p, v, &j, err) < 0)
+        return -1;
+    return (*ret = plain(j)) ? 0 : ckpt_nomem(err);
 }
 
 /* ---- leaves ---- */

@@ -27,6 +27,12 @@ enum {
 /* *ret is new. LIMIT: more than the limits. */
 int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);
 
+/* The same for configurations, where every value is what it is in JSON: sequences are lists, known
+ * objects with a state (argparse.Namespace) are dicts, others are their dotted names
+ * ("torch.bfloat16"). Bytes, tensors, NaN and infinities are null; members of a dict whose keys are
+ * not strings are left out. */
+int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);
+
 /* Add to the object `out` the members of a dict that are no tensors, under the names that torch's
  * distributed checkpoints give them: "a.b.0.c" for what lies in dicts, and in lists that hold
  * dicts or tensors; a list without any is one value. `prefix` ("" for none) comes before all. If v

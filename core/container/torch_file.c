@@ -3,8 +3,8 @@
 #include "container/torch_file.h"
 
 #include <inttypes.h>
+#include <string.h>
 
-#include "container/pickle_json.h"
 #include "container/pickle_value.h"
 
 int ckpt_torch_file_read(struct ckpt_source *s, struct ckpt_torch_file *ret, struct ckpt_err *err)
@@ -49,16 +49,38 @@ int ckpt_torch_file_tensor(const struct ckpt_torch_file *f, ckpt_pv v,
 
 /* ---- values ---- */
 
+/* Does only an attack need this global? */
+static bool is_attack(const char *module, const char *name)
+{
+    static const char *const modules[] = {"os",        "posix",  "nt",    "subprocess",
+                                          "shutil",    "socket", "runpy", "ctypes",
+                                          "importlib", "pty",    "code",  "commands"};
+    static const char *const builtins[] = {"eval",       "exec", "execfile", "compile",
+                                           "__import__", "open", "input"};
+
+    for (size_t i = 0; i < sizeof modules / sizeof modules[0]; i++)
+        if (strcmp(module, modules[i]) == 0)
+            return true;
+    if (strcmp(module, "builtins") != 0 && strcmp(module, "__builtin__") != 0)
+        return false;
+    for (size_t i = 0; i < sizeof builtins / sizeof builtins[0]; i++)
+        if (strcmp(name, builtins[i]) == 0)
+            return true;
+    return false;
+}
+
 int ckpt_torch_refuse_attack(const struct ckpt_pickle *p, struct ckpt_err *err)
 {
-    char name[CKPT_PV_TEXT];
-
-    if (!ckpt_pickle_attack(p, name, sizeof name))
-        return 0;
-    return ckpt_fail(err, CKPT_UNSUPPORTED,
-                     "its pickle asks for %s, which no checkpoint needs: refused (nothing of it "
-                     "was run)",
-                     name);
+    for (size_t i = 0; i < p->globals.len; i++) {
+        const char *module = p->strs.ptr[p->globals.ptr[i].module].ptr;
+        const char *name = p->strs.ptr[p->globals.ptr[i].name].ptr;
+        if (is_attack(module, name))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "its pickle asks for %s.%s, which no checkpoint needs: refused "
+                             "(nothing of it was run)",
+                             module, name);
+    }
+    return 0;
 }
 
 int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json_t *out,

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "container/pickle_json.h"
+#include "container/pickle_value.h"
 #include "container/torch_file.h"
 
 void ckpt_megatron_state_release(struct ckpt_megatron_state *st)
@@ -25,7 +25,7 @@ static int take_args(struct ckpt_megatron_state *st, const struct ckpt_pickle *p
 {
     json_t *args;
 
-    if (st->args || ckpt_pickle_json(p, v, &args, err) < 0)
+    if (st->args || ckpt_pickle_plain(p, v, &args, err) < 0)
         return st->args ? 0 : -1;
     if (!json_is_object(args)) {
         json_decref(args);
