@@ -269,7 +269,7 @@ class MegatronPipelines(ModelCase):
                 (3, lambda root: root["param_shapes"].append({"9.x": torch.Size([3])}), "the model files of 1 ranks list '9.x', those of 2 tensor-parallel ranks"),
                 (2, lambda root: root["param_shapes"][0].update({"6.weight": torch.Size([3])}), "in a shape other than param_shapes"),
                 (3, lambda root: root["param_shapes"].append({"1.word_embeddings.weight": torch.Size([32, 32])}), "the model files of 2 ranks list '2."),
-                (0, lambda root: root.update(mp_world_size=8, checkpoint_parallel_dimensions={}), "model_states.pt' says that the pipeline had 8"),
+                (0, lambda root: root.update(mp_world_size=8, checkpoint_parallel_dimensions={}), "model_states.pt' says that there are 8"),
                 (0, lambda root: root.update(module=[]), "'module' is not a state dict")):
             root = torch.load(names[i], weights_only=False)
             shutil.copy(names[i], self.path("before"))
@@ -278,7 +278,7 @@ class MegatronPipelines(ModelCase):
             self.refused(tag, needle, "view=raw")
             shutil.copy(self.path("before"), names[i])
         os.rename(names[3], self.path("rank3"))
-        self.refused(tag, "says that the pipeline had 4", "view=raw")
+        self.refused(tag, "says that there are 4", "view=raw")
         os.rename(self.path("rank3"), names[3])
         os.rename(os.path.join(tag, "zero/6.weight"), self.path("norm"))
         self.refused(tag, "zero/6.weight/fp32.pt' is missing", "view=raw")

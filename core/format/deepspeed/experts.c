@@ -126,7 +126,7 @@ static int check_tensor(struct experts *x, const struct place *at, const char *n
 {
     ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
 
-    if (s->rank != at->param->rank || memcmp(s->dim, at->param->dim, s->rank * sizeof *s->dim) != 0)
+    if (!ckpt_ds_param_fits(at->param, s))
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s/%s': '%s' has one shape there and another one in param_shapes",
                          ckpt_dir_path(x->z->job->dir), x->file->name, name);
@@ -154,7 +154,7 @@ static int add_moments(const struct experts *x, const struct place *at, const ch
             return ckpt_nomem(err);
         if (add_state(x, at, key, own, x->moments, err) < 0)
             return -1;
-        x->moments->part.ptr[x->moments->part.len - 1].param = param;
+        ckpt_ds_parts_last(x->moments)->param = param;
     }
     return 0;
 }

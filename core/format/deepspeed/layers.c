@@ -70,34 +70,6 @@ struct unlisted {
     uint32_t source;
 };
 
-/* Does the only tensor of `master`, when rounded, equal the tensor in a layer's file, at both ends
- * of each part? */
-static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *master,
-                        const struct unlisted *u, bool *ret, struct ckpt_err *err)
-{
-    const struct ckpt_ds_part *part = &master->part.ptr[0];
-    const struct ckpt_ds_extent *e = master->extent.ptr;
-    uint64_t at = 0;
-
-    *ret = u->stored->contiguous && part->numel > 0;
-    for (size_t i = 0; i < part->n && *ret; at += e[i].n, i++) {
-        struct ckpt_source *source = p->job->cat->sources.ptr[e[i].source];
-        const uint64_t skip = e[i].n > 16 ? e[i].n - 16 : 0;
-        const uint64_t end = e[i].off + skip * ckpt_dtype_size(part->dtype);
-        const struct ckpt_ds_spot first = {source, part->dtype, e[i].off, at, e[i].n};
-        const struct ckpt_ds_spot last = {source, part->dtype, end, at + skip, e[i].n - skip};
-        if (ckpt_ds_spot_same(u->file, u->stored, &first, ret, err) < 0 ||
-            (*ret && ckpt_ds_spot_same(u->file, u->stored, &last, ret, err) < 0))
-            return -1;
-    }
-    return 0;
-}
-
-static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_torch_tensor *s)
-{
-    return param->rank == s->rank && memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
-}
-
 /* Can the parameter be tied_modules.KEY.weight of a layer's "weight", with the same shape? */
 static bool may_be_tied(const struct ckpt_ds_param *param, const struct unlisted *u)
 {
@@ -105,7 +77,7 @@ static bool may_be_tied(const struct ckpt_ds_param *param, const struct unlisted
                           ? strchr(param->name + strlen(TIED), '.')
                           : NULL;
 
-    return own && strcmp(own + 1, u->local) == 0 && has_shape(param, u->stored);
+    return own && strcmp(own + 1, u->local) == 0 && ckpt_ds_param_fits(param, u->stored);
 }
 
 /* Is the tensor in a layer's file the parameter, by its values? */
@@ -114,11 +86,12 @@ static int has_values(const struct pipeline *p, uint64_t stage, const struct ckp
 {
     ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
 
-    return ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, param->name, &master, err) <
-                       0 ||
-                   is_master_of(p, &master, u, ret, err) < 0
-               ? -1
-               : 0;
+    if (ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, param->name, &master, err) <
+            0 ||
+        ckpt_ds_spot_same(p->job, &master, 0, u->file, u->stored, ret, err) < 0)
+        return -1;
+    *ret &= u->stored->contiguous && param->numel > 0;
+    return 0;
 }
 
 /* Name a tied parameter, of which several stages list a copy: the first copy gets the layer's name,
@@ -173,7 +146,7 @@ static int find_first(const struct pipeline *p, const struct unlisted *u, const 
     for (size_t i = 0; i < p->taken.len && !same; i++) {
         const struct taken *t = &p->taken.ptr[i];
         const char *own = t->param->name ? strchr(t->param->name, '.') : NULL;
-        if (!own || strcmp(own + 1, u->local) != 0 || !has_shape(t->param, u->stored))
+        if (!own || strcmp(own + 1, u->local) != 0 || !ckpt_ds_param_fits(t->param, u->stored))
             continue;
         if (has_values(p, t->stage, t->param, u, &same, err) < 0)
             return -1;
@@ -286,13 +259,14 @@ static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, stru
 static int read_layers(struct pipeline *p, struct ckpt_err *err)
 {
     const struct ckpt_ds_tag *tag = p->job->tag;
-    uint64_t next = 0;
+    uint64_t next = 0, tp = 1;
 
+    (void)ckpt_ds_zero_degree(&p->stage[0], "tp_degree", &tp);
     for (size_t i = 0; i < tag->files.len; i++) {
         const struct ckpt_ds_entry *e = &tag->files.ptr[i];
         if (e->is.role != CKPT_DS_LAYER)
             continue;
-        if (e->is.mp > 0)
+        if (e->is.mp > 0 || tp > 1)
             return ckpt_fail(err, CKPT_UNSUPPORTED,
                              "'%s/%s': the checkpoint does not say how the layers of several "
                              "tensor-parallel ranks are joined",
@@ -355,31 +329,6 @@ static void compare_counts(const struct pipeline *p)
                           ckpt_dir_path(p->job->dir), n, p->weights->part.len);
 }
 
-/* Check that there are as many stages as the first model file says. */
-static int check_stages(const struct pipeline *p, struct ckpt_err *err)
-{
-    const struct ckpt_torch_file *f = &p->stage[0].model;
-    const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
-    uint64_t n = p->nstage, tp = 1;
-
-    if (ckpt_ds_file_u64(f, degrees, "pp_degree", &n)) {
-        (void)ckpt_ds_file_u64(f, degrees, "tp_degree", &tp);
-        if (tp != 1)
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s': how the layers of %" PRIu64
-                             " tensor-parallel ranks join is not in the checkpoint",
-                             ckpt_dir_path(p->job->dir), tp);
-    } else {
-        (void)ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n);
-    }
-    return n == p->nstage
-               ? 0
-               : ckpt_fail(err, n > p->nstage ? CKPT_MISSING : CKPT_CONFLICT,
-                           "'%s' has the model files of %" PRIu64
-                           " pipeline stages, '%s' says %" PRIu64,
-                           ckpt_dir_path(p->job->dir), p->nstage, p->stage[0].model_name, n);
-}
-
 static int read_stage(struct pipeline *p, uint64_t i, bool *ret_any, struct ckpt_err *err)
 {
     struct ckpt_err e = {0};
@@ -419,8 +368,7 @@ static int read_stages(struct pipeline *p, struct ckpt_err *err)
 
 static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, struct ckpt_err *err)
 {
-    if (check_stages(p, err) < 0 || read_stages(p, err) < 0 || read_layers(p, err) < 0 ||
-        check_params(p, err) < 0)
+    if (read_stages(p, err) < 0 || read_layers(p, err) < 0 || check_params(p, err) < 0)
         return -1;
     compare_counts(p);
     if (p->unnamed)

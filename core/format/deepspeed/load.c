@@ -15,10 +15,6 @@
 #include "format/deepspeed/tp.h"
 #include "format/deepspeed/universal.h"
 
-static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
-static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
-static void pipe_release(struct ckpt_ds_pipe *p) { ckpt_ds_pipe_release(p); }
-
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
                  struct ckpt_err *err)
 {
@@ -71,30 +67,6 @@ static int refuse_megatron(const struct ckpt_ds_zero *z, struct ckpt_err *err)
                      ckpt_dir_path(z->job->dir), z->model_name);
 }
 
-/* Open the first rank's model file, which says what the checkpoint is. */
-static int open_first(const struct ckpt_ds_job *job, struct ckpt_ds_zero *ret, struct ckpt_err *err)
-{
-    return ckpt_ds_zero_open(job, 0, ret, err) < 0 || refuse_megatron(ret, err) < 0 ||
-                   describe(job, ret, err) < 0
-               ? -1
-               : 0;
-}
-
-static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
-                   struct ckpt_err *err)
-{
-    for (size_t i = 0; i < p->part.len; i++)
-        if (ckpt_ds_parts_catalog(p, i, job->cat, err) < 0)
-            return ckpt_err_in(err, "'%s'", ckpt_dir_path(job->dir));
-    return 0;
-}
-
-static int add_both(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *weights,
-                    const struct ckpt_ds_parts *moments, struct ckpt_err *err)
-{
-    return add_all(job, weights, err) < 0 ? -1 : add_all(job, moments, err);
-}
-
 /* The number n of ranks: 0 to n - 1 have model files. 0: one is missing. */
 static uint64_t count_mp(const struct ckpt_ds_tag *tag)
 {
@@ -106,50 +78,10 @@ static uint64_t count_mp(const struct ckpt_ds_tag *tag)
     return n;
 }
 
-/* Check that there are as many tensor-parallel ranks as the first one says. */
-static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &z->model.p;
-    const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
-    uint64_t want = n;
-
-    if (!ckpt_ds_file_u64(&z->model, degrees, "tp_degree", &want))
-        (void)ckpt_ds_file_u64(&z->model, p->root, "mp_world_size", &want);
-    return want == n ? 0
-                     : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
-                                 "'%s': the model files of %" PRIu64
-                                 " tensor-parallel ranks are there, '%s' says that there are "
-                                 "%" PRIu64,
-                                 ckpt_dir_path(z->job->dir), n, z->model_name, want);
-}
-
-/* Load a module of which one rank has everything except the experts. */
-static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
-    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
-
-    if (open_first(job, &z, err) < 0 || check_degree(&z, 1, err) < 0)
-        return -1;
-    if (z.moe && z.zero3)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s': experts' files beside ZeRO 3 are not supported",
-                         ckpt_dir_path(job->dir));
-    if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
-        (z.moe && ckpt_ds_experts_read(&z, &weights, &moments, err) < 0))
-        return -1;
-    return add_both(job, &weights, &moments, err);
-}
-
-static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
-{
-    for (uint64_t i = 0; stage && i < n; i++)
-        ckpt_ds_zero_release(&stage[i]);
-    free(stage);
-}
-
-/* The ranks of a job, each of which has a part of the model. */
+/* The ranks of a job that have model files: tensor-parallel ranks, or stages of a pipeline. Each
+ * has a part of the model. */
 struct ranks {
+    const struct ckpt_ds_job *job;
     uint64_t n;
     struct ckpt_ds_zero *zero;
     struct ckpt_ds_parts *weights, *moments;
@@ -157,60 +89,96 @@ struct ranks {
 
 static void ranks_release(struct ranks *r)
 {
-    stages_free(r->zero, r->n);
     for (uint64_t i = 0; i < r->n; i++) {
+        if (r->zero)
+            ckpt_ds_zero_release(&r->zero[i]);
         if (r->weights)
             ckpt_ds_parts_release(&r->weights[i]);
         if (r->moments)
             ckpt_ds_parts_release(&r->moments[i]);
     }
+    free(r->zero);
     free(r->weights);
     free(r->moments);
 }
 
-/* Open the first rank's model file, and make room for all ranks. */
-static int open_rank0(const struct ckpt_ds_job *job, struct ranks *r, struct ckpt_err *err)
+/* Open the first rank's model file, which says what the checkpoint is, and make room for all. */
+static int open_first(struct ranks *r, struct ckpt_err *err)
 {
-    r->n = ckpt_max_u64(count_mp(job->tag), 1);
+    r->n = ckpt_max_u64(count_mp(r->job->tag), 1);
     if (!(r->zero = calloc(r->n, sizeof *r->zero)) ||
         !(r->weights = calloc(r->n, sizeof *r->weights)) ||
         !(r->moments = calloc(r->n, sizeof *r->moments)))
         return ckpt_nomem(err);
-    return open_first(job, &r->zero[0], err);
-}
-
-/* Load a pipeline module, with one model file per stage. */
-static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    ckpt_cleanup(ranks_release) struct ranks r = {0};
-
-    if (open_rank0(job, &r, err) < 0)
-        return -1;
-    for (uint64_t i = 1; i < r.n; i++)
-        if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
-            return -1;
-    return ckpt_ds_layers_read(job, r.zero, r.n, &r.weights[0], &r.moments[0], err) < 0
+    return ckpt_ds_zero_open(r->job, 0, &r->zero[0], err) < 0 ||
+                   refuse_megatron(&r->zero[0], err) < 0 || describe(r->job, &r->zero[0], err) < 0
                ? -1
-               : add_both(job, &r.weights[0], &r.moments[0], err);
+               : 0;
 }
 
-/* Load a module of which each tensor-parallel rank has a part. */
-static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
+/* Check that there are as many model files as the first one says, and open the others. */
+static int open_others(struct ranks *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(ranks_release) struct ranks r = {0};
+    const struct ckpt_ds_zero *z = &r->zero[0];
+    uint64_t want = r->n, pp = 1, tp = 1;
+    const bool has_pp = ckpt_ds_zero_degree(z, "pp_degree", &pp);
 
-    if (open_rank0(job, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
-        return -1;
-    for (uint64_t i = 1; i < r.n; i++) {
-        if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
+    if (!(ckpt_ds_zero_degree(z, "tp_degree", &tp) || has_pp) || ckd_mul(&want, pp, tp))
+        (void)ckpt_ds_file_u64(&z->model, z->model.p.root, "mp_world_size", &want);
+    if (want != r->n)
+        return ckpt_fail(err, want > r->n ? CKPT_MISSING : CKPT_CONFLICT,
+                         "'%s' has the model files of %" PRIu64
+                         " ranks (mp_rank_*), '%s' says that there are %" PRIu64,
+                         ckpt_dir_path(r->job->dir), r->n, z->model_name, want);
+    for (uint64_t i = 1; i < r->n; i++) {
+        if (ckpt_ds_zero_open(r->job, i, &r->zero[i], err) < 0)
             return -1;
-        r.zero[i].shared_in = &r.zero[0].model;
+        r->zero[i].shared_in = &z->model;
     }
-    for (uint64_t i = 0; i < r.n; i++)
-        if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
+    return 0;
+}
+
+static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
+                   struct ckpt_err *err)
+{
+    for (size_t i = 0; i < p->part.len; i++)
+        if (ckpt_ds_parts_catalog(p, i, job->cat, err) < 0)
+            return ckpt_err_in(err, "'%s'", ckpt_dir_path(job->dir));
+    return 0;
+}
+
+/* Add the tensors of the first rank, which has all of them. */
+static int add_first(const struct ranks *r, struct ckpt_err *err)
+{
+    return add_all(r->job, &r->weights[0], err) < 0 ? -1 : add_all(r->job, &r->moments[0], err);
+}
+
+/* Load a pipeline, whose layers have files of their own. */
+static int load_pipeline(struct ranks *r, struct ckpt_err *err)
+{
+    return ckpt_ds_layers_read(r->job, r->zero, r->n, &r->weights[0], &r->moments[0], err) < 0
+               ? -1
+               : add_first(r, err);
+}
+
+/* Load a module of which each tensor-parallel rank has a part; experts have files of their own. */
+static int load_module(struct ranks *r, struct ckpt_err *err)
+{
+    struct ckpt_ds_zero *z = &r->zero[0];
+
+    if (z->moe && z->zero3)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s': experts' files beside ZeRO 3 are not supported",
+                         ckpt_dir_path(r->job->dir));
+    for (uint64_t i = 0; i < r->n; i++)
+        if (ckpt_ds_module_read(&r->zero[i], &r->weights[i], &r->moments[i], err) < 0)
             return -1;
-    return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
-                   ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
+    if (z->moe && ckpt_ds_experts_read(z, &r->weights[0], &r->moments[0], err) < 0)
+        return -1;
+    if (r->n == 1)
+        return add_first(r, err);
+    return ckpt_ds_tp_join(z, r->weights, r->n, r->job->cat, err) < 0 ||
+                   ckpt_ds_tp_join(z, r->moments, r->n, r->job->cat, err) < 0
                ? -1
                : 0;
 }
@@ -229,61 +197,45 @@ static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
     return 0;
 }
 
-/* Load a universal checkpoint of a pipeline, whose tensor-parallel ranks are joined already. */
-static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
+/* Load a universal checkpoint, whose tensor-parallel ranks are joined already. Everything of a
+ * module that is not in zero/ is taken from the first rank's file. */
+static int load_universal(struct ranks *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(pipe_release) struct ckpt_ds_pipe pipe = {0};
-    const struct ckpt_ds_job *job = r->zero[0].job;
+    ckpt_cleanup(ckpt_ds_pipe_release) struct ckpt_ds_pipe pipe = {0};
+    const struct ckpt_pickle *p = &r->zero[0].model.p;
+    const enum ckpt_pv_kind module = ckpt_pv_kind(ckpt_pv_get(p, p->root, "module"));
+    const bool is_pipe = module == CKPT_PV_NONE && !r->zero[0].zero3;
 
-    for (uint64_t i = 1; i < r->n; i++)
-        if (ckpt_ds_zero_open(job, i, &r->zero[i], err) < 0)
-            return -1;
-    if (ckpt_ds_pipe_read(r->zero, r->n, &pipe, err) < 0 ||
-        ckpt_ds_universal_read_pipe(&r->zero[0], &pipe, &r->weights[0], &r->moments[0], err) < 0)
+    if (module != CKPT_PV_DICT && !is_pipe)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
+                         ckpt_dir_path(r->job->dir), r->zero[0].model_name);
+    if (is_pipe && (open_others(r, err) < 0 || ckpt_ds_pipe_read(r->zero, r->n, &pipe, err) < 0))
         return -1;
-    return add_both(job, &r->weights[0], &r->moments[0], err);
-}
-
-/* Load a universal checkpoint of a module. Everything that is not in zero/ is taken from the first
- * rank's file. */
-static int load_universal_module(struct ranks *r, struct ckpt_err *err)
-{
-    struct ckpt_ds_zero *z = &r->zero[0];
-
-    if (ckpt_ds_universal_read(z, r->n, &r->weights[0], &r->moments[0], err) < 0)
-        return -1;
-    return add_both(z->job, &r->weights[0], &r->moments[0], err);
-}
-
-/* Load a universal checkpoint, or refuse a conversion that was not finished. */
-static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    ckpt_cleanup(ranks_release) struct ranks r = {0};
-
-    if (!ckpt_dir_has_dir(job->dir, "zero"))
-        return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
-                         "checkpoint was interrupted",
-                         ckpt_dir_path(job->dir));
-    if (open_rank0(job, &r, err) < 0)
-        return -1;
-    const struct ckpt_torch_file *f = &r.zero[0].model;
-    const enum ckpt_pv_kind module = ckpt_pv_kind(ckpt_pv_get(&f->p, f->p.root, "module"));
-    if (module == CKPT_PV_DICT)
-        return load_universal_module(&r, err);
-    if (module == CKPT_PV_NONE && !r.zero[0].zero3)
-        return load_universal_pipe(&r, err);
-    return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
-                     ckpt_dir_path(job->dir), r.zero[0].model_name);
+    return ckpt_ds_universal_read(&r->zero[0], r->n, is_pipe ? &pipe : NULL, &r->weights[0],
+                                  &r->moments[0], err) < 0
+               ? -1
+               : add_first(r, err);
 }
 
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
+    ckpt_cleanup(ranks_release) struct ranks r = {.job = job};
+    const bool universal =
+        job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0;
+
     if (check_roles(job, err) < 0)
         return -1;
-    if (job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0)
-        return load_universal(job, err);
-    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL))
-        return load_pipeline(job, err);
-    return count_mp(job->tag) > 1 ? load_ranks(job, err) : load_module(job, err);
+    if (universal && !ckpt_dir_has_dir(job->dir, "zero"))
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
+                         "checkpoint was interrupted",
+                         ckpt_dir_path(job->dir));
+    if (open_first(&r, err) < 0)
+        return -1;
+    if (universal)
+        return load_universal(&r, err);
+    if (open_others(&r, err) < 0)
+        return -1;
+    return ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) ? load_pipeline(&r, err)
+                                                            : load_module(&r, err);
 }

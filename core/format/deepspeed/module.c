@@ -128,7 +128,7 @@ static const struct ckpt_ds_fragment *find_fragment(const struct ckpt_ds_rank_mo
 static int join_fragments(struct walk *w, const char *name, size_t at, uint64_t numel,
                           struct ckpt_err *err)
 {
-    struct ckpt_ds_part *part = &w->out->part.ptr[w->out->part.len - 1];
+    const struct ckpt_ds_part *part = ckpt_ds_parts_last(w->out);
     const uint64_t world = w->z->world, slice = numel / world + (numel % world != 0);
 
     for (uint64_t r = 0, lo = 0; lo < numel; r++, lo += slice) {
@@ -164,11 +164,6 @@ static int add_frozen(struct walk *w, const char *name, size_t at, struct ckpt_e
 
 /* ---- one tensor ---- */
 
-static struct ckpt_ds_part *last_part(struct ckpt_ds_parts *p)
-{
-    return &p->part.ptr[p->part.len - 1];
-}
-
 static const char *owner_of(const struct walk *w, const char *name)
 {
     return ckpt_ds_owner(w->z->shared_in, name);
@@ -181,7 +176,7 @@ static int add_param(struct walk *w, const struct ckpt_ds_param *param, const ch
     if (ckpt_ds_zero_add(w->z, w->buffers, param, name, w->out, err) < 0)
         return -1;
     if (w->z->zero3 && as && ckpt_dtype_is_castable(as->dtype))
-        last_part(w->out)->wanted = (uint8_t)(as->dtype + 1);
+        ckpt_ds_parts_last(w->out)->wanted = (uint8_t)(as->dtype + 1);
     return 0;
 }
 
@@ -224,15 +219,16 @@ static int add_whole(struct walk *w, const char *name, const struct ckpt_torch_t
         param = ckpt_ds_zero_param(w->z, owner);
     if (!param)
         return ckpt_ds_parts_stored(w->out, name, s, w->z->model_index, err);
-    if (s->rank != param->rank || memcmp(s->dim, param->dim, s->rank * sizeof *s->dim) != 0)
+    if (!ckpt_ds_param_fits(param, s))
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s': '%s' has one shape in the module and another one in param_shapes",
                          w->z->model_name, name);
     return add_param(w, param, name, NULL, err);
 }
 
-static int add_entry(struct walk *w, const char *name, ckpt_pv v, struct ckpt_err *err)
+static int add_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
+    struct walk *w = ctx;
     struct ckpt_torch_tensor s;
 
     if (ckpt_torch_is_data(&w->f->p, v) && ckpt_pv_kind(v) != CKPT_PV_OPAQUE) {
@@ -269,17 +265,6 @@ static int add_others(struct walk *w, struct ckpt_err *err)
     return 0;
 }
 
-static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
-{
-    return add_entry(ctx, name, v, err);
-}
-
-static int walk_module(struct walk *w, struct ckpt_err *err)
-{
-    return ckpt_ds_module_each(w->f, w->z->model_name, walk_entry, w, err) < 0 ? -1
-                                                                               : add_others(w, err);
-}
-
 /* ---- moments ---- */
 
 /* Does the parameter's group have this state? */
@@ -307,7 +292,7 @@ static int add_moment(struct ckpt_ds_zero *z, const struct ckpt_ds_param *param,
         return 0;
     }
     const char *own = ckpt_arena_strdup(&out->names, param->name);
-    last_part(out)->param = own;
+    ckpt_ds_parts_last(out)->param = own;
     return own ? 0 : ckpt_nomem(err);
 }
 
@@ -421,7 +406,9 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
                          ckpt_dir_path(w->z->job->dir), w->z->model_name);
     if (ckpt_ds_module_read_ranks(w->z, &w->has_ranks, err) < 0 || read_masters(w, err) < 0 ||
-        index_frozen(w, err) < 0 || walk_module(w, err) < 0)
+        index_frozen(w, err) < 0 ||
+        ckpt_ds_module_each(w->f, w->z->model_name, add_entry, w, err) < 0 ||
+        add_others(w, err) < 0)
         return -1;
     if (w->buffers && !w->z->zero3 && ckpt_ds_spot_check(w->z, w->module, w->out, err) < 0)
         return -1;

@@ -49,7 +49,7 @@ int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype
 int ckpt_ds_parts_extend(struct ckpt_ds_parts *p, uint32_t source, uint64_t off, uint64_t n,
                          struct ckpt_err *err)
 {
-    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    struct ckpt_ds_part *part = ckpt_ds_parts_last(p);
     struct ckpt_ds_extent *last = part->n ? &p->extent.ptr[p->extent.len - 1] : NULL;
 
     if (n == 0)
@@ -71,7 +71,7 @@ int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name,
 {
     if (ckpt_ds_parts_add(p, name, s->dtype, s->dim, s->rank, err) < 0)
         return -1;
-    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    struct ckpt_ds_part *part = ckpt_ds_parts_last(p);
     part->strided = !s->contiguous;
     memcpy(part->stride, s->stride, s->rank * sizeof *s->stride);
     return ckpt_ds_parts_extend(p, source, s->off, s->numel, err);
@@ -83,7 +83,7 @@ int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, st
 
     if (ckpt_ds_parts_add(p, name, owner.dtype, owner.dim, owner.rank, err) < 0)
         return -1;
-    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    struct ckpt_ds_part *part = ckpt_ds_parts_last(p);
     const char *own = part->name;
     *part = owner;
     part->name = part->param = own;

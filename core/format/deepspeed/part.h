@@ -59,6 +59,12 @@ int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name,
                          const struct ckpt_torch_tensor *s, uint32_t source, struct ckpt_err *err);
 int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, struct ckpt_err *err);
 
+/* The tensor that was added last. */
+static inline struct ckpt_ds_part *ckpt_ds_parts_last(struct ckpt_ds_parts *p)
+{
+    return &p->part.ptr[p->part.len - 1];
+}
+
 /* Find the index of a tensor by its name; false: it is not there. */
 bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret);
 

@@ -74,23 +74,6 @@ static uint64_t count_tp(const struct ckpt_ds_pipe *p)
 
 /* ---- checks ---- */
 
-/* Check that there are as many model files as the first one says. */
-static int check_count(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &z->model.p;
-    const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
-    uint64_t want = n, pp = 0, tp = 0;
-
-    if (!ckpt_ds_file_u64(&z->model, degrees, "pp_degree", &pp) ||
-        !ckpt_ds_file_u64(&z->model, degrees, "tp_degree", &tp) || ckd_mul(&want, pp, tp))
-        (void)ckpt_ds_file_u64(&z->model, p->root, "mp_world_size", &want);
-    return want == n ? 0
-                     : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
-                                 "'%s' has the model files of %" PRIu64
-                                 " ranks (mp_rank_*), '%s' says that the pipeline had %" PRIu64,
-                                 ckpt_dir_path(z->job->dir), n, z->model_name, want);
-}
-
 /* The values of buffers were in the layers' files, which ds_to_universal does not copy. */
 static int check_buffers(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
@@ -201,8 +184,6 @@ static int check_all(struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *rank, ui
 int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_ds_pipe *ret,
                       struct ckpt_err *err)
 {
-    if (check_count(&rank[0], n, err) < 0)
-        return -1;
     for (uint64_t i = 0; i < n; i++)
         if (add_rank(ret, &rank[i], err) < 0)
             return -1;

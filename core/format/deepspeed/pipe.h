@@ -24,7 +24,7 @@ struct ckpt_ds_pipe {
 
 /* Read the lists of the n ranks. Of a parameter that several stages list, ds_to_universal has kept
  * one copy, and a warning says so. UNSUPPORTED: the checkpoint has no rules for joining
- * tensor-parallel ranks, or there are experts. MISSING: buffers, or a rank's model file. */
+ * tensor-parallel ranks, or there are experts. MISSING: buffers. */
 int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_ds_pipe *ret,
                       struct ckpt_err *err);
 void ckpt_ds_pipe_release(struct ckpt_ds_pipe *p);

@@ -7,19 +7,42 @@
 
 enum { MOST_SPOTS = 256, SPOT = 16 };
 
-int ckpt_ds_spot_same(const struct ckpt_torch_file *f, const struct ckpt_torch_tensor *s,
-                      const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err)
+/* Compare up to SPOT elements, from number `at` of extent e on, which are those from number `of` of
+ * the tensor on. */
+static int compare(const struct ckpt_ds_job *job, enum ckpt_dtype dtype,
+                   const struct ckpt_ds_extent *e, uint64_t at, const struct ckpt_torch_file *f,
+                   const struct ckpt_torch_tensor *s, uint64_t of, bool *ret, struct ckpt_err *err)
 {
-    const struct ckpt_spot master = {spot->source, spot->dtype, spot->off};
-    const struct ckpt_spot own = {f->source, s->dtype,
-                                  s->off + spot->at * ckpt_dtype_size(s->dtype)};
-    const size_t n = (size_t)ckpt_min_u64(SPOT, spot->n);
-    size_t same = n;
+    const struct ckpt_spot master = {job->cat->sources.ptr[e->source], dtype,
+                                     e->off + at * ckpt_dtype_size(dtype)};
+    const struct ckpt_spot own = {f->source, s->dtype, s->off + of * ckpt_dtype_size(s->dtype)};
+    const size_t n = (size_t)ckpt_min_u64(SPOT, e->n - at);
+    size_t same;
 
-    if (s->contiguous && ckpt_dtype_is_castable(s->dtype) && spot->at + n <= s->numel &&
-        ckpt_spot_compare(&master, &own, n, &same, err) < 0)
+    if (ckpt_spot_compare(&master, &own, n, &same, err) < 0)
         return -1;
     *ret = same == n;
+    return 0;
+}
+
+int ckpt_ds_spot_same(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *masters,
+                      size_t index, const struct ckpt_torch_file *f,
+                      const struct ckpt_torch_tensor *s, bool *ret, struct ckpt_err *err)
+{
+    const struct ckpt_ds_part *part = &masters->part.ptr[index];
+    const struct ckpt_ds_extent *e = &masters->extent.ptr[part->first];
+    uint64_t of = 0;
+
+    *ret = true;
+    if (!s->contiguous || part->strided || part->numel != s->numel ||
+        !ckpt_dtype_is_castable(s->dtype) || !ckpt_dtype_is_castable(part->dtype))
+        return 0;
+    for (size_t i = 0; i < part->n && *ret; of += e[i].n, i++) {
+        const uint64_t last = e[i].n > SPOT ? e[i].n - SPOT : 0;
+        if (compare(job, part->dtype, &e[i], 0, f, s, of, ret, err) < 0 ||
+            (*ret && last && compare(job, part->dtype, &e[i], last, f, s, of + last, ret, err) < 0))
+            return -1;
+    }
     return 0;
 }
 
@@ -27,24 +50,15 @@ int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_tor
                             const char *file, const struct ckpt_torch_tensor *s,
                             const struct ckpt_ds_parts *masters, size_t index, struct ckpt_err *err)
 {
-    const struct ckpt_ds_parts *p = masters;
-    const struct ckpt_ds_part *part = &p->part.ptr[index];
-    const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
-    uint64_t at = 0;
     bool same;
 
-    for (size_t i = 0; i < part->n; at += e[i].n, i++) {
-        const struct ckpt_ds_spot spot = {job->cat->sources.ptr[e[i].source], part->dtype, e[i].off,
-                                          at, e[i].n};
-        if (ckpt_ds_spot_same(f, s, &spot, &same, err) < 0)
-            return -1;
-        if (!same)
-            return ckpt_fail(err, CKPT_CONFLICT,
-                             "'%s': the F32 master of '%s' in the optimizer files, rounded, is not "
-                             "the weight in '%s': files of different saves",
-                             ckpt_dir_path(job->dir), part->name, file);
-    }
-    return 0;
+    if (ckpt_ds_spot_same(job, masters, index, f, s, &same, err) < 0)
+        return -1;
+    return same ? 0
+                : ckpt_fail(err, CKPT_CONFLICT,
+                            "'%s': the F32 master of '%s' in the optimizer files, rounded, is not "
+                            "the weight in '%s': files of different saves",
+                            ckpt_dir_path(job->dir), masters->part.ptr[index].name, file);
 }
 
 int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,

@@ -11,23 +11,16 @@
 int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
                        const struct ckpt_ds_parts *masters, struct ckpt_err *err);
 
-/* Compare the first elements of every extent of tensor `index` of `masters` with the tensor s of a
- * file. CONFLICT: they differ. */
+/* Is tensor `index` of `masters`, rounded, the tensor s of file f? Compares the first and the last
+ * elements of every extent; *ret is true if nothing can be compared, too. */
+int ckpt_ds_spot_same(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *masters,
+                      size_t index, const struct ckpt_torch_file *f,
+                      const struct ckpt_torch_tensor *s, bool *ret, struct ckpt_err *err);
+
+/* CONFLICT: it is not; the file's name is `file`. */
 int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_torch_file *f,
                             const char *file, const struct ckpt_torch_tensor *s,
                             const struct ckpt_ds_parts *masters, size_t index,
                             struct ckpt_err *err);
-
-/* A range of a master for comparison: n elements from number `at`, which begin at byte `off` of
- * `source`. */
-struct ckpt_ds_spot {
-    struct ckpt_source *source;
-    enum ckpt_dtype dtype;
-    uint64_t off, at, n;
-};
-/* Compare the range with the same elements of the module's tensor s; *ret is false if they differ.
- */
-int ckpt_ds_spot_same(const struct ckpt_torch_file *f, const struct ckpt_torch_tensor *s,
-                      const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err);
 
 #endif

@@ -136,18 +136,8 @@ size_t ckpt_ds_tag_count(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
 
 struct look {
     struct ckpt_dir *dir;
-    bool found; /* the states of a model, or of an optimizer */
+    bool found;
 };
-
-static int look_for_file(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct look *l = ctx;
-    struct ckpt_ds_file_name is;
-
-    (void)err;
-    l->found |= e->kind != CKPT_ENTRY_DIR && ckpt_ds_file_name_parse(e->name, &is);
-    return 0;
-}
 
 /* zero/PARAMETER/fp32.pt, or tmp/PARAMETER/RANK/fp32.00 of a conversion that goes on. */
 static int look_for_parameter(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
@@ -179,10 +169,10 @@ static bool has_parameters(struct ckpt_dir *dir, const char *folder)
 
 bool ckpt_ds_is_tag(struct ckpt_dir *dir)
 {
-    struct look l = {.dir = dir};
+    ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag t = {0};
 
-    (void)ckpt_dir_list(dir, look_for_file, &l, NULL);
-    return l.found || has_parameters(dir, "zero") || has_parameters(dir, "tmp");
+    (void)ckpt_dir_list(dir, see, &t, NULL);
+    return t.files.len || has_parameters(dir, "zero") || has_parameters(dir, "tmp");
 }
 
 char *ckpt_ds_latest(struct ckpt_dir *run)

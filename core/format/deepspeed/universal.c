@@ -15,11 +15,9 @@
 
 /* One file: a parameter's master or one of its moments. */
 struct state {
-    const struct ckpt_ds_zero *z; /* whose model file lists the parameter */
-    const struct ckpt_ds_param *param;
-    const struct ckpt_ds_listed *listed; /* of a pipeline; else NULL */
-    const char *folder;                  /* torch's wrapper, too, is in its name */
-    char *key;                           /* "fp32", "exp_avg" */
+    struct ckpt_ds_listed of; /* the parameter */
+    const char *folder;       /* torch's wrapper, too, is in its name */
+    char *key;                /* "fp32", "exp_avg" */
     struct ckpt_source *source;
     struct ckpt_torch_tensor at;
     bool flat;       /* stage 3: the file does not record the shape */
@@ -51,17 +49,17 @@ static void load_release(struct load *l)
 
 struct listing {
     struct load *l;
-    struct state of; /* the parameter */
+    struct state like; /* a state of the parameter */
 };
 
-static int add_file(struct load *l, const struct state *of, const char *key, size_t len,
+static int add_file(struct load *l, const struct state *like, const char *key, size_t len,
                     struct ckpt_err *err)
 {
     struct state *s;
 
     if (ckpt_vec_add(&l->states, &s) < 0)
         return ckpt_nomem(err);
-    *s = *of;
+    *s = *like;
     return (s->key = strndup(key, len)) ? 0 : ckpt_nomem(err);
 }
 
@@ -72,27 +70,25 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     if (e->kind == CKPT_ENTRY_DIR || !ckpt_has_suffix(e->name, ".pt") ||
         strcmp(e->name, MASTER ".pt") == 0 || strcmp(e->name, "step.pt") == 0)
         return 0;
-    return add_file(list->l, &list->of, e->name, strlen(e->name) - strlen(".pt"), err);
+    return add_file(list->l, &list->like, e->name, strlen(e->name) - strlen(".pt"), err);
 }
 
-static int list_param(struct load *l, const struct ckpt_ds_zero *z,
-                      const struct ckpt_ds_param *param, const struct ckpt_ds_listed *listed,
-                      struct ckpt_err *err)
+static int list_param(struct load *l, const struct ckpt_ds_listed *of, struct ckpt_err *err)
 {
-    const char *folder = ckpt_ds_unwrapped_original(&z->unwrapped, param->name);
+    const char *folder = ckpt_ds_unwrapped_original(&of->z->unwrapped, of->param->name);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *master = ckpt_asprintf("%s/" MASTER ".pt", folder);
-    struct listing list = {l, {.z = z, .param = param, .listed = listed, .folder = folder}};
+    struct listing list = {l, {.of = *of, .folder = folder}};
 
     if (!master)
         return ckpt_nomem(err);
     if (strchr(folder, '/') || !ckpt_dir_has_file(l->zero, master))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s/%s' is missing: '%s' says that the model has this parameter",
-                         ckpt_dir_path(l->zero), master, z->model_name);
-    if (add_file(l, &list.of, MASTER, strlen(MASTER), err) < 0)
+                         ckpt_dir_path(l->zero), master, of->z->model_name);
+    if (add_file(l, &list.like, MASTER, strlen(MASTER), err) < 0)
         return -1;
-    if (!z->job->opt->states)
+    if (!l->z->job->opt->states)
         return 0;
     return ckpt_dir_open_below(l->zero, folder, &dir, err) < 0
                ? -1
@@ -131,37 +127,43 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
     return optional ? 0 : ckpt_err_move(err, &s->err);
 }
 
-/* ---- tensors ---- */
-
-static struct ckpt_ds_part *last_part(struct ckpt_ds_parts *p)
+/* The parameters of the module are those of one rank. */
+static int list_params(struct load *l, struct ckpt_err *err)
 {
-    return &p->part.ptr[p->part.len - 1];
+    const size_t n = l->pipe ? l->pipe->listed.len : l->z->param.len;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_ds_listed own = {.z = l->z, .param = &l->z->param.ptr[i]};
+        if (list_param(l, l->pipe ? &l->pipe->listed.ptr[i] : &own, err) < 0)
+            return -1;
+    }
+    return 0;
 }
+
+/* ---- tensors ---- */
 
 static int fail_shape(const struct load *l, const struct state *s, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_CONFLICT,
                      "'%s/%s/%s.pt' has %" PRIu64 " elements in a shape other than param_shapes "
                      "in '%s' says (%" PRIu64 " elements)",
-                     ckpt_dir_path(l->zero), s->folder, s->key, s->at.numel, s->z->model_name,
-                     s->param->numel);
+                     ckpt_dir_path(l->zero), s->folder, s->key, s->at.numel, s->of.z->model_name,
+                     s->of.param->numel);
 }
 
 /* The shape, from the file, or for a flat tensor from the copied model file. */
 static int shape_of(const struct load *l, const struct state *s, struct ckpt_torch_tensor *ret,
                     struct ckpt_err *err)
 {
-    const struct ckpt_ds_param *p = s->param;
+    const struct ckpt_ds_param *p = s->of.param;
     const bool whole = l->nmp == 1 && !s->vocabulary;
-    const bool same =
-        s->at.rank == p->rank && memcmp(s->at.dim, p->dim, p->rank * sizeof *p->dim) == 0;
 
     *ret = s->at;
-    if (s->listed)
-        return !s->flat && ckpt_ds_pipe_fits(l->pipe, s->listed, &s->at, s->vocabulary)
+    if (l->pipe)
+        return !s->flat && ckpt_ds_pipe_fits(l->pipe, &s->of, &s->at, s->vocabulary)
                    ? 0
                    : fail_shape(l, s, err);
-    if (!s->flat && (same || !whole))
+    if (!s->flat && (!whole || ckpt_ds_param_fits(p, &s->at)))
         return 0;
     if (!s->flat || s->at.rank != 1 || s->at.numel != p->numel || !s->at.contiguous)
         return fail_shape(l, s, err);
@@ -173,13 +175,13 @@ static int shape_of(const struct load *l, const struct state *s, struct ckpt_tor
 static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name =
-        ckpt_asprintf("optim.state.%s.%s", s->param->name, s->key);
+        ckpt_asprintf("optim.state.%s.%s", s->of.param->name, s->key);
     struct ckpt_torch_tensor at;
     struct ckpt_err e = s->err;
 
     if (!name)
         return ckpt_nomem(err);
-    if (e.code == CKPT_OK && s->at.numel == 1 && s->param->numel != 1)
+    if (e.code == CKPT_OK && s->at.numel == 1 && s->of.param->numel != 1)
         return 0; /* a number */
     if (e.code == CKPT_OK && shape_of(l, s, &at, &e) == 0)
         return ckpt_ds_parts_stored(l->moments, name, &at, s->index, err);
@@ -187,31 +189,24 @@ static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
     return 0;
 }
 
-/* Compare with the copied module, because conversions of runs with round_robin_gradients have their
- * parameters in a wrong order. */
-static int check_module(const struct load *l, const struct state *s, const char *name,
-                        const struct ckpt_torch_tensor *own, struct ckpt_err *err)
+/* Compare the last weight with the copied module, because conversions of runs with
+ * round_robin_gradients have their parameters in a wrong order. */
+static int check_module(const struct load *l, const char *name, const struct ckpt_torch_tensor *own,
+                        struct ckpt_err *err)
 {
-    const size_t esize = ckpt_dtype_size(s->at.dtype);
-    const uint64_t last = s->at.numel > 16 ? s->at.numel - 16 : 0;
-    bool same, end_same;
+    bool same = true;
 
-    if (l->z->zero3 || l->nmp > 1 || own->numel != s->at.numel || !s->at.contiguous)
-        return 0;
-    const struct ckpt_ds_spot spot = {s->source, s->at.dtype, s->at.off, 0, s->at.numel};
-    const struct ckpt_ds_spot end = {s->source, s->at.dtype, s->at.off + last * esize, last,
-                                     s->at.numel - last};
-    if (ckpt_ds_spot_same(&l->z->model, own, &spot, &same, err) < 0 ||
-        ckpt_ds_spot_same(&l->z->model, own, &end, &end_same, err) < 0)
+    if (!l->z->zero3 && l->nmp == 1 &&
+        ckpt_ds_spot_same(l->z->job, l->weights, l->weights->part.len - 1, &l->z->model, own, &same,
+                          err) < 0)
         return -1;
-    return same && end_same
-               ? 0
-               : ckpt_fail(
-                     err, CKPT_CONFLICT,
-                     "'%s/%s/" MASTER ".pt', rounded, is not the weight in '%s': a run with "
-                     "round_robin_gradients, which ds_to_universal scrambles, or another save; "
-                     "open the tag that it was made of",
-                     ckpt_dir_path(l->zero), name, l->z->model_name);
+    return same ? 0
+                : ckpt_fail(
+                      err, CKPT_CONFLICT,
+                      "'%s/%s/" MASTER ".pt', rounded, is not the weight in '%s': a run with "
+                      "round_robin_gradients, which ds_to_universal scrambles, or another save; "
+                      "open the tag that it was made of",
+                      ckpt_dir_path(l->zero), name, l->z->model_name);
 }
 
 /* The master of a parameter, or NULL. */
@@ -220,7 +215,7 @@ static const struct state *find_master(const struct load *l, const char *name)
     const struct ckpt_ds_param *param = ckpt_ds_zero_param(l->z, name);
 
     for (size_t i = 0; param && i < l->states.len; i++)
-        if (l->states.ptr[i].param == param)
+        if (l->states.ptr[i].of.param == param)
             return &l->states.ptr[i];
     return NULL;
 }
@@ -242,8 +237,8 @@ static int add_other(struct load *l, const char *name, const struct ckpt_torch_t
     return ckpt_ds_parts_stored(l->weights, name, own, l->z->model_index, err);
 }
 
-static int add_entry(struct load *l, const char *name, const struct ckpt_torch_tensor *own,
-                     struct ckpt_err *err)
+static int add_weight(struct load *l, const char *name, const struct ckpt_torch_tensor *own,
+                      struct ckpt_err *err)
 {
     const char *owner = ckpt_ds_owner(&l->z->model, name);
     const struct state *s = find_master(l, name);
@@ -253,15 +248,16 @@ static int add_entry(struct load *l, const char *name, const struct ckpt_torch_t
         s = find_master(l, owner);
     if (!s)
         return add_other(l, name, own, err);
-    if (shape_of(l, s, &at, err) < 0 || check_module(l, s, s->param->name, own, err) < 0 ||
-        ckpt_ds_parts_stored(l->weights, name, &at, s->index, err) < 0)
+    if (shape_of(l, s, &at, err) < 0 ||
+        ckpt_ds_parts_stored(l->weights, name, &at, s->index, err) < 0 ||
+        check_module(l, s->of.param->name, own, err) < 0)
         return -1;
     if (ckpt_dtype_is_castable(own->dtype))
-        last_part(l->weights)->wanted = (uint8_t)(own->dtype + 1);
+        ckpt_ds_parts_last(l->weights)->wanted = (uint8_t)(own->dtype + 1);
     return 0;
 }
 
-static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
+static int add_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     const struct load *l = ctx;
     struct ckpt_torch_tensor own;
@@ -269,7 +265,7 @@ static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *e
     if (ckpt_torch_file_tensor(&l->z->model, v, &own, err) < 0)
         return ckpt_err_in(err, "'%s/%s': '%s'", ckpt_dir_path(l->z->job->dir), l->z->model_name,
                            name);
-    return add_entry(ctx, name, &own, err);
+    return add_weight(ctx, name, &own, err);
 }
 
 static int add_moments(struct load *l, struct ckpt_err *err)
@@ -299,10 +295,10 @@ static int add_master(struct load *l, const struct state *s, struct ckpt_err *er
     struct ckpt_torch_tensor at;
 
     if (shape_of(l, s, &at, err) < 0 ||
-        ckpt_ds_parts_stored(l->weights, s->param->name, &at, s->index, err) < 0)
+        ckpt_ds_parts_stored(l->weights, s->of.param->name, &at, s->index, err) < 0)
         return -1;
     if (l->pipe->has_trained)
-        last_part(l->weights)->wanted = (uint8_t)(l->pipe->trained + 1);
+        ckpt_ds_parts_last(l->weights)->wanted = (uint8_t)(l->pipe->trained + 1);
     return 0;
 }
 
@@ -314,54 +310,26 @@ static int add_masters(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-static int list_pipe(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->pipe->listed.len; i++) {
-        const struct ckpt_ds_listed *listed = &l->pipe->listed.ptr[i];
-        if (list_param(l, listed->z, listed->param, listed, err) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 /* ---- load ---- */
-
-static int list_module(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->z->param.len; i++)
-        if (list_param(l, l->z, &l->z->param.ptr[i], NULL, err) < 0)
-            return -1;
-    return 0;
-}
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_dir_open_below(l->z->job->dir, "zero", &l->zero, err) < 0 ||
-        (l->pipe ? list_pipe(l, err) : list_module(l, err)) < 0 ||
+    if (ckpt_dir_open_below(l->z->job->dir, "zero", &l->zero, err) < 0 || list_params(l, err) < 0 ||
         ckpt_parallel(l->states.len, l->z->job->opt->nthread, read_one, l, err) < 0 ||
         add_sources(l, err) < 0)
         return -1;
     if ((l->pipe ? add_masters(l, err)
-                 : ckpt_ds_module_each(&l->z->model, l->z->model_name, walk_entry, l, err)) < 0)
+                 : ckpt_ds_module_each(&l->z->model, l->z->model_name, add_entry, l, err)) < 0)
         return -1;
     return add_moments(l, err);
 }
 
-int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, struct ckpt_ds_parts *weights,
-                           struct ckpt_ds_parts *moments, struct ckpt_err *err)
+int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ckpt_ds_pipe *pipe,
+                           struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                           struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {
-        .z = z, .nmp = nmp, .weights = weights, .moments = moments};
-
-    return load(&l, err);
-}
-
-int ckpt_ds_universal_read_pipe(struct ckpt_ds_zero *first, const struct ckpt_ds_pipe *pipe,
-                                struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
-                                struct ckpt_err *err)
-{
-    ckpt_cleanup(load_release) struct load l = {
-        .z = first, .pipe = pipe, .weights = weights, .moments = moments};
+        .z = z, .nmp = nmp, .pipe = pipe, .weights = weights, .moments = moments};
 
     return load(&l, err);
 }

@@ -10,14 +10,10 @@
 /* Add the tensors of zero/NAME/fp32.pt, to be shown in the dtype of the copied module. Tensors that
  * the optimizer did not have (buffers, frozen parameters) are read from the module. nmp is the
  * number of tensor-parallel ranks whose model files were copied; the parameters are already whole.
- */
-int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, struct ckpt_ds_parts *weights,
-                           struct ckpt_ds_parts *moments, struct ckpt_err *err);
-
-/* Add the parameters of a pipeline, whose first rank is given. There is no module: names are those
- * of the model files, LL.NAME or tied_modules.KEY.NAME. */
-int ckpt_ds_universal_read_pipe(struct ckpt_ds_zero *first, const struct ckpt_ds_pipe *pipe,
-                                struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
-                                struct ckpt_err *err);
+ * If `pipe` is not NULL, there is no module, but the pipeline of which z is the first rank; names
+ * are those of the model files, LL.NAME or tied_modules.KEY.NAME. */
+int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ckpt_ds_pipe *pipe,
+                           struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                           struct ckpt_err *err);
 
 #endif

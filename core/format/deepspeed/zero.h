@@ -73,10 +73,7 @@ void ckpt_ds_zero_release(struct ckpt_ds_zero *z);
  * Check that none is missing and that all are of one save. MISSING: there are no such files. */
 int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err);
 
-/* The steps of ckpt_ds_zero_read_ranks: check the names of the files, check that the files agree,
- * and compute where each parameter begins. */
-int ckpt_ds_zero_check_files(const struct ckpt_ds_zero *z, struct ckpt_err *err);
-int ckpt_ds_zero_check_ranks(const struct ckpt_ds_zero *z, struct ckpt_err *err);
+/* Compute where each parameter begins, once the optimizer files are read. */
 int ckpt_ds_zero_lay(struct ckpt_ds_zero *z, struct ckpt_err *err);
 
 /* Make buffers of the masters (key NULL) or of a moment: with stages 1 and 2 one per group, with
@@ -111,6 +108,12 @@ bool ckpt_ds_zero_is_expert(const struct ckpt_ds_zero *z, const char *name);
 int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *buffers,
                      const struct ckpt_ds_param *param, const char *name, struct ckpt_ds_parts *out,
                      struct ckpt_err *err);
+
+/* Has the tensor the parameter's shape? */
+bool ckpt_ds_param_fits(const struct ckpt_ds_param *param, const struct ckpt_torch_tensor *s);
+
+/* A degree of the job ("tp_degree"), as the model file has it; false: it does not say. */
+bool ckpt_ds_zero_degree(const struct ckpt_ds_zero *z, const char *key, uint64_t *ret);
 
 /* Find a parameter in param_shapes; NULL: it is not there. */
 const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name);
