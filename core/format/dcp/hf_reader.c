@@ -15,6 +15,7 @@
 #include "format/automodel/run_folder.h"
 #include "format/dcp/hf_layout.h"
 #include "format/dcp/hf_shard.h"
+#include "format/pieces.h"
 #include "format/readers.h"
 
 enum { MAX_SHARDS = 10000000 };
@@ -29,7 +30,7 @@ struct whole {
     const char *name; /* memory of the arena of a shard's header */
     uint64_t dim[CKPT_MAX_RANK];
     uint64_t file; /* number of the file in the finished model */
-    uint32_t rank, first, last, nchunk;
+    uint32_t rank, first, last;
 };
 
 #define NONE UINT32_MAX
@@ -254,7 +255,6 @@ static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckp
     else
         l->chunks.ptr[w->last].next = number;
     w->last = number;
-    w->nchunk++;
     for (uint32_t d = 0; d < t->rank; d++)
         w->dim[d] = ckpt_max_u64(w->dim[d], lo[d] + t->dim[d]);
     return 0;
@@ -286,76 +286,43 @@ static void sort_wholes(struct load *l)
         qsort_r(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, whole_cmp, l);
 }
 
-/* The non-empty boxes of a tensor, with their pieces and shards. */
-struct parts {
-    struct ckpt_box *box;
-    struct ckpt_piece_draft *piece;
-    uint32_t *chunk;
-    size_t n;
-};
-
-static void parts_release(struct parts *p)
+static int collect_pieces(const struct load *l, const struct whole *w, struct ckpt_pieces *p,
+                          struct ckpt_err *err)
 {
-    free(p->box);
-    free(p->piece);
-    free(p->chunk);
-}
-
-static void make_piece(const struct load *l, const struct whole *w, const struct chunk *c,
-                       const struct ckpt_box *box, struct ckpt_piece_draft *ret)
-{
-    const struct ckpt_st_tensor *t = part_of(l, c);
-    uint64_t stride[CKPT_MAX_RANK];
-
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++)
-        stride[d] *= ckpt_dtype_size(t->dtype);
-    ckpt_piece_from_box(w->dim, box, c->shard, t->off, stride, ret);
-}
-
-static int collect_parts(struct load *l, const struct whole *w, struct parts *p,
-                         struct ckpt_err *err)
-{
-    if (!(p->box = malloc(w->nchunk * sizeof *p->box)) ||
-        !(p->piece = malloc(w->nchunk * sizeof *p->piece)) ||
-        !(p->chunk = malloc(w->nchunk * sizeof *p->chunk)))
-        return ckpt_nomem(err);
     for (uint32_t i = w->first; i != NONE; i = l->chunks.ptr[i].next) {
         const struct chunk *c = &l->chunks.ptr[i];
         const struct ckpt_st_tensor *t = part_of(l, c);
-        struct ckpt_box *box = &p->box[p->n];
-        if (t->len == 0)
-            continue;
-        box->rank = t->rank;
-        for (uint32_t d = 0; d < t->rank; d++) {
-            box->lo[d] = l->shards.ptr[c->shard].lo[c->tensor][d];
-            box->n[d] = t->dim[d];
-        }
-        make_piece(l, w, c, box, &p->piece[p->n]);
-        p->chunk[p->n++] = i;
+        struct ckpt_box box = {.rank = t->rank};
+        uint64_t stride[CKPT_MAX_RANK];
+        memcpy(box.lo, l->shards.ptr[c->shard].lo[c->tensor], t->rank * sizeof *box.lo);
+        memcpy(box.n, t->dim, t->rank * sizeof *box.n);
+        ckpt_box_strides(&box, ckpt_dtype_size(t->dtype), stride);
+        if (ckpt_pieces_add(p, w->dim, &box, c->shard, t->off, stride, err) < 0)
+            return -1;
     }
     return 0;
 }
 
 /* Find the other box that overlaps box `bad`. */
-static size_t find_other(const struct parts *p, size_t bad)
+static size_t find_other(const struct ckpt_pieces *p, size_t bad)
 {
+    const struct ckpt_box *box = p->box.ptr;
     struct ckpt_box shared;
     size_t i = 0;
 
-    while (i < p->n && (i == bad || !ckpt_box_intersect(&p->box[i], &p->box[bad], &shared)))
+    while (i < p->box.len && (i == bad || !ckpt_box_intersect(&box[i], &box[bad], &shared)))
         i++;
-    return i < p->n ? i : bad;
+    return i < p->box.len ? i : bad;
 }
 
-static int check_coverage(const struct load *l, const struct whole *w, const struct parts *p,
+static int check_coverage(const struct load *l, const struct whole *w, const struct ckpt_pieces *p,
                           struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
     char hint[96];
     size_t bad;
 
-    if (ckpt_boxes_cover(w->dim, w->rank, p->box, p->n, &bad, &why) == 0)
+    if (ckpt_boxes_cover(w->dim, w->rank, p->box.ptr, p->box.len, &bad, &why) == 0)
         return 0;
     if (bad == SIZE_MAX) {
         hint_rank(l, hint, sizeof hint);
@@ -364,25 +331,23 @@ static int check_coverage(const struct load *l, const struct whole *w, const str
     size_t other = find_other(p, bad);
     return ckpt_fail(err, why.code,
                      "tensor '%s': '%s' overlaps '%s' (%s); one is left of an earlier save?",
-                     w->name, file_of(l, &l->chunks.ptr[p->chunk[bad]]),
-                     file_of(l, &l->chunks.ptr[p->chunk[other]]), why.text);
+                     w->name, l->shards.ptr[p->draft.ptr[bad].source].name,
+                     l->shards.ptr[p->draft.ptr[other].source].name, why.text);
 }
 
 static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct load *l = ctx;
     const struct whole *w = &l->wholes.ptr[i];
-    ckpt_cleanup(parts_release) struct parts parts = {0};
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
     const enum ckpt_dtype dtype = part_of(l, &l->chunks.ptr[w->first])->dtype;
     uint64_t numel;
-    size_t index;
 
     if (!ckpt_shape_numel(w->dim, w->rank, &numel))
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would have 2^64 elements or more", w->name);
-    if (collect_parts(l, w, &parts, err) < 0 || check_coverage(l, w, &parts, err) < 0 ||
-        ckpt_catalog_add(l->cat, w->name, dtype, w->dim, w->rank, &index, err) < 0)
-        return -1;
-    return ckpt_catalog_set_pieces(l->cat, index, parts.piece, parts.n, err);
+    return collect_pieces(l, w, &pieces, err) < 0 || check_coverage(l, w, &pieces, err) < 0
+               ? -1
+               : ckpt_pieces_catalog(&pieces, l->cat, w->name, dtype, w->dim, w->rank, err);
 }
 
 static int add_sources(struct load *l, struct ckpt_err *err)

@@ -18,6 +18,7 @@
 #include "format/dcp/item.h"
 #include "format/dcp/metadata.h"
 #include "format/foreign.h"
+#include "format/pieces.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"
@@ -185,7 +186,7 @@ static int open_files(struct load *l, struct ckpt_err *err)
 /* Report all missing files in one line, so that they can be copied from the node that has them. */
 static int fail_missing(const struct load *l, const char *tensor, struct ckpt_err *err)
 {
-    struct ckpt_str list = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str list = {0};
     size_t n = 0;
 
     for (size_t i = 0; i < l->files.len; i++) {
@@ -194,13 +195,11 @@ static int fail_missing(const struct load *l, const char *tensor, struct ckpt_er
         if (n++ < MOST_NAMED)
             ckpt_str_printf(&list, "%s'%s'", n > 1 ? ", " : "", l->m.files.ptr[i]);
     }
-    (void)ckpt_fail(err, CKPT_MISSING,
-                    "'%s' is in a file that does not exist; missing: %s%s (%zu of %zu "
-                    "files that %s names)",
-                    tensor, ckpt_str_get(&list), n > MOST_NAMED ? " ..." : "", n, l->files.len,
-                    METADATA);
-    ckpt_str_release(&list);
-    return -1;
+    return ckpt_fail(err, CKPT_MISSING,
+                     "'%s' is in a file that does not exist; missing: %s%s (%zu of %zu "
+                     "files that %s names)",
+                     tensor, ckpt_str_get(&list), n > MOST_NAMED ? " ..." : "", n, l->files.len,
+                     METADATA);
 }
 
 /* ---- boxes ---- */
@@ -365,12 +364,8 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
 {
     const struct ckpt_dcp_metadata *m = &l->m;
     const uint64_t *dim = ckpt_dcp_ints(m, t->dim);
-    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
-        malloc((t->nchunk + 1) * sizeof *draft);
-    size_t n = 0, index;
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
 
-    if (!draft)
-        return ckpt_nomem(err);
     for (; *at < l->items.item.len && is_chunk_of(t, l->items.item.ptr[*at].chunk); ++*at) {
         const struct ckpt_dcp_item *item = &l->items.item.ptr[*at];
         uint64_t stride[CKPT_MAX_RANK];
@@ -380,11 +375,10 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
             (source = source_of(l, item, err)) == UINT32_MAX)
             return -1;
         ckpt_dcp_item_strides(&l->items, item, &box, ckpt_dtype_size(t->dtype), stride);
-        ckpt_piece_from_box(dim, &box, source, item->off, stride, &draft[n++]);
+        if (ckpt_pieces_add(&pieces, dim, &box, source, item->off, stride, err) < 0)
+            return -1;
     }
-    return ckpt_catalog_add(l->cat, name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, draft, n, err);
+    return ckpt_pieces_catalog(&pieces, l->cat, name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), err);
 }
 
 static int add_tensors(struct load *l, struct ckpt_err *err)
@@ -431,24 +425,16 @@ static int read_objects(struct load *l, struct ckpt_err *err)
 /* Facts for people and for choosing names. */
 static int describe(struct load *l, struct ckpt_err *err)
 {
-    json_t *roots = json_array();
+    json_t *facts = json_object(), *roots = json_array();
 
     for (size_t i = 0; i < l->m.roots.len; i++)
-        if (json_array_append_new(roots, json_string(l->m.roots.ptr[i])) < 0) {
-            json_decref(roots);
-            return ckpt_nomem(err);
-        }
-    if (json_object_set_new(l->cat->about, "format", json_string(l->format->name)) < 0 ||
-        json_object_set_new(l->cat->about, "objects", json_integer((json_int_t)l->m.nbytes_entry)) <
-            0) {
-        json_decref(roots);
-        return ckpt_nomem(err);
-    }
-    if (!l->m.has_planner_data) {
-        json_decref(roots);
-        return 0;
-    }
-    return json_object_set_new(l->cat->about, "roots", roots) < 0 ? ckpt_nomem(err) : 0;
+        ckpt_json_append(&roots, json_string(l->m.roots.ptr[i]));
+    ckpt_json_set(&facts, "format", json_string(l->format->name));
+    ckpt_json_set(&facts, "objects", json_integer((json_int_t)l->m.nbytes_entry));
+    ckpt_json_set(&facts, "roots", roots);
+    if (!l->m.has_planner_data)
+        (void)json_object_del(facts, "roots");
+    return !facts || json_object_update_new(l->cat->about, facts) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* ---- the whole ---- */

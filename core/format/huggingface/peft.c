@@ -8,6 +8,7 @@
 #include "base/str.h"
 #include "container/safetensors.h"
 #include "format/automodel/run_folder.h"
+#include "format/pieces.h"
 #include "format/readers.h"
 #include "format/torch/piece.h"
 
@@ -67,16 +68,13 @@ static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat
 static int add_tensor(const struct ckpt_rank_piece *p, uint32_t source, struct ckpt_catalog *cat,
                       struct ckpt_err *err)
 {
-    struct ckpt_piece_draft draft;
-    const size_t n = ckpt_box_numel(&p->box) != 0;
-    size_t index;
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
 
     if (memcmp(p->box.n, p->dim, p->rank * sizeof *p->dim) != 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' holds only a part of the tensor", p->name);
-    ckpt_piece_from_box(p->dim, &p->box, source, p->off, p->stride, &draft);
-    return ckpt_catalog_add(cat, p->name, p->dtype, p->dim, p->rank, &index, err) < 0
+    return ckpt_pieces_add(&pieces, p->dim, &p->box, source, p->off, p->stride, err) < 0
                ? -1
-               : ckpt_catalog_set_pieces(cat, index, &draft, n, err);
+               : ckpt_pieces_catalog(&pieces, cat, p->name, p->dtype, p->dim, p->rank, err);
 }
 
 static int load_torch(struct ckpt_source *source, struct ckpt_catalog *cat, struct ckpt_err *err)

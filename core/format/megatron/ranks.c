@@ -17,6 +17,7 @@
 #include "format/megatron/load.h"
 #include "format/megatron/mesh.h"
 #include "format/megatron/name.h"
+#include "format/pieces.h"
 
 enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
 
@@ -123,40 +124,26 @@ static uint64_t *stage_of(struct load *l, uint32_t stage, uint64_t pp)
     return &l->layers[stage * l->mesh.npp + pp];
 }
 
-/* Count the layers of a stage, by the largest number in its names. */
-static int count_layer(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
+/* Count the layers of a stage and the experts of a file, by the largest numbers in the names. */
+static int count_numbers(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
+    static const char mark[] = ".experts.experts.";
     static const struct ckpt_megatron_place whole = {0};
-    uint64_t layer, *n = stage_of(l, l->stage, l->rank->pp);
+    uint64_t layer, expert, *n = stage_of(l, l->stage, l->rank->pp);
 
     (void)v;
     if (!ckpt_megatron_name(name, &whole, &l->name))
         return 0;
     if (l->name.failed)
         return ckpt_nomem(err);
-    if (!ckpt_megatron_layer(ckpt_str_get(&l->name), &layer))
+    const char *own = ckpt_str_get(&l->name), *s = strstr(own, mark);
+    if (l->mesh.nep > 1 && s && ckpt_take_text(&s, mark) && ckpt_take_u64(&s, &expert))
+        l->nlocal = at_least(l->nlocal, expert);
+    if (!ckpt_megatron_layer(own, &layer))
         return 0;
     if (layer >= UINT32_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': layer %" PRIu64, name, layer);
     *n = at_least(*n, layer);
-    return 0;
-}
-
-/* Count the experts of a file, by the run's arguments or the largest number in its names. */
-static int count_expert(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
-{
-    static const char mark[] = ".experts.experts.";
-    static const struct ckpt_megatron_place whole = {0};
-    uint64_t expert;
-
-    (void)v;
-    if (!ckpt_megatron_name(name, &whole, &l->name))
-        return 0;
-    if (l->name.failed)
-        return ckpt_nomem(err);
-    const char *s = strstr(ckpt_str_get(&l->name), mark);
-    if (s && ckpt_take_text(&s, mark) && ckpt_take_u64(&s, &expert))
-        l->nlocal = at_least(l->nlocal, expert);
     return 0;
 }
 
@@ -177,8 +164,7 @@ static int number_layers(struct load *l, struct ckpt_err *err)
         while (r->pp != p)
             r++;
         for (uint32_t v = 0; v < l->nvirtual; v++)
-            if (visit_rank(l, r, v, count_layer, err) < 0 ||
-                (l->mesh.nep > 1 && visit_rank(l, r, v, count_expert, err) < 0))
+            if (visit_rank(l, r, v, count_numbers, err) < 0)
                 return -1;
     }
     for (uint32_t v = 0; v < l->nvirtual; v++)
@@ -187,9 +173,9 @@ static int number_layers(struct load *l, struct ckpt_err *err)
             *stage_of(l, v, p) = next;
             next += n;
         }
-    if (ckpt_megatron_state_size(l->mesh.st, "num_experts") &&
-        ckpt_megatron_state_size(l->mesh.st, "num_experts") % l->mesh.nep == 0)
-        l->nlocal = ckpt_megatron_state_size(l->mesh.st, "num_experts") / l->mesh.nep;
+    const uint64_t experts = ckpt_megatron_state_size(l->mesh.st, "num_experts");
+    if (experts && experts % l->mesh.nep == 0)
+        l->nlocal = experts / l->mesh.nep;
     return 0;
 }
 
@@ -348,8 +334,7 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
     const uint64_t n = is_expert(t->name) ? l->mesh.netp : l->mesh.ntp;
     const uint32_t lead = n > 1;
     uint64_t dim[CKPT_MAX_RANK + 1] = {n}, stride[CKPT_MAX_RANK + 1] = {0};
-    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft = NULL;
-    size_t index, npiece = 0;
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
 
     if (check_parts(l, t, n, err) < 0)
         return -1;
@@ -358,9 +343,7 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
     if (rank > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' has %u dimensions", t->name, first->rank);
     memcpy(dim + lead, first->dim, first->rank * sizeof *dim);
-    if (!(draft = malloc((size_t)n * sizeof *draft)))
-        return ckpt_nomem(err);
-    for (uint64_t i = 0; first->numel && i < n; i++) {
+    for (uint64_t i = 0; i < n; i++) {
         const struct part *p = &t->parts.ptr[i];
         struct ckpt_box box = {.rank = rank};
         memcpy(box.n, dim, rank * sizeof *dim);
@@ -369,12 +352,12 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
             box.n[0] = 1;
         }
         memcpy(stride + lead, p->at.stride, first->rank * sizeof *stride);
-        ckpt_piece_from_box(dim, &box, p->rank->index, p->at.off, stride, &draft[npiece++]);
+        if (ckpt_pieces_add(&pieces, dim, &box, p->rank->index, p->at.off, stride, err) < 0)
+            return -1;
     }
-    if (ckpt_catalog_add(l->cat, t->name, first->dtype, dim, rank, &index, err) < 0 ||
-        ckpt_catalog_set_pieces(l->cat, index, draft, npiece, err) < 0)
+    if (ckpt_pieces_catalog(&pieces, l->cat, t->name, first->dtype, dim, rank, err) < 0)
         return -1;
-    l->cat->tensors.ptr[index].ranks = lead ? (uint16_t)n : 0;
+    l->cat->tensors.ptr[l->cat->tensors.len - 1].ranks = lead ? (uint16_t)n : 0;
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #include "container/zarr.h"
 #include "format/megatron/load.h"
 #include "format/megatron/name.h"
+#include "format/pieces.h"
 
 struct chunk {
     struct ckpt_source *source;
@@ -99,30 +100,25 @@ static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct
 static int open_chunk(struct load *l, struct array *a, const uint64_t *index, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-    struct ckpt_str file = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str file = {0};
     struct chunk *c;
-    int result = -1;
 
     ckpt_str_printf(&file, "%s/", a->folder);
     ckpt_zarr_chunk_name(&a->z, index, &file);
-    if (file.failed) {
-        (void)ckpt_nomem(err);
-    } else if (ckpt_source_file_new(l->dir, ckpt_str_get(&file), l->opt->pool, &s, err) < 0) {
-        (void)ckpt_err_in(err, "tensor '%s': chunk '%s' (a missing chunk has no value)", a->name,
-                          ckpt_str_get(&file));
-    } else if (s->size != a->z.nbyte) {
-        (void)ckpt_fail(err, CKPT_FORMAT,
-                        "'%s/%s' has %" PRIu64 " bytes, a chunk of '%s' has %" PRIu64,
-                        ckpt_dir_path(l->dir), ckpt_str_get(&file), s->size, a->name, a->z.nbyte);
-    } else if (ckpt_vec_add(&a->chunks, &c) < 0) {
-        (void)ckpt_nomem(err);
-    } else {
-        ckpt_zarr_chunk_box(&a->z, index, &c->box);
-        c->source = ckpt_steal(&s);
-        result = 0;
-    }
-    ckpt_str_release(&file);
-    return result;
+    if (file.failed)
+        return ckpt_nomem(err);
+    if (ckpt_source_file_new(l->dir, file.ptr, l->opt->pool, &s, err) < 0)
+        return ckpt_err_in(err, "tensor '%s': chunk '%s' (a missing chunk has no value)", a->name,
+                           file.ptr);
+    if (s->size != a->z.nbyte)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s/%s' has %" PRIu64 " bytes, a chunk of '%s' has %" PRIu64,
+                         ckpt_dir_path(l->dir), file.ptr, s->size, a->name, a->z.nbyte);
+    if (ckpt_vec_add(&a->chunks, &c) < 0)
+        return ckpt_nomem(err);
+    ckpt_zarr_chunk_box(&a->z, index, &c->box);
+    c->source = ckpt_steal(&s);
+    return 0;
 }
 
 /* Is it a chunk file's name? */
@@ -208,25 +204,19 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
 
 static int add_array(struct load *l, const struct array *a, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
-        malloc((a->chunks.len + 1) * sizeof *draft);
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
     uint64_t stride[CKPT_MAX_RANK];
-    size_t index;
 
-    if (!draft)
-        return ckpt_nomem(err);
     ckpt_shape_strides(a->z.chunk, a->z.rank, stride);
     for (uint32_t d = 0; d < a->z.rank; d++)
         stride[d] *= ckpt_dtype_size(a->z.dtype);
     for (size_t i = 0; i < a->chunks.len; i++) {
         uint32_t source = ckpt_catalog_add_source(l->cat, a->chunks.ptr[i].source, err);
-        if (source == UINT32_MAX)
+        if (source == UINT32_MAX ||
+            ckpt_pieces_add(&pieces, a->z.dim, &a->chunks.ptr[i].box, source, 0, stride, err) < 0)
             return -1;
-        ckpt_piece_from_box(a->z.dim, &a->chunks.ptr[i].box, source, 0, stride, &draft[i]);
     }
-    return ckpt_catalog_add(l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, draft, a->chunks.len, err);
+    return ckpt_pieces_catalog(&pieces, l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, err);
 }
 
 static int load(struct load *l, struct ckpt_err *err)

@@ -21,6 +21,7 @@
 #include "container/config.h"
 #include "container/torch_file.h"
 #include "format/huggingface/weight_map.h"
+#include "format/pieces.h"
 #include "format/readers.h"
 #include "format/torch/copies.h"
 #include "format/torch/verl_lora.h"
@@ -108,8 +109,7 @@ struct file {
 /* A tensor and its pieces in the files. */
 struct whole {
     struct ckpt_rank_holder first; /* its piece says name, shape and dtype */
-    CKPT_VEC(struct ckpt_box) box;
-    CKPT_VEC(struct ckpt_piece_draft) draft;
+    struct ckpt_pieces pieces;
     CKPT_VEC(struct ckpt_rank_holder) holder; /* of each box, the first */
 };
 
@@ -133,8 +133,7 @@ static void load_release(struct load *l)
         ckpt_rank_pieces_release(&l->files.ptr[i].pieces);
     }
     for (size_t i = 0; i < l->wholes.len; i++) {
-        ckpt_vec_release(&l->wholes.ptr[i].box);
-        ckpt_vec_release(&l->wholes.ptr[i].draft);
+        ckpt_pieces_release(&l->wholes.ptr[i].pieces);
         ckpt_vec_release(&l->wholes.ptr[i].holder);
     }
     ckpt_vec_release(&l->files);
@@ -268,23 +267,20 @@ static int add_piece(struct load *l, const struct file *f, const struct ckpt_ran
                      struct ckpt_err *err)
 {
     const struct ckpt_rank_holder h = {f->name, f->source, p};
-    struct ckpt_piece_draft *draft;
     struct whole *w = NULL;
 
     if (find_whole(l, &h, &w, err) < 0)
         return -1;
     if (ckpt_box_numel(&p->box) == 0)
         return 0;
-    for (size_t i = 0; i < w->box.len; i++) {
+    for (size_t i = 0; i < w->holder.len; i++) {
         const struct ckpt_rank_copy copy = {w->holder.ptr[i], h, .part = f->is.part};
-        if (ckpt_box_eq(&w->box.ptr[i], &p->box))
+        if (ckpt_box_eq(&w->pieces.box.ptr[i], &p->box))
             return ckpt_vec_push(&l->copies, copy) < 0 ? ckpt_nomem(err) : 0;
     }
-    if (ckpt_vec_push(&w->box, p->box) < 0 || ckpt_vec_add(&w->draft, &draft) < 0 ||
-        ckpt_vec_push(&w->holder, h) < 0)
+    if (ckpt_vec_push(&w->holder, h) < 0)
         return ckpt_nomem(err);
-    ckpt_piece_from_box(p->dim, &p->box, f->index, p->off, p->stride, draft);
-    return 0;
+    return ckpt_pieces_add(&w->pieces, p->dim, &p->box, f->index, p->off, p->stride, err);
 }
 
 static int add_pieces(struct load *l, struct ckpt_err *err)
@@ -305,14 +301,12 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
     struct load *l = ctx;
     const struct whole *w = &l->wholes.ptr[i];
     const struct ckpt_rank_piece *p = w->first.piece;
-    size_t index, bad;
+    bool gap;
 
-    if (ckpt_boxes_cover(p->dim, p->rank, w->box.ptr, w->box.len, &bad, err) < 0)
+    if (ckpt_pieces_cover(&w->pieces, l->cat, p->dim, p->rank, &gap, err) < 0)
         return ckpt_err_in(err, "'%s': tensor '%s' in the files of %zu ranks",
                            ckpt_dir_path(l->dir), p->name, l->files.len);
-    return ckpt_catalog_add(l->cat, p->name, p->dtype, p->dim, p->rank, &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, w->draft.ptr, w->draft.len, err);
+    return ckpt_pieces_catalog(&w->pieces, l->cat, p->name, p->dtype, p->dim, p->rank, err);
 }
 
 /* ---- the reader ---- */
