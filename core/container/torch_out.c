@@ -28,17 +28,18 @@ enum {
 };
 
 /* Its first 20 digits are a hash of the records' names, the others one of their CRCs, which are 0
- * here; a record without bytes is not counted. */
+ * here; a record without bytes is not counted. Those of an archive of one tensor, and of none,
+ * which archives of several have, too: torch does not read it. */
 static const char serialization_id[] = "1572819951185464302603005401530805769991",
                   serialization_id_of_empty[] = "1572819951185464302600046082544174525093";
 
 struct record {
-    const char *name; /* below the folder */
+    char name[NAME]; /* below the folder */
     uint64_t off, size;
 };
 
 struct archive {
-    struct ckpt_str *out; /* where bytes go now; NULL: nowhere */
+    struct ckpt_str *out; /* all but the bytes of tensors */
     const char *folder;   /* of the records, with the slash */
     uint64_t at;          /* in the archive */
     struct record *record;
@@ -47,8 +48,7 @@ struct archive {
 
 static void put(struct archive *a, const void *bytes, size_t len)
 {
-    if (a->out)
-        ckpt_str_append(a->out, bytes, len);
+    ckpt_str_append(a->out, bytes, len);
     a->at += len;
 }
 
@@ -122,7 +122,7 @@ static void begin(struct archive *a, const char *name, uint64_t size)
     const size_t len = strlen(a->folder) + strlen(name), large = large_field(off, size);
     const size_t pad = (size_t)(-(off + LOCAL_HEADER + len + large + EXTRA_HEADER) % ALIGNMENT);
 
-    a->record[a->n].name = name;
+    (void)snprintf(a->record[a->n].name, NAME, "%s", name);
     a->record[a->n].off = off;
     a->record[a->n++].size = size;
     put(a, "PK\3\4", 4);
@@ -282,66 +282,49 @@ void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_ou
     ckpt_pickle_out_put(p);
 }
 
-static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
-{
-    struct ckpt_pickle_out p = {.out = out};
-
-    ckpt_pickle_out_begin(&p);
-    ckpt_torch_out_tensor(&p, t, "0");
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
-}
-
-void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail)
-{
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
-    struct record record[RECORDS];
-    struct archive a = {.out = head, .folder = "archive/", .record = record};
-
-    assert(t->rank <= CKPT_MAX_RANK);
-    put_pickle(&pickle, t);
-    put_record(&a, "data.pkl", pickle.ptr, pickle.len);
-    put_text(&a, ".format_version", "1");
-    put_text(&a, ".storage_alignment", "64");
-    put_text(&a, "byteorder", "little");
-    begin(&a, "data/0", t->nbytes);
-    a.out = tail;
-    a.at += t->nbytes;
-    end(&a);
-    put_text(&a, "version", "3\n");
-    put_text(&a, ".data/serialization_id",
-             t->nbytes ? serialization_id : serialization_id_of_empty);
-    finish(&a);
-    if (pickle.failed && head)
-        head->failed = true;
-    if (pickle.failed && tail)
-        tail->failed = true;
-}
-
 int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *text, size_t *ret_at,
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + f->n, sizeof *record);
-    ckpt_cleanup(ckpt_freep) char(*name)[NAME] = calloc(f->n + 1, sizeof *name);
     struct archive a = {.out = text, .folder = f->folder, .record = record};
     const size_t before = text->len;
+    char name[NAME];
 
-    if (!record || !name)
+    if (!record)
         return ckpt_nomem(err);
     put_record(&a, "data.pkl", f->pickle, f->len);
     put_text(&a, ".format_version", "1");
     put_text(&a, ".storage_alignment", "64");
     put_text(&a, "byteorder", "little");
     for (size_t i = 0; i < f->n; i++) {
-        (void)snprintf(name[i], NAME, "data/%zu", i);
-        begin(&a, name[i], f->nbytes[i]);
+        (void)snprintf(name, sizeof name, "data/%zu", i);
+        begin(&a, name, f->nbytes[i]);
         ret_at[i] = text->len - before;
         a.at += f->nbytes[i];
         end(&a);
     }
     put_text(&a, "version", "3\n");
-    put_text(&a, ".data/serialization_id", serialization_id_of_empty);
+    put_text(&a, ".data/serialization_id",
+             f->n == 1 && f->nbytes[0] ? serialization_id : serialization_id_of_empty);
     finish(&a);
     return text->failed ? ckpt_nomem(err) : 0;
+}
+
+void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *text, size_t *ret_at)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
+    struct ckpt_torch_archive f = {.folder = "archive/", .nbytes = &t->nbytes, .n = 1};
+    struct ckpt_pickle_out p = {.out = &pickle};
+
+    assert(t->rank <= CKPT_MAX_RANK);
+    ckpt_pickle_out_begin(&p);
+    ckpt_torch_out_tensor(&p, t, "0");
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
+    f.pickle = ckpt_str_get(&pickle);
+    f.len = pickle.len;
+    *ret_at = 0;
+    if (pickle.failed || ckpt_torch_out_file(&f, text, ret_at, NULL) < 0)
+        text->failed = true;
 }
 
 void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)

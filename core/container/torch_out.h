@@ -22,8 +22,9 @@ struct ckpt_torch_out {
     uint64_t nbytes;
 };
 
-/* Append what stands before the tensor's bytes, and what follows them. Either may be NULL. */
-void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail);
+/* Append the archive of a tensor, all but the tensor's bytes, which belong behind *ret_at bytes of
+ * what is appended. */
+void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *text, size_t *ret_at);
 
 struct ckpt_pickle_out;
 

@@ -7,15 +7,10 @@
 #include "format/dcp/out.h"
 #include "format/dcp/rows.h"
 
-struct part {
-    uint32_t tensor, rank;
-};
-
 struct state {
     struct ckpt_dcp_state out;
     const struct ckpt_catalog *cat;
     uint32_t ranks;
-    struct part *part;
 };
 
 static void get_key(const void *ctx, size_t i, struct ckpt_dcp_key *ret)
@@ -28,32 +23,18 @@ static void get_key(const void *ctx, size_t i, struct ckpt_dcp_key *ret)
     memcpy(ret->dim, t->dim, t->rank * sizeof *t->dim);
 }
 
-static bool rows_of(const struct state *s, size_t tensor, uint32_t rank, struct ckpt_dcp_data *ret)
-{
-    struct ckpt_rows rows;
-
-    if (rank >= s->ranks || !ckpt_rows_of(&s->cat->tensors.ptr[tensor], rank, s->ranks, &rows))
-        return false;
-    *ret = (struct ckpt_dcp_data){.key = tensor,
-                                  .index = rank,
-                                  .rank = rank,
-                                  .tensor = rows.tensor,
-                                  .from = rows.from,
-                                  .len = rows.len};
-    ckpt_rows_dim(&rows, ret->dim, ret->off);
-    return true;
-}
-
-static bool get_chunk(const void *ctx, size_t key, size_t k, struct ckpt_dcp_data *ret)
-{
-    return rows_of(ctx, key, (uint32_t)k, ret);
-}
-
-static void get_data(const void *ctx, size_t i, struct ckpt_dcp_data *ret)
+/* A tensor's part has the number of its rank. */
+static bool get_chunk(const void *ctx, size_t key, size_t rank, struct ckpt_dcp_data *ret)
 {
     const struct state *s = ctx;
+    struct ckpt_rows rows;
 
-    (void)rows_of(s, s->part[i].tensor, s->part[i].rank, ret);
+    if (rank >= s->ranks ||
+        !ckpt_rows_of(&s->cat->tensors.ptr[key], (uint32_t)rank, s->ranks, &rows))
+        return false;
+    *ret = (struct ckpt_dcp_data){.tensor = rows.tensor, .from = rows.from, .len = rows.len};
+    ckpt_rows_dim(&rows, ret->dim, ret->off);
+    return true;
 }
 
 static void list_parts(struct state *s)
@@ -64,7 +45,8 @@ static void list_parts(struct state *s)
     for (uint32_t r = 0; r < s->ranks; r++)
         for (size_t i = 0; i < s->cat->tensors.len; i++)
             if (ckpt_rows_of(&s->cat->tensors.ptr[i], r, s->ranks, &rows))
-                s->part[n++] = (struct part){(uint32_t)i, r};
+                s->out.part[n++] =
+                    (struct ckpt_dcp_part){.rank = r, .key = (uint32_t)i, .index = r};
     s->out.npart = n;
 }
 
@@ -82,12 +64,11 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
                                 .nkey = w->cat->tensors.len,
                                 .key = get_key,
                                 .chunk = get_chunk,
-                                .data = get_data,
                                 .indexed = true},
                         .cat = w->cat,
-                        .ranks = ranks,
-                        .part = ckpt_arena_alloc(&w->files->arena, (most + 1) * sizeof *s->part)};
-    if (!s->part)
+                        .ranks = ranks};
+    s->out.part = ckpt_arena_alloc(&w->files->arena, (most + 1) * sizeof *s->out.part);
+    if (!s->out.part)
         return ckpt_nomem(err);
     list_parts(s);
     return ckpt_dcp_out(w, folder, &s->out, ranks, true, err);

@@ -179,11 +179,13 @@ static void put_path(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, 
 
 /* MetadataIndex(fqn, offset, index) */
 static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
-                      const struct ckpt_dcp_data *d)
+                      const struct ckpt_dcp_part *part)
 {
+    struct ckpt_dcp_data d;
     struct ckpt_dcp_key key;
 
-    s->key(s->ctx, d->key, &key);
+    s->key(s->ctx, part->key, &key);
+    (void)s->chunk(s->ctx, part->key, part->index, &d);
     open_object(p, INDEX);
     ckpt_pickle_out_get(p, FQN_KEY);
     ckpt_pickle_out_text(p, key.name);
@@ -191,11 +193,11 @@ static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
         ckpt_pickle_out_get(p, OFFSET_KEY);
         ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
     } else {
-        put_size(p, OFFSET_KEY, d->off, key.rank);
+        put_size(p, OFFSET_KEY, d.off, key.rank);
     }
     ckpt_pickle_out_get(p, INDEX_KEY);
     if (s->indexed)
-        ckpt_pickle_out_u64(p, d->index);
+        ckpt_pickle_out_u64(p, part->index);
     else
         ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
     close_object(p);
@@ -205,12 +207,10 @@ static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
 static void put_part(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
 {
     const struct ckpt_dcp_part *part = &s->part[i];
-    struct ckpt_dcp_data d;
     char path[64];
 
     (void)snprintf(path, sizeof path, "__%u_0.distcp", part->rank);
-    s->data(s->ctx, i, &d);
-    put_index(p, s, &d);
+    put_index(p, s, part);
     open_object(p, INFO);
     ckpt_pickle_out_get(p, PATH_KEY);
     ckpt_pickle_out_text(p, path);

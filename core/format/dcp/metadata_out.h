@@ -24,9 +24,6 @@ struct ckpt_dcp_key {
 
 /* A part of an entry: a box of the tensor, and the bytes of some tensor that are stored for it. */
 struct ckpt_dcp_data {
-    size_t key;
-    uint32_t index; /* among the key's parts, as torch counts them */
-    uint32_t rank;  /* whose file it is in */
     uint64_t off[CKPT_MAX_RANK], dim[CKPT_MAX_RANK];
     const struct ckpt_tensor *tensor; /* NULL: an object */
     uint64_t from, len;
@@ -34,9 +31,10 @@ struct ckpt_dcp_data {
 
 /* The archive of a part. */
 struct ckpt_dcp_part {
-    uint32_t rank; /* whose file it is in */
-    uint64_t off;  /* of the archive in the file */
-    uint64_t len;  /* of the archive */
+    uint32_t rank;       /* whose file it is in */
+    uint32_t key, index; /* the entry, and the part's number among the entry's */
+    uint64_t off;        /* of the archive in the file; set by ckpt_dcp_out, as is len */
+    uint64_t len;        /* of the archive */
 };
 
 /* What a distributed checkpoint consists of. The functions are pure, and safe from many threads. */
@@ -44,11 +42,9 @@ struct ckpt_dcp_state {
     const void *ctx;
     size_t nkey, npart;
     void (*key)(const void *ctx, size_t i, struct ckpt_dcp_key *ret);
-    /* The k-th part of a key, in the order of `chunks`; false: there are no more. */
-    bool (*chunk)(const void *ctx, size_t key, size_t k, struct ckpt_dcp_data *ret);
-    /* Part i, by rank, then as they stand in the file. */
-    void (*data)(const void *ctx, size_t i, struct ckpt_dcp_data *ret);
-    const struct ckpt_dcp_part *part;
+    /* Part `index` of a key, in the order of `chunks`; false: there are no more. */
+    bool (*chunk)(const void *ctx, size_t key, size_t index, struct ckpt_dcp_data *ret);
+    struct ckpt_dcp_part *part; /* by rank, then as they stand in the file */
     bool indexed; /* parts are known by their index too, and keys by their paths in the state dict:
                      torch's own planner */
 };

@@ -9,8 +9,7 @@
 #include "container/torch_out.h"
 #include "view/text.h"
 
-/* One rank's file. Its text is what stands around the tensors' bytes: the head and the tail of each
- * archive. */
+/* One rank's file. Its text is what stands around the tensors' bytes, an entry for each archive. */
 struct file {
     const struct ckpt_dcp_state *state;
     size_t first, n; /* parts */
@@ -22,40 +21,40 @@ struct out {
     struct ckpt_arena *arena;
     const char *folder;
     struct ckpt_dcp_state *state;
-    struct ckpt_dcp_part *part;
 };
 
 static struct ckpt_dcp_data data_of(const struct ckpt_dcp_state *s, size_t i)
 {
     struct ckpt_dcp_data d;
 
-    s->data(s->ctx, i, &d);
+    (void)s->chunk(s->ctx, s->part[i].key, s->part[i].index, &d);
     return d;
 }
 
-static void put_archive(const struct ckpt_dcp_state *s, size_t i, struct ckpt_str *head,
-                        struct ckpt_str *tail)
+/* Append the archive of part i. Returns how many of these bytes go before the tensor's. */
+static size_t put_archive(const struct ckpt_dcp_state *s, size_t i, struct ckpt_str *out)
 {
     const struct ckpt_dcp_data d = data_of(s, i);
+    const size_t before = out->len;
     struct ckpt_dcp_key key;
+    size_t at;
 
-    s->key(s->ctx, d.key, &key);
+    s->key(s->ctx, s->part[i].key, &key);
     if (key.is_object) {
-        if (head)
-            ckpt_torch_out_none(head);
-        return;
+        ckpt_torch_out_none(out);
+        return out->len - before;
     }
     const struct ckpt_torch_out t = {
         .dtype = key.dtype, .dim = d.dim, .rank = key.rank, .nbytes = d.len};
-    ckpt_torch_out(&t, head, tail);
+    ckpt_torch_out(&t, out, &at);
+    return at;
 }
 
-/* The heads are the even entries. */
 static void put_around(const void *ctx, size_t i, struct ckpt_str *out)
 {
     const struct file *f = ctx;
 
-    put_archive(f->state, f->first + i / 2, i % 2 ? NULL : out, i % 2 ? out : NULL);
+    (void)put_archive(f->state, f->first + i, out);
 }
 
 /* ---- a file ---- */
@@ -64,14 +63,14 @@ static void put_around(const void *ctx, size_t i, struct ckpt_str *out)
  * and the bytes; then the last tail. */
 static int put_segments(const struct file *f, struct ckpt_segment *seg, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str around = {0};
     uint64_t text = 0, off = 0; /* where the next segment begins in the text, and in the file */
 
     for (size_t i = 0; i < f->n; i++) {
         const struct ckpt_dcp_data d = data_of(f->state, f->first + i);
-        ckpt_str_clear(&head);
-        put_archive(f->state, f->first + i, &head, NULL);
-        const uint64_t len = f->state->part[f->first + i].off + head.len - off;
+        ckpt_str_clear(&around);
+        const size_t at = put_archive(f->state, f->first + i, &around);
+        const uint64_t len = f->state->part[f->first + i].off + at - off;
         seg[2 * i] = (struct ckpt_segment){
             .off = off, .len = len, .kind = CKPT_SEGMENT_TEXT, .from = text, .text = &f->text};
         text += len;
@@ -90,7 +89,7 @@ static int put_segments(const struct file *f, struct ckpt_segment *seg, struct c
                                           .kind = CKPT_SEGMENT_TEXT,
                                           .from = text,
                                           .text = &f->text};
-    return head.failed ? ckpt_nomem(err) : 0;
+    return around.failed ? ckpt_nomem(err) : 0;
 }
 
 /* Where tensors of the catalogue lie whole. */
@@ -119,7 +118,7 @@ static int add_file(struct out *o, uint32_t rank, size_t first, size_t n, struct
     if (!f || !seg || !path)
         return ckpt_nomem(err);
     *f = (struct file){.state = o->state, .first = first, .n = n};
-    if (ckpt_text_init(&f->text, put_around, f, 2 * n, o->arena, err) < 0 ||
+    if (ckpt_text_init(&f->text, put_around, f, n, o->arena, err) < 0 ||
         put_segments(f, seg, err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++)
@@ -140,14 +139,13 @@ static int plan_rank(struct out *o, uint32_t rank, size_t at, size_t *ret_n, str
     ckpt_cleanup(ckpt_str_release) struct ckpt_str around = {0};
     uint64_t off = 0;
 
-    for (*ret_n = 0; at < o->state->npart; at++, (*ret_n)++) {
+    for (*ret_n = 0; at < o->state->npart && o->state->part[at].rank == rank; at++, (*ret_n)++) {
         const struct ckpt_dcp_data d = data_of(o->state, at);
-        if (d.rank != rank)
-            break;
         ckpt_str_clear(&around);
-        put_archive(o->state, at, &around, &around);
+        (void)put_archive(o->state, at, &around);
         const uint64_t len = around.len + d.len;
-        o->part[at] = (struct ckpt_dcp_part){rank, off, len};
+        o->state->part[at].off = off;
+        o->state->part[at].len = len;
         if (ckd_add(&off, off, len) || off > INT64_MAX)
             return ckpt_fail(err, CKPT_LIMIT, "the file of rank %u would have 2^63 bytes or more",
                              rank);
@@ -176,9 +174,6 @@ int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_d
     struct out o = {.w = w, .arena = &w->files->arena, .folder = folder, .state = s};
     size_t at = 0, n;
 
-    if (!(o.part = ckpt_arena_alloc(o.arena, (s->npart + 1) * sizeof *o.part)))
-        return ckpt_nomem(err);
-    s->part = o.part;
     for (uint32_t r = 0; r < ranks; r++, at += n)
         if (plan_rank(&o, r, at, &n, err) < 0 || ((n || empty) && add_file(&o, r, at, n, err) < 0))
             return -1;

@@ -12,7 +12,7 @@
 
 /* Add the files of a state below `folder` ("", or "step-5/"): of ranks 0..ranks, which are those of
  * its parts. A rank without parts has an empty file if `empty` is true, else none. The state is the
- * files' arena's; s->part is made here. Objects are lists of None. */
+ * files' arena's. Objects are lists of None. */
 int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
                  uint32_t ranks, bool empty, struct ckpt_err *err);
 

@@ -52,7 +52,6 @@ struct state {
     struct ckpt_map by_name; /* keys */
     CKPT_VEC(struct key) key;
     CKPT_VEC(struct part) part; /* by key, once they are sorted */
-    uint32_t *order;            /* parts by rank */
 };
 
 static void state_release(struct state *s)
@@ -81,8 +80,7 @@ static void describe(const struct state *s, const struct part *p, struct ckpt_dc
 {
     const struct key *k = &s->key.ptr[p->key];
 
-    *ret = (struct ckpt_dcp_data){
-        .key = p->key, .rank = p->rank, .tensor = p->tensor, .from = p->from, .len = p->len};
+    *ret = (struct ckpt_dcp_data){.tensor = p->tensor, .from = p->from, .len = p->len};
     if (k->is_object)
         return;
     for (uint32_t d = 0; d < k->nlead; d++) {
@@ -105,13 +103,6 @@ static bool get_chunk(const void *ctx, size_t key, size_t k, struct ckpt_dcp_dat
         return false;
     describe(s, &s->part.ptr[s->key.ptr[key].first + k], ret);
     return true;
-}
-
-static void get_data(const void *ctx, size_t i, struct ckpt_dcp_data *ret)
-{
-    const struct state *s = ctx;
-
-    describe(s, &s->part.ptr[s->order[i]], ret);
 }
 
 /* ---- keys ---- */
@@ -324,29 +315,32 @@ static int by_key(const void *a, const void *b)
     return c ? c : (x->cut > y->cut) - (x->cut < y->cut);
 }
 
-static int by_rank(const void *a, const void *b, void *arg)
+static int by_rank(const void *a, const void *b)
 {
-    const struct state *s = arg;
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b, rx = s->part.ptr[x].rank,
-                   ry = s->part.ptr[y].rank;
+    const struct ckpt_dcp_part *x = a, *y = b;
+    int c = ckpt_u64_cmp(x->rank, y->rank);
 
-    return rx != ry ? ckpt_u64_cmp(rx, ry) : ckpt_u64_cmp(x, y);
+    c = c ? c : ckpt_u64_cmp(x->key, y->key);
+    return c ? c : ckpt_u64_cmp(x->index, y->index);
 }
 
 static int put_in_order(struct state *s, struct ckpt_err *err)
 {
+    struct ckpt_dcp_part *out = ckpt_arena_alloc(s->arena, (s->part.len + 1) * sizeof *out);
+
+    if (!out)
+        return ckpt_nomem(err);
     if (s->part.len)
         qsort(s->part.ptr, s->part.len, sizeof *s->part.ptr, by_key);
     for (size_t i = 0; i < s->part.len; i++) {
-        struct key *k = &s->key.ptr[s->part.ptr[i].key];
-        if (k->n++ == 0)
+        const struct part *p = &s->part.ptr[i];
+        struct key *k = &s->key.ptr[p->key];
+        if (k->n == 0)
             k->first = i;
+        out[i] = (struct ckpt_dcp_part){.rank = p->rank, .key = p->key, .index = (uint32_t)k->n++};
     }
-    if (!(s->order = ckpt_arena_alloc(s->arena, (s->part.len + 1) * sizeof *s->order)))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < s->part.len; i++)
-        s->order[i] = (uint32_t)i;
-    qsort_r(s->order, s->part.len, sizeof *s->order, by_rank, s);
+    qsort(out, s->part.len, sizeof *out, by_rank);
+    s->out.part = out;
     return 0;
 }
 
@@ -392,9 +386,8 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 
     if (!s || !folder)
         return ckpt_nomem(err);
-    *s = (struct state){.out = {.ctx = s, .key = get_key, .chunk = get_chunk, .data = get_data},
-                        .w = w,
-                        .arena = &w->files->arena};
+    *s = (struct state){
+        .out = {.ctx = s, .key = get_key, .chunk = get_chunk}, .w = w, .arena = &w->files->arena};
     if (plan(s, err) < 0 || keep_tables(s, err) < 0) {
         state_release(s);
         return -1;
