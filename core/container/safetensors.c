@@ -72,6 +72,44 @@ static int fail_twice(const char *key, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_FORMAT, "header: not valid JSON: duplicate object key '%s'", key);
 }
 
+/* The name with which the i-th of structs of `size` bytes begins. */
+static const char *name_at(const void *items, size_t size, size_t i)
+{
+    return *(const char *const *)((const char *)items + i * size);
+}
+
+static int compare_names(const void *items, size_t size, size_t n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = malloc((n + 1) * sizeof *name);
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++)
+        name[i] = name_at(items, size, i);
+    qsort(name, n, sizeof *name, ckpt_strings_cmp);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(name[i - 1], name[i]) == 0)
+            return fail_twice(name[i], err);
+    return 0;
+}
+
+/* FORMAT if two of n structs, which begin with their names, have the same one. Names are sorted
+ * only if two have the same hash: of a million that would take a second. */
+static int check_names(const void *items, size_t size, size_t n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) uint64_t *hash = malloc((n + 1) * sizeof *hash);
+    bool same = false;
+
+    if (!hash)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++)
+        hash[i] = XXH3_64bits(name_at(items, size, i), strlen(name_at(items, size, i)));
+    qsort(hash, n, sizeof *hash, ckpt_u64s_cmp);
+    for (size_t i = 1; i < n; i++)
+        same |= hash[i - 1] == hash[i];
+    return same ? compare_names(items, size, n, err) : 0;
+}
+
 /* ---- one tensor ---- */
 
 /* The members of a tensor's entry, in any order. */
@@ -224,64 +262,10 @@ static int parse_tensor(struct ckpt_json_pull *p, struct ckpt_st *st, const char
 
 /* ---- metadata ---- */
 
-/* A set of hashes of names, which for a million names takes a quarter of a map's memory. */
-struct keys {
-    uint64_t *slot; /* 0: empty */
-    size_t cap, n;  /* cap is a power of two, or 0 */
-};
-
-static void keys_release(struct keys *k) { free(k->slot); }
-
-/* The place of a hash, or of the empty slot where it belongs. */
-static uint64_t *slot_of(const struct keys *k, uint64_t h)
-{
-    size_t i = (size_t)(h >> 1) & (k->cap - 1);
-
-    while (k->slot[i] && k->slot[i] != h)
-        i = (i + 1) & (k->cap - 1);
-    return &k->slot[i];
-}
-
-static int keys_grow(struct keys *k, struct ckpt_err *err)
-{
-    struct keys more = {.cap = k->cap ? 2 * k->cap : 16, .n = k->n};
-
-    if (!(more.slot = calloc(more.cap, sizeof *more.slot)))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < k->cap; i++)
-        if (k->slot[i])
-            *slot_of(&more, k->slot[i]) = k->slot[i];
-    keys_release(k);
-    *k = more;
-    return 0;
-}
-
-/* Remember the name; *ret_seen: its hash was there already. */
-static int keys_add(struct keys *k, const char *name, bool *ret_seen, struct ckpt_err *err)
-{
-    const uint64_t h = XXH3_64bits(name, strlen(name)) | 1;
-
-    if (2 * k->n >= k->cap && keys_grow(k, err) < 0)
-        return -1;
-    uint64_t *slot = slot_of(k, h);
-    *ret_seen = *slot != 0;
-    k->n += *slot == 0;
-    *slot = h;
-    return 0;
-}
-
 typedef CKPT_VEC(struct ckpt_st_meta) metas;
 
-static int add_metadata(struct ckpt_json_pull *p, const char *key, struct keys *keys, metas *all,
-                        struct ckpt_err *err)
+static int add_metadata(struct ckpt_json_pull *p, const char *key, metas *all, struct ckpt_err *err)
 {
-    bool seen;
-
-    if (keys_add(keys, key, &seen, err) < 0)
-        return -1;
-    for (size_t i = 0; seen && i < all->len; i++)
-        if (strcmp(all->ptr[i].key, key) == 0)
-            return fail_twice(key, err);
     if (ckpt_json_pull_peek(p) != '"')
         return ckpt_fail(err, CKPT_FORMAT, "__metadata__: '%s' is not a string", key);
     const struct ckpt_st_meta one = {key, ckpt_json_pull_string(p)};
@@ -290,7 +274,6 @@ static int add_metadata(struct ckpt_json_pull *p, const char *key, struct keys *
 
 static int parse_metadata(struct ckpt_json_pull *p, struct ckpt_st *st, struct ckpt_err *err)
 {
-    ckpt_cleanup(keys_release) struct keys keys = {0};
     metas all = {0};
     const char *key;
     int rc = 0;
@@ -300,7 +283,7 @@ static int parse_metadata(struct ckpt_json_pull *p, struct ckpt_st *st, struct c
         return ckpt_fail(err, CKPT_FORMAT, "__metadata__ is not an object");
     (void)ckpt_json_pull_object(p);
     while (rc == 0 && (key = ckpt_json_pull_member(p)))
-        rc = add_metadata(p, key, &keys, &all, err);
+        rc = add_metadata(p, key, &all, err);
     st->metadata = all.ptr;
     st->nmetadata = all.len;
     return rc;
@@ -366,28 +349,13 @@ static int check_tiling(struct ckpt_st *st, uint64_t begin, uint64_t size, struc
 
 typedef CKPT_VEC(struct ckpt_st_tensor) tensors;
 
-/* Is there a tensor with this name? Names are compared only if their hash occurred before. */
-static bool is_there(const tensors *all, const char *name)
-{
-    for (size_t i = 0; i < all->len; i++)
-        if (strcmp(all->ptr[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 static int parse_member(struct ckpt_json_pull *p, struct ckpt_st *st, const char *name,
-                        struct keys *keys, tensors *all, struct ckpt_err *err)
+                        tensors *all, struct ckpt_err *err)
 {
-    const bool is_metadata = strcmp(name, "__metadata__") == 0;
     struct ckpt_st_tensor t;
-    bool seen = is_metadata && st->has_metadata;
 
-    if (!is_metadata && keys_add(keys, name, &seen, err) < 0)
-        return -1;
-    if (seen && (is_metadata || is_there(all, name)))
-        return fail_twice(name, err);
-    if (is_metadata)
-        return parse_metadata(p, st, err);
+    if (strcmp(name, "__metadata__") == 0)
+        return st->has_metadata ? fail_twice(name, err) : parse_metadata(p, st, err);
     if (parse_tensor(p, st, name, &t, err) < 0)
         return -1;
     return ckpt_vec_push(all, t) < 0 ? ckpt_nomem(err) : 0;
@@ -395,7 +363,6 @@ static int parse_member(struct ckpt_json_pull *p, struct ckpt_st *st, const char
 
 static int parse_members(struct ckpt_st *st, size_t len, struct ckpt_err *err)
 {
-    ckpt_cleanup(keys_release) struct keys keys = {0};
     struct ckpt_json_pull p;
     tensors all = {0};
     const char *name;
@@ -410,7 +377,7 @@ static int parse_members(struct ckpt_st *st, size_t len, struct ckpt_err *err)
     }
     (void)ckpt_json_pull_object(&p);
     while (rc == 0 && (name = ckpt_json_pull_member(&p)))
-        rc = parse_member(&p, st, name, &keys, &all, err);
+        rc = parse_member(&p, st, name, &all, err);
     if (rc == 0)
         rc = ckpt_json_pull_end(&p, err);
     ckpt_vec_shrink(&all);
@@ -424,6 +391,9 @@ static int parse(struct ckpt_source *s, struct ckpt_st *st, struct ckpt_err *err
     size_t len;
 
     if (read_text(s, &st->text, &len, err) < 0 || parse_members(st, len, err) < 0)
+        return -1;
+    if (check_names(st->tensor, sizeof *st->tensor, st->ntensor, err) < 0 ||
+        check_names(st->metadata, sizeof *st->metadata, st->nmetadata, err) < 0)
         return -1;
     if (st->nmetadata == 0)
         ckpt_st_forget_metadata(st);

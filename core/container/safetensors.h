@@ -22,7 +22,7 @@
 #define CKPT_ST_MAX_NAME 4096
 
 struct ckpt_st_tensor {
-    const char *name; /* the arena's */
+    const char *name; /* the arena's; the first member, as that of the metadata */
     const uint64_t *dim;
     uint64_t off; /* of the first byte, in the file */
     uint64_t len;

@@ -222,8 +222,10 @@ static const struct lie {
     {"tensor_not_an_object", "{\"a\":[1,2]}", 0, NULL, CKPT_FORMAT, "tensor 'a'"},
     {"tensor_null", "{\"a\":null}", 0, NULL, CKPT_FORMAT, "tensor 'a'"},
 
-    {"name_twice", "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"a\":1}", 0,
-     NULL, CKPT_FORMAT, "duplicate"},
+    {"name_twice",
+     "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+     "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+     0, NULL, CKPT_FORMAT, "duplicate"},
     {"name_with_nul", NULL, 0, nul_name, CKPT_FORMAT, "not valid JSON"},
     {"name_not_utf8", NULL, 0, bad_utf8, CKPT_FORMAT, "byte 0xff"},
     {"name_of_100_kB", NULL, 0, long_name, CKPT_LIMIT, "100000 bytes"},
