@@ -178,7 +178,7 @@ char *ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v, char *buf, size_t cap
 
 /* ---- end ---- */
 
-void ckpt_pickle_trim(struct ckpt_pickle *p)
+void ckpt_pickle_release(struct ckpt_pickle *p)
 {
     for (size_t i = 0; i < p->boxes.len; i++)
         free(p->boxes.ptr[i].ptr);
@@ -187,12 +187,6 @@ void ckpt_pickle_trim(struct ckpt_pickle *p)
     ckpt_vec_release(&p->floats);
     ckpt_vec_release(&p->globals);
     ckpt_map_release(&p->str_ids);
-    p->root = ckpt_pv_make(CKPT_PV_ABSENT, 0);
-}
-
-void ckpt_pickle_release(struct ckpt_pickle *p)
-{
-    ckpt_pickle_trim(p);
     ckpt_vec_release(&p->strs);
     ckpt_vec_release(&p->ints);
     ckpt_arena_release(&p->text);

@@ -111,9 +111,6 @@ int ckpt_pickle_parse(const void *data, size_t len, const struct ckpt_pickle_rul
                       struct ckpt_pickle *ret, struct ckpt_err *err);
 void ckpt_pickle_release(struct ckpt_pickle *p);
 
-/* Free all but strings and tuples of integers. */
-void ckpt_pickle_trim(struct ckpt_pickle *p);
-
 static inline enum ckpt_pv_kind ckpt_pv_kind(ckpt_pv v) { return (enum ckpt_pv_kind)(v & 15); }
 static inline uint64_t ckpt_pv_id(ckpt_pv v) { return v >> 4; }
 static inline ckpt_pv ckpt_pv_make(enum ckpt_pv_kind kind, uint64_t id)

@@ -377,8 +377,9 @@ int ckpt_torch_pickle(const struct ckpt_torch *t, struct ckpt_pickle *ret, struc
     return 0;
 }
 
-int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
-                       uint64_t *ret_off, struct ckpt_err *err)
+/* Find the byte in the source where the layout's storage begins; it must be long enough. */
+static int find_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
+                        uint64_t *ret_off, struct ckpt_err *err)
 {
     char name[sizeof "data/" + sizeof l->key] = "data/";
     const struct ckpt_zip_entry *e = member(t, strcat(name, l->key));
@@ -408,7 +409,7 @@ int ckpt_torch_locate(const struct ckpt_torch *t, const struct ckpt_torch_layout
     }
     if (ret->numel == 0)
         return 0;
-    if (ckpt_torch_storage(t, l, &ret->off, err) < 0)
+    if (find_storage(t, l, &ret->off, err) < 0)
         return -1;
     ret->off += l->first * esize;
     return 0;

@@ -99,10 +99,6 @@ struct ckpt_torch_tensor {
 int ckpt_torch_locate(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
                       struct ckpt_torch_tensor *ret, struct ckpt_err *err);
 
-/* Byte in the source where the layout's storage begins; checks that it is long enough. */
-int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
-                       uint64_t *ret_off, struct ckpt_err *err);
-
 /* For archives with one tensor each, such as DCP's items: most items of a file have the same
  * pickle, so the result of the last one is kept. Belongs to one thread; zero-initialised. */
 struct ckpt_torch_memo {

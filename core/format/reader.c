@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions that readers share: facts, and leaving out tensors. */
+/* Functions that readers share: facts, pointer files, and leaving out tensors. */
 #include "format/reader.h"
+
+#include <string.h>
+
+#include "base/ckd.h"
+
+enum { MAX_POINTER = 4096 };
 
 void ckpt_facts_release(struct ckpt_facts *facts)
 {
@@ -23,6 +29,21 @@ int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat,
     json_decref(facts->weight_map);
     facts->weight_map = ckpt_steal(&map);
     return 0;
+}
+
+char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name)
+{
+    static const char blanks[] = " \t\r\n";
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len;
+
+    if (!ckpt_dir_has_file(run, name) ||
+        ckpt_dir_read_file(run, name, MAX_POINTER, &text, &len, NULL) < 0)
+        return NULL;
+    while (len && strchr(blanks, text[len - 1]))
+        len--;
+    const size_t before = ckpt_min_u64(strspn(text, blanks), len);
+    return strndup(text + before, len - before);
 }
 
 int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,

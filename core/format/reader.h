@@ -167,6 +167,10 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
                          int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
                          struct ckpt_err *err);
 
+/* A helper for ckpt_reader.latest: the text of a pointer file without the blanks around it, new.
+ * NULL: there is no such file, or it is long. */
+char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name);
+
 /* All readers, NULL-terminated, in the order of format/readers.def. */
 extern const struct ckpt_reader *const ckpt_reader_list[];
 

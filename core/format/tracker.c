@@ -7,10 +7,9 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/reader.h"
 
 #define TRACKER "latest_checkpointed_iteration.txt"
-
-enum { MAX_TRACKER = 256 };
 
 static const char *const prefixes[] = {
     [CKPT_TRACKER_MEGATRON] = "iter_", [CKPT_TRACKER_VERL] = "global_step_"};
@@ -34,14 +33,11 @@ static bool is_verl(struct ckpt_dir *run)
 
 char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_freep) char *word = ckpt_reader_pointer(run, TRACKER);
     unsigned long long step;
-    size_t len;
 
-    if (!ckpt_dir_has_file(run, TRACKER) || is_verl(run) != (owner == CKPT_TRACKER_VERL) ||
-        ckpt_dir_read_file(run, TRACKER, MAX_TRACKER, &text, &len, NULL) < 0)
+    if (!word || is_verl(run) != (owner == CKPT_TRACKER_VERL))
         return NULL;
-    char *word = text + strspn(text, " \t\r\n");
     word[strcspn(word, " \t\r\n")] = '\0';
     if (owner == CKPT_TRACKER_MEGATRON && strcmp(word, "release") == 0)
         return strdup(word);

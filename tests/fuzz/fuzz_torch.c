@@ -52,7 +52,6 @@ static void parse_alone(struct ckpt_source *s)
     visit(&p, p.root, 3);
     if (ckpt_torch_layout_of(&p, p.root, &layout, &err) < 0)
         check_err(&err);
-    ckpt_pickle_trim(&p);
     ckpt_pickle_release(&p);
 }
 

@@ -7,8 +7,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-
-enum { MAX_LATEST_BYTES = 4096 };
+#include "format/reader.h"
 
 const char *const ckpt_automodel_rewrites[] = {"model", ".incomplete", NULL};
 const char *const ckpt_automodel_links[] = {"LATEST", "LOWEST_VAL", NULL};
@@ -41,12 +40,10 @@ char *ckpt_automodel_latest(struct ckpt_dir *run)
     struct ckpt_file_id id;
 
     for (size_t i = 0; i < 2; i++) {
-        ckpt_cleanup(ckpt_freep) char *text = NULL;
-        size_t len;
-        if (!ckpt_dir_has_file(run, files[i]) ||
-            ckpt_dir_read_file(run, files[i], MAX_LATEST_BYTES, &text, &len, NULL) < 0)
+        ckpt_cleanup(ckpt_freep) char *text = ckpt_reader_pointer(run, files[i]);
+        if (!text)
             continue;
-        while (len > 0 && strchr(" \t\r\n/", text[len - 1]))
+        for (size_t len = strlen(text); len > 0 && text[len - 1] == '/';)
             text[--len] = '\0';
         const char *name = strrchr(text, '/');
         return strdup(name ? name + 1 : text);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A flat state dict of a catalogue's tensors, cut by rows. */
-#include "format/dcp/files_out.h"
+#include "format/dcp/out.h"
 
 #include <string.h>
 
-#include "format/dcp/out.h"
 #include "format/dcp/rows.h"
 
 struct state {

@@ -35,6 +35,13 @@ enum entry {
 
 static const char metadata_module[] = "torch.distributed.checkpoint.metadata";
 
+/* Move the object on top of the stack into the memo. */
+static void keep(struct ckpt_pickle_out *p)
+{
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+}
+
 static void put_globals(struct ckpt_pickle_out *p)
 {
     static const struct {
@@ -51,8 +58,7 @@ static void put_globals(struct ckpt_pickle_out *p)
 
     for (int i = 0; i < N_GLOBALS; i++) {
         ckpt_pickle_out_global(p, global[i].module, global[i].name);
-        ckpt_pickle_out_put(p);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+        keep(p);
     }
 }
 
@@ -67,30 +73,38 @@ static void put_memo(struct ckpt_pickle_out *p)
     ckpt_pickle_out_text(p, "torch.strided");
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE1);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+    keep(p);
     ckpt_pickle_out_global(p, metadata_module, "_MEM_FORMAT_ENCODING");
     ckpt_pickle_out_tuple(p, &contiguous, 1, false);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+    keep(p);
     for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
         ckpt_pickle_out_text(p, key[i]);
-        ckpt_pickle_out_put(p);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+        keep(p);
     }
 }
 
 /* ---- objects ---- */
 
-/* An object of a class whose state, a dict, is open: its items follow. */
+/* An object of the class on top of the stack. */
+static void put_new(struct ckpt_pickle_out *p)
+{
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+}
+
+/* The same, whose state, a dict, is open: its items follow. */
+static void open_new(struct ckpt_pickle_out *p)
+{
+    put_new(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+}
+
 static void open_object(struct ckpt_pickle_out *p, enum entry class)
 {
     ckpt_pickle_out_get(p, class);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    open_new(p);
 }
 
 static void close_object(struct ckpt_pickle_out *p)
@@ -114,8 +128,7 @@ static void put_properties(struct ckpt_pickle_out *p, enum ckpt_dtype dtype)
 {
     ckpt_pickle_out_get(p, PROPERTIES_KEY);
     ckpt_pickle_out_get(p, PROPERTIES);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+    put_new(p);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(dtype));
     ckpt_pickle_out_get(p, LAYOUT);
@@ -162,8 +175,7 @@ static void put_key(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, s
         return;
     }
     ckpt_pickle_out_get(p, OBJECT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+    put_new(p);
 }
 
 /* A name's path in the state dict, which is flat. */
@@ -243,10 +255,7 @@ static void put_head(struct ckpt_pickle_out *p)
     ckpt_pickle_out_begin(p);
     put_memo(p);
     ckpt_pickle_out_global(p, metadata_module, "Metadata");
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    open_new(p);
     open_dict(p, "state_dict_metadata");
 }
 
@@ -257,10 +266,7 @@ static void put_tail(struct ckpt_pickle_out *p)
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
     ckpt_pickle_out_text(p, "storage_meta");
     ckpt_pickle_out_global(p, metadata_module, "StorageMeta");
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    open_new(p);
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         ckpt_pickle_out_text(p, unknown[i]);
         ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);

@@ -16,4 +16,9 @@
 int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
                  uint32_t ranks, bool empty, struct ckpt_err *err);
 
+/* Add a checkpoint of w->cat's tensors under their names, cut by rows as FSDP2 does (dcp/rows.h),
+ * below `folder` ("", or "step-5/"), for w->output's ranks. The state dict is flat:
+ * {name: tensor}. */
+int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt_err *err);
+
 #endif

@@ -8,7 +8,7 @@
  * ranks e, e + w / c, e + 2 w / c, ... form its buffer. DeepSpeed can also be told to divide the
  * ranks in another way (use_data_before_expert_parallelism), which no file records; the values
  * tell. */
-#include "format/deepspeed/experts.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

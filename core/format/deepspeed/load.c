@@ -8,12 +8,8 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
-#include "format/deepspeed/experts.h"
 #include "format/deepspeed/layers.h"
 #include "format/deepspeed/module.h"
-#include "format/deepspeed/pipe.h"
-#include "format/deepspeed/tp.h"
-#include "format/deepspeed/universal.h"
 
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
                  struct ckpt_err *err)

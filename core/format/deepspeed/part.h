@@ -68,6 +68,35 @@ static inline struct ckpt_ds_part *ckpt_ds_parts_last(struct ckpt_ds_parts *p)
 /* Find the index of a tensor by its name; false: it is not there. */
 bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret);
 
+/* ---- flat buffers ---- */
+
+/* A flat buffer that is stored as several consecutive parts, for example a flat group that is
+ * divided over its ranks. */
+struct ckpt_ds_stretch {
+    uint64_t begin; /* first element, counted in the whole buffer */
+    struct ckpt_ds_extent at;
+};
+
+struct ckpt_ds_buffer {
+    CKPT_VEC(struct ckpt_ds_stretch) stretch;
+    uint64_t n; /* number of elements */
+    enum ckpt_dtype dtype;
+};
+
+/* Free the list of parts. */
+void ckpt_ds_buffer_release(struct ckpt_ds_buffer *b);
+
+/* Append a part. CONFLICT: it has another dtype than the parts before. */
+int ckpt_ds_buffer_add(struct ckpt_ds_buffer *b, enum ckpt_dtype dtype, uint32_t source,
+                       uint64_t off, uint64_t n, struct ckpt_err *err);
+
+/* Append elements [at, at + n) of the buffer to the last tensor of p. CONFLICT: the buffer is
+ * shorter. */
+int ckpt_ds_buffer_take(const struct ckpt_ds_buffer *b, uint64_t at, uint64_t n,
+                        struct ckpt_ds_parts *p, struct ckpt_err *err);
+
+/* ---- pieces ---- */
+
 /* A mapping from the elements of a part to those of a whole tensor: for every tuple 0 <= i[j] <
  * n[j], element local_off + sum i[j] * local[j] of the part is element global_off + sum i[j] *
  * global[j] of the whole. Strides are in elements; on both sides, each is a multiple of the extent

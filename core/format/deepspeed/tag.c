@@ -9,8 +9,7 @@
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
-
-enum { MAX_LATEST = 4096 };
+#include "format/reader.h"
 
 /* "_mp_rank_TT_model_states.pt" */
 static bool take_end(const char *s, const char *states, struct ckpt_ds_file_name *f)
@@ -45,7 +44,8 @@ static bool parse_layer(const char *s, struct ckpt_ds_file_name *f)
            strcmp(s, "-model_states.pt") == 0;
 }
 
-bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret)
+/* Parse a name; false if it is not that of a file of a tag. */
+static bool parse_name(const char *name, struct ckpt_ds_file_name *ret)
 {
     const char *s = name;
 
@@ -70,7 +70,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     struct ckpt_ds_entry *entry;
     struct ckpt_ds_file_name is;
 
-    if (e->kind == CKPT_ENTRY_DIR || !ckpt_ds_file_name_parse(e->name, &is))
+    if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
         return 0;
     if (ckpt_vec_add(&t->files, &entry) < 0)
         return ckpt_nomem(err);
@@ -177,21 +177,11 @@ bool ckpt_ds_is_tag(struct ckpt_dir *dir)
 
 char *ckpt_ds_latest(struct ckpt_dir *run)
 {
-    static const char *const pointers[] = {"latest", "latest_universal"};
-    char *text = NULL;
-    size_t len;
+    char *text = ckpt_reader_pointer(run, "latest");
 
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0] && !text; i++)
-        if (ckpt_dir_has_file(run, pointers[i]) &&
-            ckpt_dir_read_file(run, pointers[i], MAX_LATEST, &text, &len, NULL) < 0)
-            return NULL;
     if (!text)
-        return NULL;
-    while (len && strchr(" \t\r\n", text[len - 1]))
-        text[--len] = '\0';
-    const size_t blanks = strspn(text, " \t\r\n");
-    memmove(text, text + blanks, strlen(text + blanks) + 1);
-    if (*text && strcmp(text, ".") != 0 && strcmp(text, "..") != 0 && !strchr(text, '/'))
+        text = ckpt_reader_pointer(run, "latest_universal");
+    if (text && *text && strcmp(text, ".") != 0 && strcmp(text, "..") != 0 && !strchr(text, '/'))
         return text;
     free(text);
     return NULL;

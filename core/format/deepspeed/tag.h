@@ -28,9 +28,6 @@ struct ckpt_ds_file_name {
     bool old_expert; /* the name has no layer: DeepSpeed before 0.5 */
 };
 
-/* Parse a name; false if it is not one of these. */
-bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret);
-
 struct ckpt_ds_entry {
     char *name;
     struct ckpt_ds_file_name is;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Joining the ranks' parts to whole tensors. */
-#include "format/deepspeed/tp.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a universal checkpoint. */
-#include "format/deepspeed/universal.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -7,8 +7,8 @@
 #ifndef CKPT_FORMAT_DEEPSPEED_ZERO_H
 #define CKPT_FORMAT_DEEPSPEED_ZERO_H
 
-#include "format/deepspeed/flat.h"
 #include "format/deepspeed/optim.h"
+#include "format/deepspeed/part.h"
 #include "format/deepspeed/tag.h"
 #include "format/reader.h"
 
@@ -23,7 +23,7 @@ struct ckpt_ds_job {
 /* A parameter of param_shapes. */
 struct ckpt_ds_param {
     const char *name; /* name in the model file; NULL: another stage has the parameter
-                         (deepspeed_layers.c) */
+                         (layers.c) */
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK], numel;
     uint64_t group;

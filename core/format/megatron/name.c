@@ -60,7 +60,8 @@ static bool is_top(const char *name)
     return false;
 }
 
-const char *ckpt_megatron_strip(const char *name)
+/* The name without the prefixes of wrappers. */
+static const char *strip(const char *name)
 {
     const char *rest = name;
 
@@ -167,7 +168,7 @@ static void put_inner(const char *s, uint64_t first_expert, struct ckpt_str *out
 bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
                         struct ckpt_str *out)
 {
-    const char *s = ckpt_megatron_strip(name);
+    const char *s = strip(name);
     uint64_t layer;
 
     ckpt_str_clear(out);

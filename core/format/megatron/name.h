@@ -26,9 +26,6 @@ struct ckpt_megatron_place {
 bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
                         struct ckpt_str *out);
 
-/* The name without the prefixes of wrappers, as a part of `name`. */
-const char *ckpt_megatron_strip(const char *name);
-
 /* The number after "decoder.layers." in a stripped name; false: there is none. */
 bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 

@@ -15,7 +15,6 @@
 #include "base/str.h"
 #include "format/cut_parts.h"
 #include "format/dcp/out.h"
-#include "format/megatron/writer_common.h"
 #include "format/megatron/writer_plan.h"
 #include "format/writers.h"
 #include "tensor/slice.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments, tracker, metadata.json. */
-#include "format/megatron/writer_common.h"
+#include "format/megatron/writer_plan.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/str.h"
 #include "container/pickle_out.h"
 #include "container/torch_out.h"
 

@@ -13,7 +13,6 @@
 #include "container/pickle_out.h"
 #include "container/torch_out.h"
 #include "format/cut_parts.h"
-#include "format/megatron/writer_common.h"
 #include "format/megatron/writer_plan.h"
 #include "format/writers.h"
 

@@ -15,6 +15,8 @@
 #include "format/writer.h"
 #include "tensor/cut.h"
 
+struct ckpt_pickle_out;
+
 /* What all Megatron's formats have (struct ckpt_writer): the options of their layout, and
  * Megatron's default of make_vocab_size_divisible_by. */
 enum {
@@ -71,5 +73,20 @@ uint32_t ckpt_mg_expert_rank(const struct ckpt_mg_grid *g, uint64_t expert);
 /* The rank of the job that writes part `index` of a tensor's cut: the first that has it. */
 uint32_t ckpt_mg_rank(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
                       uint32_t index);
+
+/* ---- what is stored besides tensors: the arguments of the run, the tracker, metadata.json ---- */
+
+/* A new string: "iter_0000010/", or "release/" for a model without an iteration. NULL: no memory.
+ */
+char *ckpt_mg_folder(const struct ckpt_writing *w);
+
+/* Append the items of the common state to an open dict: args (a Namespace), checkpoint_version,
+ * iteration. */
+int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
+                       const char *format, struct ckpt_pickle_out *p, struct ckpt_err *err);
+
+/* Add the tracker file, and for torch_dist common.pt and metadata.json in the folder. */
+int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struct ckpt_mg_grid *g,
+                   const char *format, struct ckpt_err *err);
 
 #endif

@@ -3,23 +3,20 @@
  * the directory is scanned, and whether the checkpoint is complete follows from the coverage of its
  * tensors.
  *
- *     shards (nanotron_shards.h), of one topology -> pieces -> coverage */
+ *     shards (format/nanotron/shards.h), of one topology -> pieces -> coverage */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"
+#include "container/torch_file.h"
 #include "format/nanotron/name.h"
-#include "format/nanotron/objects.h"
 #include "format/nanotron/shards.h"
 #include "format/nanotron/slices.h"
 #include "format/nanotron/states.h"
-#include "format/nanotron/topology.h"
 #include "format/pieces.h"
 #include "format/readers.h"
-
-enum { MAX_LATEST_BYTES = 64 };
 
 struct load {
     struct ckpt_dir *dir;
@@ -183,6 +180,51 @@ static int describe(const struct load *l, const struct ckpt_nt_topology *t, stru
     return 0;
 }
 
+/* ---- what is beside tensors ---- */
+
+/* param_groups of the optimizer and the state of the learning rate's scheduler. All ranks have the
+ * same, except for the numbering; those of the first rank are returned. */
+struct find {
+    const char *prefix;
+    char *name; /* the first file of the prefix, in natural order */
+};
+
+static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct find *f = ctx;
+
+    if (f->name || e->kind == CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, f->prefix) ||
+        !ckpt_has_suffix(e->name, ".pt"))
+        return 0;
+    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+static int add_first(struct ckpt_dir *dir, const char *folder, const char *prefix,
+                     const struct ckpt_reader_options *opt, json_t *out, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+    struct find f = {.prefix = prefix};
+    int result;
+
+    if (!ckpt_dir_has_dir(dir, folder))
+        return 0;
+    if (ckpt_dir_open_below(dir, folder, &at, err) < 0 || ckpt_dir_list(at, see_entry, &f, err) < 0)
+        return -1;
+    if (!f.name)
+        return 0;
+    result = ckpt_torch_objects_of(at, f.name, opt->pool, folder, out, err);
+    free(f.name);
+    return result;
+}
+
+static int nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                            json_t *out, struct ckpt_err *err)
+{
+    return add_first(dir, "optimizer", "optimizer", opt, out, err) < 0
+               ? -1
+               : add_first(dir, "lr_scheduler", "lr_scheduler", opt, out, err);
+}
+
 /* ---- the reader ---- */
 
 static int load(struct load *l, struct ckpt_err *err)
@@ -221,15 +263,10 @@ static enum ckpt_evidence nanotron_probe(struct ckpt_dir *dir)
 
 static char *nanotron_latest(struct ckpt_dir *run)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = ckpt_reader_pointer(run, "latest.txt");
     unsigned long long step;
-    size_t len;
 
-    if (ckpt_dir_read_file(run, "latest.txt", MAX_LATEST_BYTES, &text, &len, NULL) < 0)
-        return NULL;
-    while (len > 0 && strchr(" \t\r\n", text[len - 1]))
-        len--;
-    return ckpt_parse_u64(text, len, &step) ? ckpt_asprintf("%llu", step) : NULL;
+    return text && ckpt_parse_u64(text, strlen(text), &step) ? ckpt_asprintf("%llu", step) : NULL;
 }
 
 /* A save is finished when all ranks have written their weights: then latest.txt is written, and
@@ -251,7 +288,7 @@ const struct ckpt_reader ckpt_reader_nanotron = {
     .rewrites = rewrites,
     .probe = nanotron_probe,
     .load = nanotron_load,
-    .objects = ckpt_nanotron_objects,
+    .objects = nanotron_objects,
     .latest = nanotron_latest,
     .finished = nanotron_finished,
     .side_files = "",

@@ -3,11 +3,12 @@
  * manifest, so the tree is scanned, and the files' names say what they are.
  *
  *     find: directories -> shards, grouped by parameter
- *     select: the shards of one topology (nanotron_topology.h chooses it)
+ *     select: the shards of one topology (topology.c chooses it)
  *     read: their headers, in parallel */
 #ifndef CKPT_FORMAT_NANOTRON_SHARDS_H
 #define CKPT_FORMAT_NANOTRON_SHARDS_H
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/vec.h"
 #include "format/nanotron/name.h"
@@ -74,6 +75,13 @@ void ckpt_nt_shards_release(struct ckpt_nt_shards *set);
 /* Find all shards below dir's model/ by their names. MISSING: there are none. */
 int ckpt_nt_shards_find(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                         struct ckpt_nt_shards *ret, struct ckpt_err *err);
+
+/* Choose the topology that `meta` (checkpoint_metadata.json) and `config` (config.yaml; both may be
+ * NULL) describe, with a warning in cat if the shards are of several topologies. All zero: no
+ * shard's name has a topology. CONFLICT: meta and config do not say which one. */
+int ckpt_nt_topology_choose(const struct ckpt_nt_shards *set, const json_t *meta,
+                            const json_t *config, struct ckpt_catalog *cat,
+                            struct ckpt_nt_topology *ret, struct ckpt_err *err);
 
 /* Drop the shards of other topologies. It is an error if a parameter then has no shard, or has both
  * sharded and unsharded files. */

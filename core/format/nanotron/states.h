@@ -4,9 +4,10 @@
  *     optimizer/optimizer_pp-P-of-PP[_dp-D-of-DP]_tp-T-of-TP[_exp-E-of-EP].pt
  *
  * Each file holds, for the parameters of these ranks, tensors of the parameter's local shape, or
- * with ZeRO-1 (dp) of an interval of it (nanotron_zero.h). The parameter's own file says which
- * slice of the whole parameter that is. In the catalogue they are optimizer.state.PARAMETER.KEY and
- * optimizer.gradient_accumulator.PARAMETER (the parameters in F32). */
+ * with ZeRO-1 (dp) of an interval of it (format/nanotron/zero.h). The parameter's own file says
+ * which slice of the whole parameter that is. In the catalogue they are
+ * optimizer.state.PARAMETER.KEY and optimizer.gradient_accumulator.PARAMETER (the parameters in
+ * F32). */
 #ifndef CKPT_FORMAT_NANOTRON_STATES_H
 #define CKPT_FORMAT_NANOTRON_STATES_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing one of several saves in one directory. */
-#include "format/nanotron/topology.h"
+/* Choosing one of several saves in one directory, by the number of ranks of each kind in the names
+ * of its files; only the metadata says which one is newer. */
+#include "format/nanotron/shards.h"
 
 enum { MOST_TOPOLOGIES = 16 };
 

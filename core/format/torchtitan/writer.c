@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "base/str.h"
-#include "format/dcp/files_out.h"
+#include "format/dcp/out.h"
 #include "format/writers.h"
 
 static int write_torchtitan(const struct ckpt_writing *w, struct ckpt_err *err)
