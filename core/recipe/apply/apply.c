@@ -14,7 +14,8 @@ static int start_catalog(struct ckpt_apply *ap)
     size_t i;
     json_t *line;
 
-    if (ckpt_catalog_new(&ap->cat, ap->err) < 0 || ckpt_apply_share_sources(ap, ap->cat) < 0)
+    if (ckpt_catalog_new(&ap->cat, ap->err) < 0 ||
+        ckpt_catalog_add_sources(ap->cat, ap->src, ap->err) < 0)
         return -1;
     json_decref(ap->cat->about);
     ap->cat->about = json_deep_copy(ap->src->about);

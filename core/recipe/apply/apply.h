@@ -77,9 +77,6 @@ int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
 int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                         const struct ckpt_sizes *sizes);
 
-/* Give cat the sources of ap->src, in their order. */
-int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
-
 /* Add the tensors of a model file's list. */
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 

@@ -12,12 +12,23 @@ struct tally {
     size_t need, have;
 };
 
-/* What a walk does: add the model's tensors; compare those that are left out; or, for a recipe that
- * is read backwards, see whether the checkpoint has all of the model's tensors. */
-enum pass { PASS_EMIT, PASS_LEAVE_OUT, PASS_CHECK, PASS_CHECK_COPIES };
+/* What a walk does: count what the checkpoint has; add the model's tensors; compare those that are
+ * left out; or, for a recipe that is read backwards, see whether the checkpoint has all of the
+ * model's tensors, and compare its copies. */
+enum pass { PASS_PROBE, PASS_EMIT, PASS_LEAVE_OUT, PASS_CHECK, PASS_CHECK_COPIES };
 
-static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, struct tally *t);
-static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum pass pass);
+struct walk {
+    struct ckpt_apply *ap;
+    enum pass pass;
+    struct tally *tally; /* PASS_PROBE */
+};
+
+static int walk(const struct walk *w, const struct ckpt_model_items *list);
+
+static bool leaves_out(enum pass pass)
+{
+    return pass == PASS_LEAVE_OUT || pass == PASS_CHECK_COPIES;
+}
 
 /* Looks up a key of the model file's conditions, which can also use the numbers of the loops. */
 static json_t *item_key(void *ctx, const char *key)
@@ -35,47 +46,6 @@ static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_model
     const struct ckpt_expr_env env = {item_key, ap, ap->src};
 
     return ckpt_expr_truth(it->when, &env);
-}
-
-/* Call fn on the list for each value of an 'each' (once, if there is no loop). */
-static int loop(struct ckpt_apply *ap, const struct ckpt_model_item *it,
-                int (*fn)(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx),
-                void *ctx)
-{
-    const uint32_t outer = ap->block;
-    uint64_t n;
-
-    if (!it->loop)
-        return fn(ap, it, ctx);
-    if (!ckpt_settings_dim(&ap->set, it->loop, &n)) {
-        char hint[128];
-        return ckpt_fail(ap->err, CKPT_MISSING, "the number of '%s' is not known%s", it->loop,
-                         ckpt_settings_hint(&ap->set, it->loop, hint, sizeof hint));
-    }
-    if (n > CKPT_APPLY_TARGETS)
-        return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' is %" PRIu64, it->loop, n);
-    if (it->block)
-        ap->block = ++ap->blocks;
-    ap->loop[ap->nloop].name = it->loop;
-    ap->nloop++;
-    int rc = 0;
-    for (uint64_t i = 0; i < n && rc == 0; i++) {
-        ap->loop[ap->nloop - 1].at = i;
-        rc = fn(ap, it, ctx);
-    }
-    ap->nloop--;
-    ap->block = outer;
-    return rc;
-}
-
-static int probe_inside(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx)
-{
-    return probe(ap, it->list, ctx);
-}
-
-static int walk_inside(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx)
-{
-    return walk(ap, it->list, *(enum pass *)ctx);
 }
 
 /* The tensor with the model's name, where a recipe is read backwards: the checkpoint has it. */
@@ -99,80 +69,6 @@ static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it,
     if (ckpt_apply_resolve(ap, false, &r) < 0)
         return -1;
     t->have += !it->optional && r.presence == CKPT_PRESENT;
-    return 0;
-}
-
-/* Find the list of an 'either' that matches; SIZE_MAX if none does, and *ret_best is then the
- * closest one. */
-static int fitting_list(struct ckpt_apply *ap, const struct ckpt_model_item *it, size_t *ret,
-                        size_t *ret_best)
-{
-    size_t best_have = 0;
-
-    *ret = SIZE_MAX;
-    *ret_best = 0;
-    for (size_t i = 0; i < it->nlist; i++) {
-        struct tally t = {0};
-        if (probe(ap, &it->list[i], &t) < 0)
-            return -1;
-        if (t.have == t.need && *ret != SIZE_MAX)
-            return ckpt_fail(ap->err, CKPT_CONFLICT,
-                             "%s: the checkpoint fits several choices of the model file",
-                             ap->recipe->name);
-        if (t.have == t.need)
-            *ret = i;
-        if (t.have > best_have) {
-            best_have = t.have;
-            *ret_best = i;
-        }
-    }
-    return 0;
-}
-
-static int probe_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
-{
-    size_t fit, best;
-
-    if (fitting_list(ap, it, &fit, &best) < 0)
-        return -1;
-    return probe(ap, &it->list[fit != SIZE_MAX ? fit : best], t);
-}
-
-static int probe_item(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
-{
-    struct tally inner = {0};
-
-    switch (it->kind) {
-    case CKPT_ITEM_TENSOR:
-        return probe_tensor(ap, it, t);
-    case CKPT_ITEM_EACH:
-        return loop(ap, it, probe_inside, t);
-    case CKPT_ITEM_EITHER:
-        return probe_either(ap, it, t);
-    case CKPT_ITEM_WHEN:
-        switch (item_truth(ap, it)) {
-        case CKPT_TRUE:
-            return probe(ap, it->list, t);
-        case CKPT_FALSE:
-            return 0;
-        case CKPT_UNKNOWN: /* all or none */
-            if (probe(ap, it->list, &inner) < 0)
-                return -1;
-            if (inner.have > 0) {
-                t->need += inner.need;
-                t->have += inner.have;
-            }
-            return 0;
-        }
-    }
-    return 0;
-}
-
-static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, struct tally *t)
-{
-    for (size_t i = 0; i < list->n; i++)
-        if (probe_item(ap, &list->item[i], t) < 0)
-            return -1;
     return 0;
 }
 
@@ -230,19 +126,22 @@ static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
                                     ap->opt->allow_leftover, ap->err);
 }
 
-static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
+static int walk_tensor(const struct walk *w, const struct ckpt_model_item *it)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
+    struct ckpt_apply *ap = w->ap;
     struct ckpt_sizes sizes;
 
-    if (pass == PASS_CHECK)
+    if (w->pass == PASS_PROBE)
+        return probe_tensor(ap, it, w->tally);
+    if (w->pass == PASS_CHECK)
         return check_tensor(ap, it);
-    if (pass == PASS_CHECK_COPIES)
+    if (w->pass == PASS_CHECK_COPIES)
         return check_copy(ap, it);
     if (ckpt_apply_name(ap, it, &sizes) < 0 ||
-        ckpt_apply_resolve(ap, pass == PASS_LEAVE_OUT, &r) < 0)
+        ckpt_apply_resolve(ap, w->pass == PASS_LEAVE_OUT, &r) < 0)
         return -1;
-    if (pass == PASS_LEAVE_OUT)
+    if (w->pass == PASS_LEAVE_OUT)
         return r.presence == CKPT_PRESENT ? ckpt_apply_add_copy(ap, it, &sizes) : 0;
     if (r.presence == CKPT_PRESENT)
         return ckpt_apply_add(ap, it, &sizes);
@@ -253,78 +152,130 @@ static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, 
     return leave_out_missing(ap, r.missing);
 }
 
-static int walk_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
+/* Choose the list that the checkpoint fits; if it fits none, the closest one. */
+static int choose_list(struct ckpt_apply *ap, const struct ckpt_model_item *it, size_t *ret)
 {
-    size_t fit, best;
+    size_t most = 0;
+    bool fits = false;
 
-    if (pass == PASS_LEAVE_OUT || pass == PASS_CHECK_COPIES) {
-        for (size_t i = 0; i < it->nlist; i++)
-            if (walk(ap, &it->list[i], pass) < 0)
-                return -1;
-        return 0;
-    }
-    if (fitting_list(ap, it, &fit, &best) < 0)
-        return -1;
-    return walk(ap, &it->list[fit != SIZE_MAX ? fit : best], pass);
-}
-
-/* Leave out an item that the model does not have, unless it is tied to a tensor that the model has.
- */
-static int leave_out(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
-{
-    ap->tied = it->tied;
-    int rc = it->tied ? walk(ap, it->list, pass) : 0;
-    ap->tied = NULL;
-    return rc;
-}
-
-static int walk_when(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
-{
-    struct tally t = {0};
-
-    switch (item_truth(ap, it)) {
-    case CKPT_TRUE:
-        return walk(ap, it->list, pass);
-    case CKPT_FALSE:
-        return leave_out(ap, it, pass == PASS_CHECK ? PASS_CHECK_COPIES : PASS_LEAVE_OUT);
-    case CKPT_UNKNOWN:
-        if (probe(ap, it->list, &t) < 0)
+    *ret = 0;
+    for (size_t i = 0; i < it->nlist; i++) {
+        struct tally t = {0};
+        if (walk(&(struct walk){ap, PASS_PROBE, &t}, &it->list[i]) < 0)
             return -1;
-        return t.have > 0 ? walk(ap, it->list, pass) : 0;
+        const bool all = t.have == t.need;
+        if (all && fits)
+            return ckpt_fail(ap->err, CKPT_CONFLICT,
+                             "%s: the checkpoint fits several choices of the model file",
+                             ap->recipe->name);
+        if (all || (!fits && t.have > most)) {
+            *ret = i;
+            most = t.have;
+        }
+        fits |= all;
     }
     return 0;
 }
 
-static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum pass pass)
+static int walk_lists(const struct walk *w, const struct ckpt_model_item *it)
 {
-    int rc = 0;
+    size_t first = 0, end = it->nlist;
 
-    for (size_t i = 0; i < list->n && rc == 0; i++) {
-        const struct ckpt_model_item *it = &list->item[i];
-        switch (it->kind) {
-        case CKPT_ITEM_TENSOR:
-            rc = walk_tensor(ap, it, pass);
-            break;
-        case CKPT_ITEM_EACH:
-            rc = loop(ap, it, walk_inside, &pass);
-            break;
-        case CKPT_ITEM_WHEN:
-            rc = walk_when(ap, it, pass);
-            break;
-        case CKPT_ITEM_EITHER:
-            rc = walk_either(ap, it, pass);
-            break;
-        }
+    if (it->nlist > 1 && !leaves_out(w->pass)) {
+        if (choose_list(w->ap, it, &first) < 0)
+            return -1;
+        end = first + 1;
     }
+    for (size_t i = first; i < end; i++)
+        if (walk(w, &it->list[i]) < 0)
+            return -1;
+    return 0;
+}
+
+/* Leave out a group that the model does not have, unless it is tied to a tensor that the model has.
+ */
+static int leave_out(const struct walk *w, const struct ckpt_model_item *it)
+{
+    const bool emits = w->pass == PASS_EMIT || w->pass == PASS_LEAVE_OUT;
+
+    if (!it->tied || w->pass == PASS_PROBE)
+        return 0;
+    w->ap->tied = it->tied;
+    int rc =
+        walk_lists(&(struct walk){w->ap, emits ? PASS_LEAVE_OUT : PASS_CHECK_COPIES, NULL}, it);
+    w->ap->tied = NULL;
     return rc;
+}
+
+/* Walk through a group for one value of its loop. */
+static int walk_once(const struct walk *w, const struct ckpt_model_item *it)
+{
+    struct tally inner = {0};
+
+    switch (it->when ? item_truth(w->ap, it) : CKPT_TRUE) {
+    case CKPT_TRUE:
+        return walk_lists(w, it);
+    case CKPT_FALSE:
+        return leave_out(w, it);
+    case CKPT_UNKNOWN: /* all or none */
+        if (walk_lists(&(struct walk){w->ap, PASS_PROBE, &inner}, it) < 0)
+            return -1;
+        if (inner.have > 0 && w->pass != PASS_PROBE)
+            return walk_lists(w, it);
+        if (inner.have > 0) {
+            w->tally->need += inner.need;
+            w->tally->have += inner.have;
+        }
+        return 0;
+    }
+    return 0;
+}
+
+static int walk_group(const struct walk *w, const struct ckpt_model_item *it)
+{
+    struct ckpt_apply *ap = w->ap;
+    const uint32_t outer = ap->block;
+    uint64_t n;
+
+    if (!it->loop)
+        return walk_once(w, it);
+    if (!ckpt_settings_dim(&ap->set, it->loop, &n)) {
+        char hint[128];
+        return ckpt_fail(ap->err, CKPT_MISSING, "the number of '%s' is not known%s", it->loop,
+                         ckpt_settings_hint(&ap->set, it->loop, hint, sizeof hint));
+    }
+    if (n > CKPT_APPLY_TARGETS)
+        return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' is %" PRIu64, it->loop, n);
+    if (it->block)
+        ap->block = ++ap->blocks;
+    ap->loop[ap->nloop].name = it->loop;
+    ap->nloop++;
+    int rc = 0;
+    for (uint64_t i = 0; i < n && rc == 0; i++) {
+        ap->loop[ap->nloop - 1].at = i;
+        rc = walk_once(w, it);
+    }
+    ap->nloop--;
+    ap->block = outer;
+    return rc;
+}
+
+static int walk(const struct walk *w, const struct ckpt_model_items *list)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        const struct ckpt_model_item *it = &list->item[i];
+        if ((it->scope ? walk_tensor(w, it) : walk_group(w, it)) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list)
 {
-    return walk(ap, list, PASS_CHECK);
+    return walk(&(struct walk){ap, PASS_CHECK, NULL}, list);
 }
 
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)
 {
-    return walk(ap, list, PASS_EMIT);
+    return walk(&(struct walk){ap, PASS_EMIT, NULL}, list);
 }

@@ -43,9 +43,9 @@ static int collect_items(struct bound_file *b, const struct ckpt_model_items *li
 {
     for (size_t i = 0; i < list->n; i++) {
         const struct ckpt_model_item *it = &list->item[i];
-        if (it->kind == CKPT_ITEM_TENSOR && ckpt_vec_push(&b->items, it) < 0)
+        if (it->scope && ckpt_vec_push(&b->items, it) < 0)
             return ckpt_nomem(err);
-        for (size_t k = 0; it->kind != CKPT_ITEM_TENSOR && k < it->nlist; k++)
+        for (size_t k = 0; k < it->nlist; k++)
             if (collect_items(b, &it->list[k], err) < 0)
                 return -1;
     }

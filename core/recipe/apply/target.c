@@ -157,18 +157,13 @@ int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
     return add_to(ap, ap->cat, it, sizes);
 }
 
-int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat)
-{
-    return ckpt_catalog_add_sources(cat, ap->src, ap->err);
-}
-
 int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                         const struct ckpt_sizes *sizes)
 {
     struct ckpt_tied_copies *c = &ap->copies;
 
-    if (!c->cat &&
-        (ckpt_catalog_new(&c->cat, ap->err) < 0 || ckpt_apply_share_sources(ap, c->cat) < 0))
+    if (!c->cat && (ckpt_catalog_new(&c->cat, ap->err) < 0 ||
+                    ckpt_catalog_add_sources(c->cat, ap->src, ap->err) < 0))
         return -1;
     if (add_to(ap, c->cat, it, sizes) < 0)
         return -1;

@@ -161,7 +161,6 @@ static int add_tensor(struct reader *r, const char *where, const char *whole,
         return ckpt_nomem(r->err);
     struct ckpt_pattern_text t = {where, whole, text, pos};
     size_t len = ckpt_name_extent(text), name_len = len;
-    it->kind = CKPT_ITEM_TENSOR;
     it->optional = len > 0 && text[len - 1] == '?';
     if (it->optional)
         name_len--;
@@ -217,20 +216,6 @@ static int keep_items(struct reader *r, const item_vec *v, struct ckpt_model_ite
     return 0;
 }
 
-/* Put the content of *it into a new item. */
-static int wrap(struct reader *r, struct ckpt_model_item *it)
-{
-    struct ckpt_model_item *inner = ckpt_arena_alloc(r->arena, sizeof *inner);
-    struct ckpt_model_items *list = ckpt_arena_alloc(r->arena, sizeof *list);
-
-    if (!inner || !list)
-        return ckpt_nomem(r->err);
-    *inner = *it;
-    *list = (struct ckpt_model_items){inner, 1};
-    *it = (struct ckpt_model_item){.list = list, .nlist = 1};
-    return 0;
-}
-
 /* "tensors" or "either" of a group. */
 static int read_group_lists(struct reader *r, const char *where, const char *at, const json_t *j,
                             int depth, struct ckpt_model_item *it)
@@ -248,8 +233,8 @@ static int read_group_lists(struct reader *r, const char *where, const char *at,
         if (read_items(r, where, at, either ? json_array_get(either, i) : tensors, depth,
                        &list[i]) < 0)
             return -1;
-    *it = (struct ckpt_model_item){
-        .kind = either ? CKPT_ITEM_EITHER : CKPT_ITEM_EACH, .list = list, .nlist = n};
+    it->list = list;
+    it->nlist = n;
     return 0;
 }
 
@@ -260,51 +245,32 @@ static int read_group(struct reader *r, const char *where, const char *at, const
 {
     static const char *const known[] = {"each", "when",    "at",     "block",
                                         "tied", "tensors", "either", NULL};
-    const char *each, *when, *more, *tied;
-    struct ckpt_model_item it;
+    const char *when, *more;
+    struct ckpt_model_item it = {.block = json_is_true(json_object_get(j, "block"))};
 
     if (ckpt_field_object(j, where, known, r->err) < 0 ||
-        ckpt_field_string(r->arena, j, "each", where, &each, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "each", where, &it.loop, r->err) < 0 ||
         ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
         ckpt_field_string(r->arena, j, "at", where, &more, r->err) < 0 ||
-        ckpt_field_string(r->arena, j, "tied", where, &tied, r->err) < 0)
+        ckpt_field_string(r->arena, j, "tied", where, &it.tied, r->err) < 0)
         return -1;
-    if (tied && !when)
+    if (it.tied && !when)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'tied' stands beside 'when'", where);
     if (more && !(at = ckpt_field_text(r->arena, r->err, "%s%s", at, more)))
         return -1;
-    if (each) {
-        if (!ckpt_family_has_dim(r->f, each))
+    if (when && ckpt_expr_parse(r->arena, where, when, &it.when, r->err) < 0)
+        return -1;
+    if (it.loop) {
+        if (!ckpt_family_has_dim(r->f, it.loop))
             return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'each': '%.100s' is not one of the dims",
-                             where, each);
-        if (r->nloop == CKPT_FAMILY_LOOPS || loop_of(r, each) >= 0)
+                             where, it.loop);
+        if (r->nloop == CKPT_FAMILY_LOOPS || loop_of(r, it.loop) >= 0)
             return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'each' nested too deep or twice", where);
-        r->loop[r->nloop++] = each;
+        r->loop[r->nloop++] = it.loop;
     }
     int rc = read_group_lists(r, where, at, j, depth + 1, &it);
-    r->nloop -= each != NULL;
-    if (rc < 0)
-        return -1;
-    if (when) {
-        const struct ckpt_expr *e;
-        if (ckpt_expr_parse(r->arena, where, when, &e, r->err) < 0)
-            return -1;
-        if (it.kind == CKPT_ITEM_EITHER && wrap(r, &it) < 0)
-            return -1;
-        it.kind = CKPT_ITEM_WHEN;
-        it.when = e;
-        it.tied = tied;
-    }
-    if (each) {
-        if ((it.kind != CKPT_ITEM_EACH) && wrap(r, &it) < 0)
-            return -1;
-        it.kind = CKPT_ITEM_EACH;
-        it.loop = each;
-        it.block = json_is_true(json_object_get(j, "block"));
-    }
-    if (!each && !when && it.kind == CKPT_ITEM_EACH)
-        it.kind = CKPT_ITEM_EITHER; /* a group without conditions: a choice with one list */
-    return ckpt_vec_push(out, it) < 0 ? ckpt_nomem(r->err) : 0;
+    r->nloop -= it.loop != NULL;
+    return rc < 0 ? -1 : ckpt_vec_push(out, it) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
 static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,

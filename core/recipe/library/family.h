@@ -32,21 +32,21 @@ struct ckpt_model_items {
     size_t n;
 };
 
+/* A tensor, or a group: for each value of its loop, if its condition holds, one of its lists. */
 struct ckpt_model_item {
-    enum { CKPT_ITEM_TENSOR, CKPT_ITEM_EACH, CKPT_ITEM_WHEN, CKPT_ITEM_EITHER } kind;
-    /* TENSOR */
-    const struct ckpt_scope *scope;
+    /* of a tensor */
+    const struct ckpt_scope *scope; /* NULL: it is a group */
     const struct ckpt_name *name;
     const char *text;
     struct ckpt_pattern shape;
     bool optional;
-    /* EACH: loops nest, the outermost is number 0; a name's axes are loops by name */
-    const char *loop;
+    /* of a group: loops nest, the outermost is number 0; a name's axes are loops by name */
+    const char *loop; /* or NULL */
     bool block;
-    const struct ckpt_expr *when; /* WHEN */
-    const char *tied; /* WHEN: if the condition is false, the list's tensors are copies of this
-                         tensor; or NULL */
-    const struct ckpt_model_items *list; /* EACH and WHEN have one, EITHER several */
+    const struct ckpt_expr *when; /* or NULL */
+    const char *tied; /* if the condition is false, the list's tensors are copies of this tensor; or
+                         NULL */
+    const struct ckpt_model_items *list; /* several: the checkpoint fits one of them */
     size_t nlist;
 };
 
