@@ -11,7 +11,7 @@
 #include "base/option.h"
 #include "base/str.h"
 #include "format/writers.h"
-#include "recipe/library/keys.h"
+#include "recipe/library/files.h"
 #include "view/shards.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)

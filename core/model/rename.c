@@ -9,8 +9,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/dir.h"
-
-enum { MAX_MAPPING_BYTES = 4 * 1024 * 1024 };
+#include "recipe/library/files.h"
 
 struct ckpt_renames {
     CKPT_VEC(struct ckpt_regex *) rules;
@@ -56,34 +55,18 @@ static int add_object(struct ckpt_renames *r, const json_t *j, struct ckpt_err *
     return 0;
 }
 
-/* Read a file that the user names, wherever it is; as for config.json, it is read below its folder.
- */
-static int read_file(const char *path, char **ret_text, size_t *ret_len, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    ckpt_cleanup(ckpt_freep) char *folder = strdup(path);
-    char *slash = folder ? strrchr(folder, '/') : NULL;
-
-    if (!folder)
-        return ckpt_nomem(err);
-    const char *name = path + (slash ? slash + 1 - folder : 0);
-    if (slash)
-        slash[slash == folder] = '\0';
-    return ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, &dir, err) < 0
-               ? -1
-               : ckpt_dir_read_file(dir, name, MAX_MAPPING_BYTES, ret_text, ret_len, err);
-}
-
 int ckpt_renames_load(const char *path, struct ckpt_renames **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(renames_freep) struct ckpt_renames *r = calloc(1, sizeof *r);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     size_t len;
 
     if (!r)
         return ckpt_nomem(err);
-    if (read_file(path, &text, &len, err) < 0 || ckpt_json_parse(text, len, path, &j, err) < 0)
+    if (ckpt_file_read(path, &dir, &text, &len, err) < 0 ||
+        ckpt_json_parse(text, len, path, &j, err) < 0)
         return ckpt_err_in(err, "key_mapping");
     if (!json_is_object(j))
         return ckpt_fail(err, CKPT_USAGE, "key_mapping '%s' is not a JSON object", path);

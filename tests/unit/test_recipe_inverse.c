@@ -676,7 +676,7 @@ TEST(recipe_inverse, every_rule_of_every_recipe)
                                          "deepspeed"};
     struct ckpt_err err = {0};
     struct ckpt_recipes *all;
-    const struct ckpt_recipes *set;
+    const struct ckpt_recipe_folder *set;
     size_t nfile = 0;
 
     seed = 1;

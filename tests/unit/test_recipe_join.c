@@ -159,7 +159,7 @@ TEST(join, rules_that_take_a_tensor_must_agree)
 TEST(join, what_a_model_needs_can_be_given_as_an_option)
 {
     struct ckpt_recipes *all;
-    const struct ckpt_recipes *set;
+    const struct ckpt_recipe_folder *set;
     struct ckpt_err err = {0};
 
     CHECK_OK(ckpt_recipes_load(NULL, &all, &err));

@@ -21,20 +21,6 @@ static const char *why_unchecked(const json_t *config)
     return ckpt_has_suffix(class, "ForCausalLM") ? NULL : "no list has the tensors of its class";
 }
 
-static int find_family(const struct ckpt_recipes *set, const char *type,
-                       const struct ckpt_family **ret, struct ckpt_err *err)
-{
-    const struct ckpt_recipes *models;
-
-    *ret = NULL;
-    if (ckpt_recipes_models(set, &models, err) < 0)
-        return -1;
-    for (size_t i = 0; i < models->families.len && !*ret; i++)
-        if (!models->families.ptr[i]->open && ckpt_family_has_type(models->families.ptr[i], type))
-            *ret = models->families.ptr[i];
-    return 0;
-}
-
 /* Conditions read the family's own members of config.json, too. */
 static json_t *whole_config(const struct ckpt_family *f, const json_t *config)
 {
@@ -93,7 +79,7 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
 
     if ((ret->unchecked = why_unchecked(config)))
         return 0;
-    if (find_family(set, ckpt_json_str(config, "model_type"), &f, err) < 0)
+    if (ckpt_recipes_family(set, ckpt_json_str(config, "model_type"), &f, err) < 0)
         return -1;
     if (!f)
         ret->unchecked = "no list has the tensors of its model type";

@@ -25,9 +25,8 @@ struct ckpt_annotations {
     const struct ckpt_catalog *cat;
     const json_t *config;
     const struct ckpt_type *type;
-    struct ckpt_arena arena;
-    struct ckpt_family *names; /* common names of the parts of layers */
-    struct bound_file own, common;
+    struct bound_file own;    /* the model type's own file */
+    struct bound_file common; /* the names that most types give the parts of layers */
     bool has_head;
 };
 
@@ -66,15 +65,6 @@ static void bound_release(struct bound_file *b)
     ckpt_vec_release(&b->items);
 }
 
-/* Does the family describe this model_type, in its list or (for types that are not Hugging Face's)
- * by the config that it produces? */
-static bool is_family(const struct ckpt_family *f, const char *type)
-{
-    const char *made = ckpt_json_str(f->config, "model_type");
-
-    return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
-}
-
 static bool is_head(const struct ckpt_annotations *m, const char *name)
 {
     return ckpt_texts_in(&m->type->stages.last, name);
@@ -83,20 +73,13 @@ static bool is_head(const struct ckpt_annotations *m, const char *name)
 static int bind_files(struct ckpt_annotations *m, const struct ckpt_recipes *set, const char *type,
                       struct ckpt_err *err)
 {
-    const struct ckpt_recipes *models;
-    const struct ckpt_family *own = NULL;
+    const struct ckpt_family *own, *common;
 
-    if (ckpt_recipes_models(set, &models, err) < 0)
+    if (ckpt_recipes_family(set, type, &own, err) < 0 || ckpt_recipes_common(set, &common, err) < 0)
         return -1;
-    for (size_t i = 0; i < models->families.len; i++)
-        if (is_family(models->families.ptr[i], type) &&
-            !(own && ckpt_recipes_has_given(set, own->name)))
-            own = models->families.ptr[i];
     if (own && bind_file(&m->own, m->config, own, err) < 0)
         return -1;
-    return ckpt_model_file(set, &m->arena, "common", &m->names, err) < 0
-               ? -1
-               : bind_file(&m->common, m->config, m->names, err);
+    return bind_file(&m->common, m->config, common, err);
 }
 
 int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
@@ -126,9 +109,6 @@ void ckpt_annotations_free(struct ckpt_annotations *m)
         return;
     bound_release(&m->own);
     bound_release(&m->common);
-    if (m->names)
-        ckpt_family_release(m->names);
-    ckpt_arena_release(&m->arena);
     free(m);
 }
 

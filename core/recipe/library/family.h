@@ -61,7 +61,8 @@ struct ckpt_family {
     struct ckpt_dim dim[CKPT_FAMILY_DIMS];
     size_t ndim;
     struct ckpt_model_items tensors;
-    bool open; /* no list: the tensors are those of the checkpoint */
+    bool given; /* the file is from the user's directory */
+    bool open;  /* no list: the tensors are those of the checkpoint */
 };
 
 /* Parse text[0..len), or a parsed value, into the arena; `name` is used in errors.

@@ -11,7 +11,7 @@ enum { MAX_DEPTH = 12, MAX_INCLUDES = 8, MAX_FILES = 64, MAX_RULES = 20000 };
 struct reader {
     struct ckpt_arena *arena;
     struct ckpt_recipe *out;
-    const struct ckpt_file_finder *finder;
+    const struct ckpt_beside *beside;
     int includes;        /* depth */
     int files;           /* in all */
     const char *current; /* the file being read */
@@ -22,15 +22,13 @@ struct reader {
 /* Which parts of an included file are wanted. */
 enum parts { PART_RULES = 1, PART_REST = 2 };
 
-static int read_file(struct reader *r, const char *name, const char *text, size_t len,
-                     unsigned parts, const struct ckpt_rule_context *cx);
+static int read_file(struct reader *r, const struct ckpt_file *file, unsigned parts,
+                     const struct ckpt_rule_context *cx);
 
 /* Find an included file. If the including file is from another folder, that folder is searched
  * first. */
-static int find(struct reader *r, const char *name, const char **ret_text, size_t *ret_len,
-                char **ret_free)
+static int find(struct reader *r, const char *name, struct ckpt_file *ret, char **ret_free)
 {
-    const struct ckpt_file_finder *f = r->finder;
     const char *slash = r->includes > 0 ? strrchr(r->current, '/') : NULL;
     struct ckpt_err quiet = {0};
 
@@ -39,35 +37,32 @@ static int find(struct reader *r, const char *name, const char **ret_text, size_
                                            r->current, name);
         if (!near)
             return -1;
-        if (f->find(f->ctx, near, ret_text, ret_len, ret_free, &quiet) == 0)
+        if (ckpt_beside_find(r->beside, near, ret, ret_free, &quiet) == 0)
             return 0;
     }
-    return f->find(f->ctx, name, ret_text, ret_len, ret_free, r->err);
+    return ckpt_beside_find(r->beside, name, ret, ret_free, r->err);
 }
 
 static int include(struct reader *r, const char *where, const char *name, unsigned parts,
                    const struct ckpt_rule_context *cx)
 {
     ckpt_cleanup(ckpt_freep) char *owned = NULL;
-    const char *text;
-    size_t len;
+    struct ckpt_file file;
 
     if (r->includes == MAX_INCLUDES || r->files++ == MAX_FILES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'include' nested deeper than %d, or more than %d",
                          where, MAX_INCLUDES, MAX_FILES);
-    if (!r->finder)
-        return ckpt_fail(r->err, CKPT_MISSING, "%s: 'include' of '%.100s': nothing is beside it",
-                         where, name);
-    if (find(r, name, &text, &len, &owned) < 0)
+    if (find(r, name, &file, &owned) < 0)
         return ckpt_err_in(r->err, "%s: include", where);
-    const char *outer = r->current, *label = name, *slash = strrchr(outer, '/');
+    const char *outer = r->current, *slash = strrchr(outer, '/');
+    file.name = name;
     if (slash && !strchr(name, '/')) /* for messages: the folder in which it was found */
-        label = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - outer), outer, name);
-    if (!label)
+        file.name = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - outer), outer, name);
+    if (!file.name)
         return -1;
     r->includes++;
-    r->current = label;
-    int rc = read_file(r, label, text, len, parts, cx);
+    r->current = file.name;
+    int rc = read_file(r, &file, parts, cx);
     r->current = outer;
     r->includes--;
     return rc;
@@ -477,18 +472,19 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
     return 0;
 }
 
-static int read_file(struct reader *r, const char *name, const char *text, size_t len,
-                     unsigned parts, const struct ckpt_rule_context *cx)
+static int read_file(struct reader *r, const struct ckpt_file *file, unsigned parts,
+                     const struct ckpt_rule_context *cx)
 {
     static const char *const known[] = {
         "note",    "format", "model",  "when",  "has",      "lacks",    "include",
         "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
         "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
+    const char *const *included, *name = file->name;
+    const char *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
 
-    if (!where || ckpt_json_parse(text, len, name, &j, r->err) < 0 ||
+    if (!where || ckpt_json_parse(file->text, file->len, name, &j, r->err) < 0 ||
         ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
         ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) <
             0)
@@ -501,31 +497,27 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
     return parts & PART_RULES ? read_rules(r, where, json_object_get(j, "rules"), cx, 0) : 0;
 }
 
-int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
-                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
+                      const struct ckpt_beside *beside, struct ckpt_recipe **ret,
                       struct ckpt_err *err)
 {
     struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
+    struct ckpt_file own = *file;
     struct reader r = {.arena = arena,
                        .out = out,
-                       .finder = finder,
+                       .beside = beside,
                        .current = file->name,
-                       .backwards = file->backwards,
+                       .backwards = backwards,
                        .err = err};
-    const struct ckpt_rule_context cx = {.arena = arena,
-                                         .where = file->name,
-                                         .from_at = "",
-                                         .to_at = "",
-                                         .backwards = file->backwards};
+    const struct ckpt_rule_context cx = {
+        .arena = arena, .where = file->name, .from_at = "", .to_at = "", .backwards = backwards};
 
     if (!out)
         return ckpt_nomem(err);
-    memset(out, 0, sizeof *out);
-    out->backwards = file->backwards;
-    out->name = ckpt_arena_strdup(arena, file->name);
+    *out = (struct ckpt_recipe){.given = file->given, .backwards = backwards};
+    out->name = own.name = ckpt_arena_strdup(arena, file->name);
     out->keep = json_array();
-    if (!out->name || !out->keep ||
-        read_file(&r, out->name, file->text, file->len, PART_RULES | PART_REST, &cx) < 0) {
+    if (!out->name || !out->keep || read_file(&r, &own, PART_RULES | PART_REST, &cx) < 0) {
         ckpt_recipe_release(out);
         return ckpt_nomem(err);
     }

@@ -15,6 +15,7 @@
 #include "recipe/language/name.h"
 #include "recipe/language/rule.h"
 #include "recipe/library/family.h"
+#include "recipe/library/files.h"
 #include "recipe/library/origin.h"
 
 /* An entry of "has" or "lacks": all spellings of a tensor's name. */
@@ -102,28 +103,13 @@ struct ckpt_recipe {
     json_t *keep;                          /* literals of the config */
 };
 
-/* Finds included files: returns the text of recipe or fragment `name`, from the directory of the
- * file that includes it. The caller frees *ret_free (may be NULL) afterwards. */
-struct ckpt_file_finder {
-    int (*find)(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
-                char **ret_free, struct ckpt_err *err);
-    void *ctx;
-};
-
-/* The text of a recipe file. */
-struct ckpt_recipe_text {
-    const char *name; /* "nanotron/llama" */
-    const char *text;
-    size_t len;
-    bool backwards;
-};
-
-/* Parse a recipe, except for the model file, which the caller finds by ret->model; call
- * ckpt_recipe_set_family afterwards. backwards: sources and targets are exchanged, the format is
- * ret->back, and the names in "has" and "lacks" are evidence of what is made, not of what is read.
+/* Parse a recipe, whose includes are `beside` it, except for the model file, which the caller finds
+ * by ret->model; call ckpt_recipe_set_family afterwards. backwards: sources and targets are
+ * exchanged, the format is ret->back, and the names in "has" and "lacks" are evidence of what is
+ * made, not of what is read.
  */
-int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
-                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
+                      const struct ckpt_beside *beside, struct ckpt_recipe **ret,
                       struct ckpt_err *err);
 void ckpt_recipe_release(struct ckpt_recipe *r);
 

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/json.h"
 #include "base/str.h"
 #include "io/dir.h"
 #include "recipe/language/field.h"
@@ -108,4 +109,75 @@ const struct ckpt_file *ckpt_files_find(const struct ckpt_files *f, const char *
             strcmp(f->list.ptr[i].name + n, name) == 0)
             return &f->list.ptr[i];
     return NULL;
+}
+
+int ckpt_beside_find(const struct ckpt_beside *b, const char *name, struct ckpt_file *ret,
+                     char **ret_free, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s.json", name);
+    const struct ckpt_file *found;
+
+    if (!file)
+        return ckpt_nomem(err);
+    *ret = (struct ckpt_file){0};
+    if (b->dir && ckpt_dir_has_file(b->dir, file)) {
+        if (ckpt_dir_read_file(b->dir, file, MAX_FILE, ret_free, &ret->len, err) < 0)
+            return -1;
+        ret->text = *ret_free;
+        return 0;
+    }
+    if (!(found = ckpt_files_find(b->files, b->folder, name)) &&
+        !(found = ckpt_files_find(b->files, "", name)))
+        return ckpt_fail(err, CKPT_MISSING, "no file '%.200s' beside it, and no embedded one",
+                         file);
+    *ret = *found;
+    return 0;
+}
+
+int ckpt_file_read(const char *path, struct ckpt_dir **ret_dir, char **ret_text, size_t *ret_len,
+                   struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *folder = strdup(path);
+    char *slash = folder ? strrchr(folder, '/') : NULL;
+
+    if (!folder)
+        return ckpt_nomem(err);
+    const char *name = path + (slash ? slash + 1 - folder : 0);
+    if (slash)
+        slash[slash == folder] = '\0';
+    return ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, ret_dir, err) < 0
+               ? -1
+               : ckpt_dir_read_file(*ret_dir, name, MAX_FILE, ret_text, ret_len, err);
+}
+
+/* ---- keys of the embedded model files ---- */
+
+static bool lists(const json_t *list, const char *key)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *s = json_string_value(json_array_get(list, i));
+        if (s && strcmp(s, key) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool names(const struct ckpt_recipe_blob *b, const char *key)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+
+    if (ckpt_json_parse((const char *)b->data, b->len, b->name, &j, NULL) < 0)
+        return false;
+    const json_t *fixed = json_object_get(json_object_get(j, "config"), key);
+    return lists(json_object_get(j, "needs"), key) || lists(json_object_get(j, "takes"), key) ||
+           (fixed && !json_is_array(fixed) && !json_is_object(fixed));
+}
+
+bool ckpt_keys_known(const char *key)
+{
+    for (size_t i = 0; i < ckpt_recipe_nblobs; i++)
+        if (ckpt_has_prefix(ckpt_recipe_blobs[i].name, "models/") &&
+            names(&ckpt_recipe_blobs[i], key))
+            return true;
+    return false;
 }

@@ -11,6 +11,8 @@
 #include "base/mem.h"
 #include "base/vec.h"
 
+struct ckpt_dir;
+
 /* An embedded file: "nanotron/llama", without ".json". */
 struct ckpt_recipe_blob {
     const char *name;
@@ -43,5 +45,27 @@ void ckpt_files_release(struct ckpt_files *f);
 /* The file `folder` + `name` ("models/", "llama"), or NULL. */
 const struct ckpt_file *ckpt_files_find(const struct ckpt_files *f, const char *folder,
                                         const char *name);
+
+/* Where the files are that another file names: in its directory, else in its folder of the set,
+ * else anywhere in the set. */
+struct ckpt_beside {
+    const struct ckpt_files *files;
+    const struct ckpt_dir *dir; /* NULL: the file is of the set */
+    const char *folder;         /* "nanotron/"; "": none */
+};
+
+/* Find the file NAME.json. Its name is not set, and its text is *ret_free, which the caller frees,
+ * if that is not NULL. MISSING: there is none. */
+int ckpt_beside_find(const struct ckpt_beside *b, const char *name, struct ckpt_file *ret,
+                     char **ret_free, struct ckpt_err *err);
+
+/* Read a file that the user names, wherever it is: below its folder, as it is for config.json. The
+ * caller frees *ret_text and unreferences *ret_dir, the folder. */
+int ckpt_file_read(const char *path, struct ckpt_dir **ret_dir, char **ret_text, size_t *ret_len,
+                   struct ckpt_err *err);
+
+/* Is the key among "needs", "takes" or "config" of an embedded model file? Lists and objects of
+ * "config" are the model file's own and no options. Safe from many threads. */
+bool ckpt_keys_known(const char *key);
 
 #endif

@@ -12,50 +12,41 @@
 #include "recipe/language/field.h"
 #include "recipe/library/settings.h"
 
-enum { MAX_FILE = 4 << 20 };
+enum folder { MODELS, MEGATRON, NANOTRON, TORCHTITAN, TRANSFORMERS, DEEPSPEED, NFOLDER };
 
-/* ---- finding files ---- */
+static const char *const folder_names[NFOLDER] = {"models/",     "megatron/",     "nanotron/",
+                                                  "torchtitan/", "transformers/", "deepspeed/"};
 
-/* Where the files that a recipe names are: in its directory (or the same folder of the embedded
- * files), else among the embedded files. */
-struct beside {
-    const struct ckpt_files *files;
-    const struct ckpt_dir *dir; /* NULL: embedded */
-    const char *folder;         /* "nanotron/" */
+/* Which folder has the recipes for a format. */
+static const struct {
+    const char *format;
+    enum folder folder;
+} formats[] = {
+    {"megatron", MEGATRON},         {"nanotron", NANOTRON}, {"dcp", TORCHTITAN},
+    {"transformers", TRANSFORMERS}, {"hub", TRANSFORMERS},  {"torchtitan", TORCHTITAN},
+    {"deepspeed", DEEPSPEED},
 };
 
-static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
-                     char **ret_free, struct ckpt_err *err)
-{
-    const struct beside *b = ctx;
-    const struct ckpt_file *found;
+/* What was parsed so far. */
+struct parsed {
+    pthread_mutex_t lock; /* of folders that are being parsed; parsed ones do not change */
+    struct ckpt_recipe_folder folder[NFOLDER];
+    struct ckpt_recipe_folder given; /* a recipe that was given by its path, and its model file */
+};
 
-    if (b->dir) {
-        ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s.json", name);
-        if (!file)
-            return ckpt_nomem(err);
-        if (ckpt_dir_has_file(b->dir, file)) {
-            if (ckpt_dir_read_file(b->dir, file, MAX_FILE, ret_free, ret_len, err) < 0)
-                return -1;
-            *ret_text = *ret_free;
-            return 0;
-        }
-    }
-    if (!(found = ckpt_files_find(b->files, b->folder, name)) &&
-        !(found = ckpt_files_find(b->files, "", name)))
-        return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one",
-                         name);
-    *ret_text = found->text;
-    *ret_len = found->len;
-    return 0;
-}
+struct ckpt_recipes {
+    struct ckpt_files files;
+    struct ckpt_types *types; /* NULL for a recipe from memory */
+    struct parsed *parsed;
+    bool given; /* a recipe was given: the only candidate, without checking its conditions */
+};
 
-/* ---- loading ---- */
+/* ---- parsing ---- */
 
-static int keep_family(struct ckpt_recipes *set, struct ckpt_family *f,
+static int keep_family(struct ckpt_recipe_folder *to, struct ckpt_family *f,
                        const struct ckpt_family **ret, struct ckpt_err *err)
 {
-    if (ckpt_vec_push(&set->families, f) < 0) {
+    if (ckpt_vec_push(&to->families, f) < 0) {
         ckpt_family_release(f);
         return ckpt_nomem(err);
     }
@@ -63,44 +54,31 @@ static int keep_family(struct ckpt_recipes *set, struct ckpt_family *f,
     return 0;
 }
 
-static int find_family(struct ckpt_recipes *set, struct beside *b, const char *model,
-                       const struct ckpt_family **ret, struct ckpt_err *err)
+static int find_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
+                       const char *model, const struct ckpt_family **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *owned = NULL, *name = ckpt_asprintf("models/%s", model);
+    const struct ckpt_beside models = {b->files, b->dir, folder_names[MODELS]};
     struct ckpt_family *f;
-    const char *text;
-    size_t len;
+    struct ckpt_file file;
 
     if (!name)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < set->families.len; i++)
-        if (strcmp(set->families.ptr[i]->name, name) == 0) {
-            *ret = set->families.ptr[i];
+    for (size_t i = 0; i < to->families.len; i++)
+        if (strcmp(to->families.ptr[i]->name, name) == 0) {
+            *ret = to->families.ptr[i];
             return 0;
         }
-    struct beside models = {b->files, b->dir, "models/"};
-    if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
-        ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
+    if (ckpt_beside_find(&models, model, &file, &owned, err) < 0 ||
+        ckpt_family_parse(&to->arena, name, file.text, file.len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
-    return keep_family(set, f, ret, err);
-}
-
-int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
-                    struct ckpt_family **ret, struct ckpt_err *err)
-{
-    const char *name = ckpt_field_text(arena, err, "models/%s", model);
-    const struct ckpt_file *file = name ? ckpt_files_find(&set->files, "models/", model) : NULL;
-
-    if (!name)
-        return -1;
-    if (!file)
-        return ckpt_fail(err, CKPT_MISSING, "there is no model file '%.200s'", model);
-    return ckpt_family_parse(arena, name, file->text, file->len, ret, err);
+    f->given = file.given;
+    return keep_family(to, f, ret, err);
 }
 
 /* Add the recipe's model file: named, inline, or none. */
-static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r,
-                      struct ckpt_err *err)
+static int add_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
+                      struct ckpt_recipe *r, struct ckpt_err *err)
 {
     const struct ckpt_family *f = NULL;
     struct ckpt_family *own;
@@ -108,241 +86,210 @@ static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_re
     if (!r->model && !r->inline_model)
         return 0;
     if (r->model) {
-        if (find_family(set, b, r->model, &f, err) < 0)
+        if (find_family(to, b, r->model, &f, err) < 0)
             return ckpt_err_in(err, "%s", r->name);
     } else {
-        const char *name = ckpt_field_text(&set->arena, err, "%s: model", r->name);
-        if (!name || ckpt_family_from_json(&set->arena, name, r->inline_model, &own, err) < 0 ||
-            keep_family(set, own, &f, err) < 0)
+        const char *name = ckpt_field_text(&to->arena, err, "%s: model", r->name);
+        if (!name || ckpt_family_from_json(&to->arena, name, r->inline_model, &own, err) < 0 ||
+            keep_family(to, own, &f, err) < 0)
             return -1;
     }
     return ckpt_recipe_set_family(r, f, err);
 }
 
-static int add_one(struct ckpt_recipes *set, struct beside *b, const struct ckpt_recipe_text *file,
-                   struct ckpt_recipe **ret, struct ckpt_err *err)
+/* Add a recipe, and the same read backwards if it says so. */
+static int add_recipe(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
+                      const struct ckpt_file *file, struct ckpt_err *err)
 {
-    const struct ckpt_file_finder finder = {find_file, b};
+    struct ckpt_recipe *r = NULL;
 
-    if (ckpt_recipe_parse(&set->arena, file, &finder, ret, err) < 0)
-        return -1;
-    if (ckpt_vec_push(&set->recipes, *ret) < 0) {
-        ckpt_recipe_release(*ret);
-        return ckpt_nomem(err);
-    }
-    return add_family(set, b, *ret, err);
-}
-
-static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name,
-                      const char *text, size_t len, struct ckpt_err *err)
-{
-    struct ckpt_recipe_text file = {name, text, len, false};
-    struct ckpt_recipe *r;
-
-    if (add_one(set, b, &file, &r, err) < 0)
-        return -1;
-    file.backwards = true;
-    return r->back ? add_one(set, b, &file, &r, err) : 0;
-}
-
-/* ---- embedded folders ---- */
-
-static const char models_folder[] = "models/", types_folder[] = "types/";
-
-/* Which folder has the recipes for a format. */
-static const struct {
-    const char *format, *folder;
-} formats[] = {
-    {"megatron", "megatron/"},         {"nanotron", "nanotron/"}, {"dcp", "torchtitan/"},
-    {"transformers", "transformers/"}, {"hub", "transformers/"},  {"torchtitan", "torchtitan/"},
-    {"deepspeed", "deepspeed/"},
-};
-
-struct folder {
-    const char *name;
-    struct ckpt_recipes *set;
-};
-
-struct ckpt_recipe_folders {
-    pthread_mutex_t lock;
-    CKPT_VEC(struct folder) parsed;
-};
-
-/* "megatron/" of "megatron/llama". */
-static int folder_of(struct ckpt_arena *arena, const char *name, const char **ret,
-                     struct ckpt_err *err)
-{
-    *ret = ckpt_field_text(arena, err, "%.*s", (int)(strcspn(name, "/") + 1), name);
-    return *ret ? 0 : -1;
-}
-
-/* Does the folder have another purpose, so that it has no recipes for other formats? */
-static bool is_known(const char *folder)
-{
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (strcmp(formats[i].folder, folder) == 0)
-            return true;
-    return strcmp(folder, models_folder) == 0 || strcmp(folder, types_folder) == 0;
-}
-
-/* Add a user's recipe, which may be in a folder of any name: its format says what it is for. */
-static int add_recipe_file(struct ckpt_recipes *set, const struct ckpt_files *files,
-                           const struct ckpt_file *f, const char *folder, struct ckpt_err *err)
-{
-    struct beside b = {files, NULL, NULL};
-    const size_t before = set->recipes.len;
-
-    if (folder_of(&set->arena, f->name, &b.folder, err) < 0)
-        return -1;
-    if (strcmp(b.folder, folder) != 0 && (!f->given || is_known(b.folder)))
-        return 0;
-    if (add_recipe(set, &b, f->name, f->text, f->len, err) < 0)
-        return -1;
-    for (size_t i = before; i < set->recipes.len; i++)
-        set->recipes.ptr[i]->given = f->given;
-    return 0;
-}
-
-static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, const char *folder,
-                      struct ckpt_err *err)
-{
-    struct beside b = {files, NULL, folder};
-    const size_t n = strlen(folder);
-
-    for (size_t i = 0; i < files->list.len; i++) {
-        const struct ckpt_file *f = &files->list.ptr[i];
-        const struct ckpt_family *ignored;
-        int rc = 0;
-        if (folder != models_folder)
-            rc = add_recipe_file(set, files, f, folder, err);
-        else if (strncmp(f->name, folder, n) == 0)
-            rc = find_family(set, &b, f->name + n, &ignored, err);
-        if (rc < 0)
+    for (int backwards = 0; backwards < (r && r->back ? 2 : 1); backwards++) {
+        if (ckpt_recipe_parse(&to->arena, file, backwards, b, &r, err) < 0)
+            return -1;
+        if (ckpt_vec_push(&to->recipes, r) < 0) {
+            ckpt_recipe_release(r);
+            return ckpt_nomem(err);
+        }
+        if (add_family(to, b, r, err) < 0)
             return -1;
     }
     return 0;
 }
 
-/* Parse a folder's recipes. Called with the lock held. */
-static int parse_folder(const struct ckpt_recipes *all, const char *name,
-                        const struct ckpt_recipes **ret, struct ckpt_err *err)
-{
-    struct ckpt_recipe_folders *f = all->folders;
-    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
+/* ---- folders of the set ---- */
 
-    for (size_t i = 0; i < f->parsed.len; i++)
-        if (f->parsed.ptr[i].name == name) {
-            *ret = f->parsed.ptr[i].set;
-            return 0;
-        }
-    if (!(set = calloc(1, sizeof *set)) || ckpt_vec_reserve(&f->parsed, 1) < 0)
-        return ckpt_nomem(err);
-    if (add_folder(set, &all->files, name, err) < 0)
+static void folder_release(struct ckpt_recipe_folder *f)
+{
+    for (size_t i = 0; i < f->recipes.len; i++)
+        ckpt_recipe_release(f->recipes.ptr[i]);
+    for (size_t i = 0; i < f->families.len; i++)
+        ckpt_family_release(f->families.ptr[i]);
+    ckpt_vec_release(&f->recipes);
+    ckpt_vec_release(&f->families);
+    ckpt_arena_release(&f->arena);
+}
+
+/* Is the file one of the folder? A user's recipe may be in a folder of any other name: its format
+ * says what it is for. */
+static bool belongs(const struct ckpt_file *f, enum folder folder)
+{
+    if (ckpt_has_prefix(f->name, folder_names[folder]) || folder == MODELS || !f->given)
+        return ckpt_has_prefix(f->name, folder_names[folder]);
+    for (int i = 0; i < NFOLDER; i++)
+        if (ckpt_has_prefix(f->name, folder_names[i]))
+            return false;
+    return !ckpt_has_prefix(f->name, "types/");
+}
+
+static int add_file(struct ckpt_recipe_folder *to, const struct ckpt_files *files,
+                    const struct ckpt_file *f, bool is_model, struct ckpt_err *err)
+{
+    const size_t n = strcspn(f->name, "/") + 1;
+    const struct ckpt_family *ignored;
+    const struct ckpt_beside b = {files, NULL,
+                                  ckpt_field_text(&to->arena, err, "%.*s", (int)n, f->name)};
+
+    if (!b.folder)
         return -1;
-    struct folder new = {name, set};
-    (void)ckpt_vec_push(&f->parsed, new);
-    *ret = ckpt_steal(&set);
+    return is_model ? find_family(to, &b, f->name + n, &ignored, err) : add_recipe(to, &b, f, err);
+}
+
+/* Parse a folder's files. Called with the lock held. */
+static int parse_folder(struct ckpt_recipe_folder *to, const struct ckpt_files *files,
+                        enum folder folder, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < files->list.len; i++) {
+        const struct ckpt_file *f = &files->list.ptr[i];
+        if (belongs(f, folder) && add_file(to, files, f, folder == MODELS, err) < 0) {
+            folder_release(to);
+            return -1;
+        }
+    }
+    to->parsed = true;
     return 0;
 }
 
-static int get_folder(const struct ckpt_recipes *set, const char *name,
-                      const struct ckpt_recipes **ret, struct ckpt_err *err)
+static int get_folder(const struct ckpt_recipes *set, enum folder folder,
+                      const struct ckpt_recipe_folder **ret, struct ckpt_err *err)
 {
-    int rc;
+    struct parsed *p = set->parsed;
+    int rc = 0;
 
-    if (!set->folders) {
-        *ret = set;
-        return 0;
-    }
-    (void)pthread_mutex_lock(&set->folders->lock);
-    rc = parse_folder(set, name, ret, err);
-    (void)pthread_mutex_unlock(&set->folders->lock);
+    *ret = &p->folder[folder];
+    (void)pthread_mutex_lock(&p->lock);
+    if (!(*ret)->parsed)
+        rc = parse_folder(&p->folder[folder], &set->files, folder, err);
+    (void)pthread_mutex_unlock(&p->lock);
     return rc;
 }
 
 int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
-                    const struct ckpt_recipes **ret, struct ckpt_err *err)
+                    const struct ckpt_recipe_folder **ret, struct ckpt_err *err)
 {
-    for (size_t i = 0; format && i < sizeof formats / sizeof *formats; i++)
+    static const struct ckpt_recipe_folder none;
+
+    *ret = set->given ? &set->parsed->given : &none;
+    for (size_t i = 0; format && !set->given && i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].format, format) == 0)
             return get_folder(set, formats[i].folder, ret, err);
-    *ret = set; /* there are none */
     return 0;
 }
 
-int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
+int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe_folder **ret,
                         struct ckpt_err *err)
 {
-    return get_folder(set, models_folder, ret, err);
+    *ret = &set->parsed->given;
+    return set->given ? 0 : get_folder(set, MODELS, ret, err);
 }
 
-static int make_folders(struct ckpt_recipes *set, struct ckpt_err *err)
+/* Does the family describe this model_type, in its list or (for types that are not Hugging Face's)
+ * by the config that it produces? */
+static bool describes(const struct ckpt_family *f, const char *type)
 {
-    if (!(set->folders = calloc(1, sizeof *set->folders)))
-        return ckpt_nomem(err);
-    (void)pthread_mutex_init(&set->folders->lock, NULL);
+    const char *made = ckpt_json_str(f->config, "model_type");
+
+    return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
+}
+
+int ckpt_recipes_family(const struct ckpt_recipes *set, const char *model_type,
+                        const struct ckpt_family **ret, struct ckpt_err *err)
+{
+    const struct ckpt_recipe_folder *models;
+
+    *ret = NULL;
+    if (ckpt_recipes_models(set, &models, err) < 0)
+        return -1;
+    for (size_t i = 0; i < models->families.len && !(*ret && (*ret)->given); i++)
+        if (describes(models->families.ptr[i], model_type))
+            *ret = models->families.ptr[i];
     return 0;
 }
 
-static void free_folders(struct ckpt_recipe_folders *f)
+int ckpt_recipes_common(const struct ckpt_recipes *set, const struct ckpt_family **ret,
+                        struct ckpt_err *err)
 {
-    if (!f)
-        return;
-    for (size_t i = 0; i < f->parsed.len; i++)
-        ckpt_recipes_free(f->parsed.ptr[i].set);
-    ckpt_vec_release(&f->parsed);
-    (void)pthread_mutex_destroy(&f->lock);
-    free(f);
+    const struct ckpt_recipe_folder *models;
+
+    if (get_folder(set, MODELS, &models, err) < 0)
+        return -1;
+    for (size_t i = 0; i < models->families.len; i++)
+        if (strcmp(models->families.ptr[i]->name, "models/common") == 0) {
+            *ret = models->families.ptr[i];
+            return 0;
+        }
+    return ckpt_fail(err, CKPT_MISSING, "there is no model file 'common'");
 }
 
-/* ---- a given recipe ---- */
+/* ---- life ---- */
 
-static int add_path(struct ckpt_recipes *set, const char *path, struct ckpt_err *err)
+/* Make the set of files, in which nothing is parsed yet. */
+static int new_set(const char *dir, struct ckpt_recipes **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    ckpt_cleanup(ckpt_freep) char *folder = strdup(path), *text = NULL;
-    size_t len;
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
 
-    if (!folder)
+    if (!set || !(set->parsed = calloc(1, sizeof *set->parsed)))
         return ckpt_nomem(err);
-    char *slash = strrchr(folder, '/');
-    const char *file = slash ? path + (slash - folder) + 1 : path;
-    if (slash)
-        slash[slash == folder] = '\0';
-    if (ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, &dir, err) < 0 ||
-        ckpt_dir_read_file(dir, file, MAX_FILE, &text, &len, err) < 0)
-        return ckpt_err_in(err, "recipe '%s'", path);
-    struct beside b = {&set->files, dir, ""};
-    return add_recipe(set, &b, path, text, len, err);
+    (void)pthread_mutex_init(&set->parsed->lock, NULL);
+    if (ckpt_files_load(&set->files, dir, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&set);
+    return 0;
 }
 
-static int check_given(struct ckpt_recipes *set, struct ckpt_err *err)
+/* Add the recipe that is the only candidate. */
+static int add_given(struct ckpt_recipes *set, const struct ckpt_dir *dir,
+                     const struct ckpt_file *file, struct ckpt_err *err)
 {
-    const struct ckpt_recipe *r = set->recipes.ptr[0];
+    struct ckpt_recipe_folder *given = &set->parsed->given;
+    const struct ckpt_beside b = {&set->files, dir, ""};
 
-    set->given = true;
-    if (!r->format)
-        return ckpt_fail(err, CKPT_FORMAT, "%s: 'format' is missing: this is a fragment", r->name);
+    if (add_recipe(given, &b, file, err) < 0)
+        return -1;
+    if (!given->recipes.ptr[0]->format)
+        return ckpt_fail(err, CKPT_FORMAT, "%s: 'format' is missing: this is a fragment",
+                         file->name);
+    set->given = given->parsed = true;
     return 0;
 }
 
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
-
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
     struct stat st;
     const bool is_dir = path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    struct ckpt_file file = {.name = path};
 
-    if (!set)
-        return ckpt_nomem(err);
-    if (ckpt_files_load(&set->files, is_dir ? path : NULL, err) < 0 ||
+    if (new_set(is_dir ? path : NULL, &set, err) < 0 ||
         ckpt_types_load(&set->files, &set->types, err) < 0)
         return is_dir ? ckpt_err_in(err, "recipe '%s'", path) : -1;
-    if (!path || is_dir) {
-        if (make_folders(set, err) < 0)
+    if (path && !is_dir) {
+        if (ckpt_file_read(path, &dir, &text, &file.len, err) < 0)
+            return ckpt_err_in(err, "recipe '%s'", path);
+        file.text = text;
+        if (add_given(set, dir, &file, err) < 0)
             return -1;
-    } else if (add_path(set, path, err) < 0 || check_given(set, err) < 0) {
-        return -1;
     }
     *ret = ckpt_steal(&set);
     return 0;
@@ -351,14 +298,10 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
-    struct beside b = {NULL, NULL, ""};
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
+    const struct ckpt_file file = {name, text, len, false};
 
-    if (!set)
-        return ckpt_nomem(err);
-    b.files = &set->files;
-    if (ckpt_files_load(&set->files, NULL, err) < 0 ||
-        add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
+    if (new_set(NULL, &set, err) < 0 || add_given(set, NULL, &file, err) < 0)
         return -1;
     *ret = ckpt_steal(&set);
     return 0;
@@ -368,16 +311,15 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
 {
     if (!set)
         return;
-    for (size_t i = 0; i < set->recipes.len; i++)
-        ckpt_recipe_release(set->recipes.ptr[i]);
-    for (size_t i = 0; i < set->families.len; i++)
-        ckpt_family_release(set->families.ptr[i]);
-    ckpt_vec_release(&set->recipes);
-    ckpt_vec_release(&set->families);
-    ckpt_arena_release(&set->arena);
+    for (int i = 0; set->parsed && i < NFOLDER; i++)
+        folder_release(&set->parsed->folder[i]);
+    if (set->parsed) {
+        folder_release(&set->parsed->given);
+        (void)pthread_mutex_destroy(&set->parsed->lock);
+    }
+    free(set->parsed);
     ckpt_types_free(set->types);
     ckpt_files_release(&set->files);
-    free_folders(set->folders);
     free(set);
 }
 
@@ -388,13 +330,6 @@ void ckpt_recipes_freep(struct ckpt_recipes **set)
 }
 
 bool ckpt_recipes_forced(const struct ckpt_recipes *set) { return set->given; }
-
-bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name)
-{
-    const struct ckpt_file *f = ckpt_files_find(&set->files, "", name);
-
-    return f && f->given;
-}
 
 const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *set) { return set->types; }
 
@@ -477,7 +412,7 @@ static int tier_of(const struct ckpt_recipe *r, const struct ckpt_recipe_options
     return 4 * other + 2 * r->fallback + !r->given;
 }
 
-static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+static int choice_error(const struct ckpt_recipe_folder *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
 {
     struct ckpt_str names = {0};
@@ -518,11 +453,13 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
 int ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
                      const struct ckpt_recipe_options *opt, bool *ret, struct ckpt_err *err)
 {
-    if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
+    const struct ckpt_recipe_folder *all;
+
+    if (ckpt_recipes_of(set, format_of(src, opt), &all, err) < 0)
         return -1;
     *ret = false;
-    for (size_t i = 0; i < set->recipes.len && !*ret; i++)
-        *ret = fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt);
+    for (size_t i = 0; i < all->recipes.len && !*ret; i++)
+        *ret = fits(all->recipes.ptr[i], src, opt) && suits_base(all->recipes.ptr[i], opt);
     return 0;
 }
 
@@ -530,26 +467,27 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err)
 {
+    const struct ckpt_recipe_folder *all;
     const struct ckpt_recipe *found = NULL;
     size_t n = 0;
     int tier = -1;
 
+    if (ckpt_recipes_of(set, format_of(src, opt), &all, err) < 0)
+        return -1;
     if (set->given) {
-        *ret = set->recipes.ptr[0];
+        *ret = all->recipes.ptr[0];
         return 0;
     }
-    if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
-        return -1;
     while (n == 0 && ++tier < NTIER)
-        for (size_t i = 0; i < set->recipes.len; i++) {
-            const struct ckpt_recipe *r = set->recipes.ptr[i];
+        for (size_t i = 0; i < all->recipes.len; i++) {
+            const struct ckpt_recipe *r = all->recipes.ptr[i];
             if (tier_of(r, opt) == tier && fits(r, src, opt) && suits_base(r, opt)) {
                 found = r;
                 n++;
             }
         }
     if (n != 1)
-        return choice_error(set, src, opt, tier, err);
+        return choice_error(all, src, opt, tier, err);
     *ret = found;
     return 0;
 }

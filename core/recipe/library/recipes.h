@@ -11,27 +11,31 @@
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 
-struct ckpt_recipes {
+/* The parsed recipes of one folder of files, and the model files that they name. */
+struct ckpt_recipe_folder {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_recipe *) recipes;
     CKPT_VEC(struct ckpt_family *) families;
-    struct ckpt_files files;  /* files of the whole set; a folder borrows them */
-    struct ckpt_types *types; /* NULL for a folder, or for a recipe from memory */
-    bool given; /* given by its path: the only candidate, without checking its conditions */
-    struct ckpt_recipe_folders *folders; /* the embedded recipes, each parsed when it is needed */
+    bool parsed;
 };
 
 /* Get the recipes for checkpoints of one format, which are parsed at the first call; if a recipe
  * was given, that one. Safe from many threads; the result is valid as long as the set. */
 int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
-                    const struct ckpt_recipes **ret, struct ckpt_err *err);
+                    const struct ckpt_recipe_folder **ret, struct ckpt_err *err);
 
-/* Get all model files that recipes may name; if a recipe was given, its own. */
-int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
+/* Get all model files; if a recipe was given, its own. */
+int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe_folder **ret,
                         struct ckpt_err *err);
 
-/* Is the file of that name ("models/llama") from the user's directory? */
-bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name);
+/* Find the model file that lists the tensors of a model_type; *ret is NULL if there is none. The
+ * user's goes before the others. */
+int ckpt_recipes_family(const struct ckpt_recipes *set, const char *model_type,
+                        const struct ckpt_family **ret, struct ckpt_err *err);
+
+/* Get models/common.json, which has names and sizes that most model types have in common. */
+int ckpt_recipes_common(const struct ckpt_recipes *set, const struct ckpt_family **ret,
+                        struct ckpt_err *err);
 
 /* As ckpt_recipes_load with a path, but from memory, so that only embedded files can be included.
  */
@@ -46,10 +50,5 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
 /* The first name in the recipe's "has" that no tensor of the catalogue has, as the recipe file
  * spells it; NULL: the catalogue has all of them. */
 const char *ckpt_recipe_evidence_lacks(const struct ckpt_recipe *r, const struct ckpt_catalog *cat);
-
-/* Parse a model file, even one that no recipe names, into the arena; release it with
- * ckpt_family_release. */
-int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
-                    struct ckpt_family **ret, struct ckpt_err *err);
 
 #endif
