@@ -110,25 +110,25 @@ TEST(pattern, one_unknown_is_solved_from_a_dimension)
     struct ckpt_sizes s = {.scope = &scope};
 
     CHECK_OK(parse("(gate=f + up=f)", &p, &err));
-    CHECK(ckpt_factor_solve(&p.dim[0], &s, 10));
+    CHECK(ckpt_factor_solve(&p.dim[0], &s, 10, false));
     CHECK_EQ(s.var[0], 5);
     s.known = 0;
-    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 11));
+    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 11, false));
     CHECK_OK(parse("(n (k=3 + m) x=2)", &p, &err));
     s.known = 0;
-    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 40)); /* two unknowns */
+    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 40, false)); /* two unknowns */
     s.var[0] = 4;
     s.known = 1;
-    CHECK(ckpt_factor_solve(&p.dim[0], &s, 40)); /* 4 * (3 + m) * 2 */
+    CHECK(ckpt_factor_solve(&p.dim[0], &s, 40, false)); /* 4 * (3 + m) * 2 */
     CHECK_EQ(s.var[1], 2);
     CHECK_OK(parse("(vocab + _pad)", &p, &err));
     s.var[0] = 7;
     s.known = 1;
-    CHECK(ckpt_factor_solve(&p.dim[0], &s, 7));
+    CHECK(ckpt_factor_solve(&p.dim[0], &s, 7, false));
     CHECK_EQ(s.var[1], 0);
     CHECK_OK(parse("(a=f b=f)", &p, &err));
     s.known = 0;
-    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 9)); /* not linear */
+    CHECK(!ckpt_factor_solve(&p.dim[0], &s, 9, false)); /* not linear */
 }
 
 TEST(pattern, a_term_has_offset_and_strides)

@@ -84,7 +84,7 @@ static bool solve_round(struct ckpt_instance *in)
             continue;
         for (uint32_t k = 0; k < d.n; k++)
             if (d.d[k].f)
-                (void)ckpt_factor_solve(d.d[k].f, &in->sizes, u->tensor->dim[k]);
+                (void)ckpt_factor_solve(d.d[k].f, &in->sizes, u->tensor->dim[k], false);
         if (in->sizes.known == (1ull << in->sizes.scope->nvar) - 1)
             break;
     }
@@ -219,16 +219,6 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
             check_bound(in, in->use.ptr[i].bound, in->use.ptr[i].at, err) < 0)
             return -1;
     return check_bound(in, in->bound, in->at, err);
-}
-
-const struct ckpt_factor *ckpt_instance_factor(const struct ckpt_instance *in, uint32_t dim,
-                                               uint32_t rank)
-{
-    const struct ckpt_pattern *p = &in->rule->to[in->side].pattern;
-
-    if (p->rest_at < 0 || dim < (uint32_t)p->rest_at)
-        return &p->dim[dim];
-    return dim < (uint32_t)p->rest_at + rank - p->ndim ? NULL : &p->dim[dim - (rank - p->ndim)];
 }
 
 /* A target's padding, of which its sources know nothing, makes the dimension a multiple. */

@@ -50,10 +50,6 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
 int ckpt_instance_shape(struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
                         struct ckpt_err *err);
 
-/* What a dimension of the target is made of; NULL if it stands for one of "...". */
-const struct ckpt_factor *ckpt_instance_factor(const struct ckpt_instance *in, uint32_t dim,
-                                               uint32_t rank);
-
 /* The dimensions of "..." are represented by axes whose numbers follow those of the scope. */
 enum {
     CKPT_REST_AXIS = CKPT_SCOPE_AXES,

@@ -10,6 +10,7 @@
 
 #include "base/ckd.h"
 #include "recipe/apply/resolve.h"
+#include "recipe/apply/shares.h"
 
 enum { MAX_RUNS = 1 << 16 };
 
@@ -43,16 +44,6 @@ static void plan_release(struct plan *p)
 }
 
 /* ---- one dimension ---- */
-
-static bool has_mark(const struct ckpt_factor *f)
-{
-    if (f->rank)
-        return true;
-    for (uint16_t c = 0; c < f->nchild; c++)
-        if (has_mark(&f->child[c]))
-            return true;
-    return false;
-}
 
 static bool known_size(const struct joiner *j, const struct ckpt_factor *f, uint64_t *ret)
 {
@@ -109,7 +100,7 @@ static bool part_size(const struct joiner *j, const struct ckpt_factor *f, uint6
     if (!known_size(j, f, ret))
         return false;
     if (!f->rank)
-        return !has_mark(f);
+        return !ckpt_factor_is_marked(f);
     if (*ret % j->t->ranks)
         return false;
     *ret /= j->t->ranks;
@@ -152,7 +143,7 @@ static int lay_product(struct joiner *j, const struct ckpt_factor *f, const stru
     int cut = -1;
 
     for (uint16_t c = 0; c < f->nchild; c++) {
-        if (has_mark(&f->child[c])) {
+        if (ckpt_factor_is_marked(&f->child[c])) {
             if (cut >= 0)
                 return no_fit(j, s->n);
             cut = c;
@@ -186,7 +177,7 @@ static int lay(struct joiner *j, const struct ckpt_factor *f, const struct stret
 {
     if (f->rank)
         return lay_marked(j, f, s, ret_whole);
-    if (!has_mark(f)) {
+    if (!ckpt_factor_is_marked(f)) {
         *ret_whole = s->n;
         return add_run(j, s->lo, s->n * s->unit, s->at, false);
     }
@@ -196,45 +187,23 @@ static int lay(struct joiner *j, const struct ckpt_factor *f, const struct stret
 
 /* ---- a tensor ---- */
 
-/* The factor of the pattern for dimension d of `rank`; NULL: there is none that could be annotated.
- * False: the pattern has another number of dimensions. */
-static bool factor_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank, uint32_t d,
-                      const struct ckpt_factor **ret)
-{
-    const struct ckpt_pattern *p = &side->pattern;
-    const uint32_t lead = side->name[spelling].lead >= 0;
-
-    *ret = NULL;
-    if (rank < p->ndim + lead || (p->rest_at < 0 && rank != p->ndim + lead))
-        return false;
-    if (d < lead)
-        return true;
-    d -= lead;
-    rank -= lead;
-    if (p->rest_at < 0 || d < (uint32_t)p->rest_at)
-        *ret = &p->dim[d];
-    else if (d >= (uint32_t)p->rest_at + (rank - p->ndim))
-        *ret = &p->dim[d - (rank - p->ndim)];
-    return true;
-}
-
 static int make_plan(struct joiner *j, uint32_t spelling, bool *ret_fits)
 {
     struct plan *p = j->plan;
-    const struct ckpt_factor *f;
+    struct ckpt_dims dims;
 
     p->rank = (uint32_t)j->t->rank - 1;
+    *ret_fits = ckpt_dims_of(j->side, spelling, p->rank, &dims);
+    if (!*ret_fits)
+        return 0;
     for (j->dim = 0; j->dim < p->rank; j->dim++) {
         const uint64_t n = j->t->dim[j->dim + 1];
-        *ret_fits = factor_of(j->side, spelling, p->rank, j->dim, &f);
-        if (!*ret_fits)
-            return 0;
+        const struct ckpt_factor *f = dims.d[j->dim].f;
         p->d[j->dim].whole = n;
         if ((f ? lay(j, f, &(struct stretch){n, 1, 0, 0}, &p->d[j->dim].whole)
                : add_run(j, 0, n, 0, false)) < 0)
             return -1;
     }
-    *ret_fits = true;
     return 0;
 }
 

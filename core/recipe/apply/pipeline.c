@@ -7,13 +7,12 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/str.h"
 
 enum { MOST_BLOCKS = 1 << 20 };
 
 static uint64_t blocks_of(const struct ckpt_pipeline *st, const struct ckpt_pipeline_block *b)
 {
-    return b->after ? st->layers : 1;
+    return b->name->axes ? st->layers : 1;
 }
 
 static double cost_of(const struct ckpt_pipeline_block *b, struct ckpt_settings *set)
@@ -73,34 +72,16 @@ void ckpt_pipeline_release(struct ckpt_pipeline *st)
     st->stage = NULL;
 }
 
-/* Is it a tensor of the block; of which layer? */
-static bool is_of(const struct ckpt_pipeline_block *b, const char *name, uint64_t layers,
-                  uint64_t *ret)
-{
-    unsigned long long layer;
-
-    *ret = 0;
-    if (!ckpt_has_prefix(name, b->before))
-        return false;
-    if (!b->after)
-        return true;
-    name += strlen(b->before);
-    const size_t digits = strspn(name, "0123456789");
-    if (!ckpt_parse_u64(name, digits, &layer) || layer >= layers ||
-        !ckpt_has_prefix(name + digits, b->after))
-        return false;
-    *ret = layer;
-    return true;
-}
-
 uint32_t ckpt_pipeline_find(const struct ckpt_pipeline *st, const char *name)
 {
-    uint64_t at = 0, layer;
+    uint64_t at = 0, layer[CKPT_NAME_NUMBERS] = {0};
 
     for (size_t i = 0; st->recipe && i < st->recipe->pipeline.len; i++) {
-        if (is_of(&st->recipe->pipeline.ptr[i], name, st->layers, &layer))
-            return st->stage[at + layer];
-        at += blocks_of(st, &st->recipe->pipeline.ptr[i]);
+        const struct ckpt_pipeline_block *b = &st->recipe->pipeline.ptr[i];
+        if (ckpt_name_match_start(b->name, name, strlen(name), layer) &&
+            (!b->name->axes || layer[0] < st->layers))
+            return st->stage[at + (b->name->axes ? layer[0] : 0)];
+        at += blocks_of(st, b);
     }
     return 0;
 }

@@ -140,7 +140,7 @@ int ckpt_shares_of(const struct ckpt_factor *f, uint64_t n, struct ckpt_sizes *s
     ret->n = 0;
     if (!f || !ckpt_factor_is_marked(f))
         return add_whole(&w, 0, n);
-    (void)ckpt_factor_solve_dim(f, sizes, n); /* for a size that the config does not give */
+    (void)ckpt_factor_solve(f, sizes, n, true); /* for a size that the config does not give */
     if (add_factor(&w, f, 0, 1) < 0)
         return -1;
     const struct ckpt_share *last = ret->n ? &ret->share[ret->n - 1] : NULL;

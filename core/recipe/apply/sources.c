@@ -8,50 +8,17 @@
 #include "base/ckd.h"
 #include "tensor/fqn.h"
 
-struct span {
-    const char *at;
-    size_t len;
-};
-
-/* The length of the part of `name` that `prefix` matches, in which {l} stands for a number (written
- * to *ret_number); 0: it does not match. */
-static size_t match_prefix(const char *prefix, const char *name, struct span *ret_number)
-{
-    const char *brace = strchr(prefix, '{');
-    const size_t before = brace ? (size_t)(brace - prefix) : strlen(prefix);
-    const char *after = brace ? strchr(brace, '}') + 1 : "";
-
-    if (strncmp(prefix, name, before) != 0)
-        return 0;
-    const size_t digits = brace ? strspn(name + before, "0123456789") : 0;
-    if ((brace && !digits) || !ckpt_has_prefix(name + before + digits, after))
-        return 0;
-    *ret_number = (struct span){name + before, digits};
-    return before + digits + strlen(after);
-}
-
-static void put_prefix(struct ckpt_str *out, const char *prefix, struct span number)
-{
-    const char *brace = strchr(prefix, '{');
-
-    if (!brace) {
-        ckpt_str_puts(out, prefix);
-        return;
-    }
-    ckpt_str_printf(out, "%.*s%.*s%s", (int)(brace - prefix), prefix, (int)number.len, number.at,
-                    strchr(brace, '}') + 1);
-}
-
 /* Set ap->name to the name of a tensor that no rule uses. */
 static void name_kept(struct ckpt_apply *ap, const char *name)
 {
-    struct span number;
+    uint64_t number[CKPT_NAME_NUMBERS];
     size_t len = 0;
 
     ckpt_str_clear(&ap->name);
     for (size_t i = 0; i < ap->recipe->prefixes.len && !len; i++)
-        if ((len = match_prefix(ap->recipe->prefixes.ptr[i].from, name, &number)))
-            put_prefix(&ap->name, ap->recipe->prefixes.ptr[i].to, number);
+        if ((len = ckpt_name_match_start(ap->recipe->prefixes.ptr[i].from, name, strlen(name),
+                                         number)))
+            ckpt_name_render(ap->recipe->prefixes.ptr[i].to, number, &ap->name);
     ckpt_str_puts(&ap->name, name + len);
 }
 

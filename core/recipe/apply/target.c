@@ -3,9 +3,11 @@
 #include "recipe/apply/apply.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "recipe/apply/cuts.h"
+#include "recipe/apply/shares.h"
+#include "tensor/cut.h"
 
 int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                     struct ckpt_sizes *sizes)
@@ -107,6 +109,64 @@ static int explain(struct ckpt_apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
+static uint8_t way_of(const struct ckpt_share *s)
+{
+    if (s->way == CKPT_TP)
+        return s->of_experts ? CKPT_CUT_OVER_ETP : CKPT_CUT_OVER_TP;
+    return s->way == CKPT_EP ? CKPT_CUT_OVER_EP : CKPT_CUT_NOT;
+}
+
+/* Append the shares of a dimension that is divided. */
+static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cut *cut,
+                   struct ckpt_arena *arena, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < shares->n; i++) {
+        const struct ckpt_share *s = &shares->share[i];
+        cut[i] = (struct ckpt_cut){.lo = s->lo,
+                                   .n = s->n,
+                                   .groups = s->groups,
+                                   .what = ckpt_arena_strdup(arena, s->what ? s->what : ""),
+                                   .dim = dim,
+                                   .way = way_of(s),
+                                   .shared = s->shared};
+        if (!cut[i].what)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* How the ranks of a job divide the target t, by the annotations of its side; into the arena. */
+static int cuts_of(struct ckpt_apply *ap, const struct ckpt_tensor *t, struct ckpt_arena *arena,
+                   const struct ckpt_cuts **ret)
+{
+    struct ckpt_instance *in = &ap->in;
+    struct ckpt_cuts *cuts = ckpt_arena_alloc(arena, sizeof *cuts);
+    ckpt_cleanup(ckpt_freep) struct ckpt_shares *shares = calloc(t->rank + 1, sizeof *shares);
+    struct ckpt_dims dims;
+    struct ckpt_cut *cut;
+    uint32_t n = 0;
+
+    if (!cuts || !shares)
+        return ckpt_nomem(ap->err);
+    (void)ckpt_dims_of(&in->rule->to[in->side], 0, t->rank, &dims); /* its shape was made so */
+    for (uint32_t d = 0; d < t->rank; d++) {
+        if (!dims.d[d].f || !ckpt_factor_is_marked(dims.d[d].f))
+            continue;
+        if (ckpt_shares_of(dims.d[d].f, t->dim[d], &in->sizes, in->target, &shares[d], ap->err) < 0)
+            return -1;
+        n += (uint32_t)shares[d].n;
+    }
+    if (!(cut = ckpt_arena_alloc(arena, (n + 1) * sizeof *cut)))
+        return ckpt_nomem(ap->err);
+    *cuts =
+        (struct ckpt_cuts){.stage = ckpt_pipeline_find(&ap->pipeline, t->name), .n = n, .cut = cut};
+    for (uint32_t d = 0; d < t->rank; cut += shares[d++].n)
+        if (add_dim(&shares[d], (uint8_t)d, cut, arena, ap->err) < 0)
+            return -1;
+    *ret = cuts;
+    return 0;
+}
+
 /* How the job whose checkpoint is made divides the tensor. */
 static int set_cuts(struct ckpt_apply *ap, struct ckpt_tensor *t, struct ckpt_catalog *cat)
 {
@@ -115,8 +175,7 @@ static int set_cuts(struct ckpt_apply *ap, struct ckpt_tensor *t, struct ckpt_ca
                           "'%s' is padded with zeros: dimension 0 becomes %" PRIu64
                           ", a multiple of %" PRIu64,
                           t->name, t->dim[0], ap->opt->output->pad_to);
-    return ckpt_cuts_of(&ap->in, t, ckpt_pipeline_find(&ap->pipeline, t->name), &cat->arena,
-                        &t->cuts, ap->err);
+    return cuts_of(ap, t, &cat->arena, &t->cuts);
 }
 
 /* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model

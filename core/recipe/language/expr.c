@@ -104,6 +104,14 @@ static bool take_word(struct parser *p, const char *word)
     return true;
 }
 
+static bool take_sign(struct parser *p, const char *sign)
+{
+    if (!ckpt_has_prefix(p->t.s + p->i, sign))
+        return false;
+    p->i += strlen(sign);
+    return true;
+}
+
 static struct ckpt_expr *parse_number(struct parser *p)
 {
     const char *s = p->t.s + p->i;
@@ -150,13 +158,8 @@ static struct ckpt_expr *parse_text(struct parser *p)
 /* Parse a tensor's name, up to ',' or ')' outside of braces. */
 static int parse_name_arg(struct parser *p, struct ckpt_expr *e)
 {
-    ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
-    struct ckpt_name *name;
     int depth = 0;
 
-    if (!sc)
-        return ckpt_nomem(p->err);
-    sc->arena = p->arena;
     (void)skip(p);
     size_t from = p->i, len = 0;
     for (const char *s = p->t.s + from; s[len]; len++) {
@@ -170,10 +173,8 @@ static int parse_name_arg(struct parser *p, struct ckpt_expr *e)
     char *text = ckpt_arena_strndup(p->arena, p->t.s + from, len);
     if (!text)
         return ckpt_nomem(p->err);
-    struct ckpt_pattern_text t = {p->t.what, text, text, NULL};
-    if (ckpt_name_parse(sc, &t, len, &name, &e->nname, p->err) < 0)
+    if (ckpt_name_parse_alone(p->arena, p->t.what, text, &e->name, &e->nname, p->err) < 0)
         return -1;
-    e->name = name;
     p->i = from + len;
     return 0;
 }
@@ -292,79 +293,64 @@ static struct ckpt_expr *parse_primary(struct parser *p)
     return fail_at(p, p->i, "'%c' where a value should stand", c);
 }
 
-static struct ckpt_expr *parse_product(struct parser *p)
+/* How tightly operators bind. */
+enum level { OR, AND, COMPARISON, SUM, PRODUCT, PRIMARY };
+
+static const struct {
+    const char *sign;
+    enum level level;
+    enum ckpt_expr_op op;
+} operators[] = {
+    {"or", OR, CKPT_OP_OR},         {"and", AND, CKPT_OP_AND},      {"!=", COMPARISON, CKPT_OP_NE},
+    {"<=", COMPARISON, CKPT_OP_LE}, {">=", COMPARISON, CKPT_OP_GE}, {"=", COMPARISON, CKPT_OP_EQ},
+    {"<", COMPARISON, CKPT_OP_LT},  {">", COMPARISON, CKPT_OP_GT},  {"in", COMPARISON, CKPT_OP_IN},
+    {"+", SUM, CKPT_OP_ADD},        {"-", SUM, CKPT_OP_SUB},        {"*", PRODUCT, CKPT_OP_MUL},
+    {"/", PRODUCT, CKPT_OP_DIV},    {"%", PRODUCT, CKPT_OP_MOD},
+};
+
+static bool take_operator(struct parser *p, enum level level, enum ckpt_expr_op *ret)
 {
-    struct ckpt_expr *e = parse_primary(p);
-
-    while (e) {
-        char c = skip(p);
-        if (c != '*' && c != '/' && c != '%')
-            break;
-        p->i++;
-        e = binary(p,
-                   c == '*'   ? CKPT_OP_MUL
-                   : c == '/' ? CKPT_OP_DIV
-                              : CKPT_OP_MOD,
-                   e, parse_primary(p));
-    }
-    return e;
-}
-
-static struct ckpt_expr *parse_sum(struct parser *p)
-{
-    struct ckpt_expr *e = parse_product(p);
-
-    while (e) {
-        char c = skip(p);
-        if (c != '+' && c != '-')
-            break;
-        p->i++;
-        e = binary(p, c == '+' ? CKPT_OP_ADD : CKPT_OP_SUB, e, parse_product(p));
-    }
-    return e;
-}
-
-static struct ckpt_expr *parse_comparison(struct parser *p)
-{
-    static const struct {
-        const char *sign;
-        enum ckpt_expr_op op;
-    } signs[] = {{"!=", CKPT_OP_NE}, {"<=", CKPT_OP_LE}, {">=", CKPT_OP_GE},
-                 {"=", CKPT_OP_EQ},  {"<", CKPT_OP_LT},  {">", CKPT_OP_GT}};
-    struct ckpt_expr *e = parse_sum(p);
-
-    if (!e)
-        return NULL;
     (void)skip(p);
-    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
-        if (strncmp(p->t.s + p->i, signs[i].sign, strlen(signs[i].sign)) == 0) {
-            p->i += strlen(signs[i].sign);
-            return binary(p, signs[i].op, e, parse_sum(p));
-        }
-    if (take_word(p, "in"))
-        return binary(p, CKPT_OP_IN, e, parse_sum(p));
-    return e;
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+        const char *sign = operators[i].sign;
+        if (operators[i].level != level)
+            continue;
+        *ret = operators[i].op;
+        if (isalpha((unsigned char)*sign) ? take_word(p, sign) : take_sign(p, sign))
+            return true;
+    }
+    return false;
 }
+
+static struct ckpt_expr *parse_level(struct parser *p, enum level level);
 
 static struct ckpt_expr *parse_not(struct parser *p)
 {
-    if (!take_word(p, "not"))
-        return parse_comparison(p);
     if (++p->depth > MAX_DEPTH)
         return fail_at(p, p->i, "nested deeper than %d", MAX_DEPTH);
-    struct ckpt_expr *e = parse_not(p), *no = e ? node(p, CKPT_OP_NOT) : NULL;
+    struct ckpt_expr *e = parse_level(p, COMPARISON), *no = e ? node(p, CKPT_OP_NOT) : NULL;
     p->depth--;
     if (no)
         no->narg = 1, no->arg[0] = e;
     return no;
 }
 
-static struct ckpt_expr *parse_and(struct parser *p)
+/* Parse operands of the next level with the operators of this one between them. Comparisons form no
+ * chains, and "not" stands before one. */
+static struct ckpt_expr *parse_level(struct parser *p, enum level level)
 {
-    struct ckpt_expr *e = parse_not(p);
+    enum ckpt_expr_op op;
 
-    while (e && take_word(p, "and"))
-        e = binary(p, CKPT_OP_AND, e, parse_not(p));
+    if (level == PRIMARY)
+        return parse_primary(p);
+    if (level == COMPARISON && take_word(p, "not"))
+        return parse_not(p);
+    struct ckpt_expr *e = parse_level(p, level + 1);
+    while (e && take_operator(p, level, &op)) {
+        e = binary(p, op, e, parse_level(p, level + 1));
+        if (level == COMPARISON)
+            break;
+    }
     return e;
 }
 
@@ -372,9 +358,7 @@ static struct ckpt_expr *parse_or(struct parser *p)
 {
     if (++p->depth > MAX_DEPTH)
         return fail_at(p, p->i, "nested deeper than %d", MAX_DEPTH);
-    struct ckpt_expr *e = parse_and(p);
-    while (e && take_word(p, "or"))
-        e = binary(p, CKPT_OP_OR, e, parse_and(p));
+    struct ckpt_expr *e = parse_level(p, OR);
     p->depth--;
     return e;
 }
@@ -400,12 +384,14 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
     return 0;
 }
 
-void ckpt_expr_keys(const struct ckpt_expr *e, void (*fn)(void *ctx, const char *key), void *ctx)
+int ckpt_expr_keys(const struct ckpt_expr *e, int (*fn)(void *ctx, const char *key), void *ctx)
 {
-    if (e->op == CKPT_OP_KEY)
-        fn(ctx, e->text);
+    if (e->op == CKPT_OP_KEY && fn(ctx, e->text) < 0)
+        return -1;
     for (uint32_t i = 0; i < e->narg; i++)
-        ckpt_expr_keys(e->op == CKPT_OP_CALL ? e->args[i] : e->arg[i], fn, ctx);
+        if (ckpt_expr_keys(e->op == CKPT_OP_CALL ? e->args[i] : e->arg[i], fn, ctx) < 0)
+            return -1;
+    return 0;
 }
 
 const char *ckpt_expr_key(const struct ckpt_expr *e)

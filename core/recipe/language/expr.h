@@ -39,8 +39,8 @@ enum ckpt_truth { CKPT_FALSE, CKPT_TRUE, CKPT_UNKNOWN };
 /* The truth of a condition: false, 0, '' and empty lists are false. */
 enum ckpt_truth ckpt_expr_truth(const struct ckpt_expr *e, const struct ckpt_expr_env *env);
 
-/* Call fn for every key that the expression reads. */
-void ckpt_expr_keys(const struct ckpt_expr *e, void (*fn)(void *ctx, const char *key), void *ctx);
+/* Call fn for every key that the expression reads; stops where it returns -1. */
+int ckpt_expr_keys(const struct ckpt_expr *e, int (*fn)(void *ctx, const char *key), void *ctx);
 
 /* The key, if the expression is a single key; else NULL. */
 const char *ckpt_expr_key(const struct ckpt_expr *e);

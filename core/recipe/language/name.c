@@ -44,41 +44,57 @@ static size_t group_at(const char *s, uint32_t *ret_words)
 
 int ckpt_name_words(const char *what, const char *s, struct ckpt_words *ret, struct ckpt_err *err)
 {
-    ret->n = 0;
+    *ret = (struct ckpt_words){.total = 1};
     for (size_t i = 0; s[i];) {
         uint32_t words;
         size_t len = group_at(s + i, &words);
         if (len && ret->n == CKPT_NAME_NUMBERS)
             return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d groups of words in '%.200s'", what,
                              CKPT_NAME_NUMBERS, s);
-        if (len)
+        if (len && words > CKPT_NAME_CHOICES / ret->total)
+            return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d combinations of words", what,
+                             CKPT_NAME_CHOICES);
+        if (len) {
             ret->count[ret->n++] = words;
+            ret->total *= words;
+        }
         i += len ? len : 1;
     }
     return 0;
 }
 
-int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out, uint16_t *pos,
-                     struct ckpt_err *err)
+int ckpt_name_choose(struct ckpt_arena *arena, const char *s, const struct ckpt_words *words,
+                     uint32_t k, char **ret, uint16_t **ret_pos, struct ckpt_err *err)
 {
-    uint32_t group = 0, words;
+    const size_t most = strlen(s);
+    char *out = ckpt_arena_alloc(arena, most + 1);
+    uint16_t *pos = ckpt_arena_alloc(arena, (most + 1) * sizeof *pos);
+    uint32_t group = 0, each = words->total, count;
+    size_t n = 0;
 
+    if (!out || !pos)
+        return ckpt_nomem(err);
     for (size_t i = 0; s[i];) {
-        size_t len = group_at(s + i, &words), from = i, to = i + 1;
+        size_t len = group_at(s + i, &count), from = i, to = i + 1;
         if (len) {
-            uint32_t skip = choice[group++];
+            each /= words->count[group++]; /* combinations with the same word */
+            uint32_t skip = k / each % count;
             for (from = i + 1; skip; from++)
                 skip -= s[from] == '|';
             for (to = from; s[to] != '|' && s[to] != '}';)
                 to++;
         }
-        for (size_t k = from; k < to; k++)
-            pos[out->len + (k - from)] = (uint16_t)k;
-        ckpt_str_append(out, s + from, to - from);
+        for (; from < to; from++) {
+            pos[n] = (uint16_t)from;
+            out[n++] = s[from];
+        }
         i += len ? len : 1;
     }
-    pos[out->len] = (uint16_t)strlen(s);
-    return out->failed ? ckpt_nomem(err) : 0;
+    out[n] = '\0';
+    pos[n] = (uint16_t)most;
+    *ret = out;
+    *ret_pos = pos;
+    return 0;
 }
 
 /* ---- spellings ---- */
@@ -116,15 +132,9 @@ static int number_fail(struct number_parser *p, const char *what)
 
 static size_t number_word(struct number_parser *p)
 {
-    const char *s = p->nm->t->s + p->i;
-    size_t n = 0;
-
-    while (s[0] == ' ')
-        s++, p->i++;
-    if (isalpha((unsigned char)s[0]) || s[0] == '_')
-        while (word_char(s[n]))
-            n++;
-    return n;
+    while (p->nm->t->s[p->i] == ' ')
+        p->i++;
+    return ckpt_word_len(p->nm->t->s + p->i);
 }
 
 /* "+layers" or "+1" */
@@ -212,6 +222,11 @@ static int add_axes(struct namer *nm, const struct ckpt_name_part *part, size_t 
     return 0;
 }
 
+static bool is_plain(const struct ckpt_name_part *part)
+{
+    return part->naxis == 1 && !part->list && !part->plus && part->plus_var < 0;
+}
+
 /* The axis that is the tensor's first dimension if the optional part is absent. */
 static int absent_axis(struct namer *nm, const struct spelling *sp, int8_t *ret)
 {
@@ -225,7 +240,7 @@ static int absent_axis(struct namer *nm, const struct spelling *sp, int8_t *ret)
                 return ckpt_pattern_fail(nm->t, i, nm->err, "an optional part has one number");
             if (parse_number(&np) < 0)
                 return -1;
-            if (part.naxis != 1 || part.list || part.plus || part.plus_var >= 0)
+            if (!is_plain(&part))
                 return ckpt_pattern_fail(nm->t, i, nm->err, "an optional number is one plain axis");
             *ret = (int8_t)part.axis[0];
         }
@@ -376,6 +391,40 @@ int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, si
     return 0;
 }
 
+int ckpt_name_parse_alone(struct ckpt_arena *arena, const char *what, const char *text,
+                          const struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
+    const struct ckpt_pattern_text t = {what, text, text, NULL};
+    struct ckpt_name *name;
+
+    if (!sc)
+        return ckpt_nomem(err);
+    sc->arena = arena;
+    if (ckpt_name_parse(sc, &t, strlen(text), &name, ret_n, err) < 0)
+        return -1;
+    *ret = name;
+    return 0;
+}
+
+int ckpt_name_parse_start(struct ckpt_arena *arena, const char *what, const char *text,
+                          const struct ckpt_name **ret, struct ckpt_err *err)
+{
+    uint32_t n;
+    bool plain;
+
+    if (ckpt_name_parse_alone(arena, what, text, ret, &n, err) < 0)
+        return -1;
+    plain = n == 1 && (*ret)->axes <= 1;
+    for (uint32_t p = 0; plain && p < (*ret)->npart; p++)
+        plain = (*ret)->part[p].text || is_plain(&(*ret)->part[p]);
+    return plain ? 0
+                 : ckpt_fail(err, CKPT_FORMAT,
+                             "%s: '%.200s': the beginning of names has one spelling, and at most "
+                             "one number, {l}",
+                             what, text);
+}
+
 /* ---- use ---- */
 
 static bool match_number(const char *name, size_t len, size_t *i, uint64_t *value)
@@ -392,8 +441,8 @@ static bool match_number(const char *name, size_t len, size_t *i, uint64_t *valu
     return true;
 }
 
-bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
-                     uint64_t value[CKPT_NAME_NUMBERS])
+size_t ckpt_name_match_start(const struct ckpt_name *n, const char *name, size_t len,
+                             uint64_t value[CKPT_NAME_NUMBERS])
 {
     size_t i = 0, k = 0;
 
@@ -401,38 +450,35 @@ bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
         const struct ckpt_name_part *part = &n->part[p];
         if (!part->text) {
             if (!match_number(name, len, &i, &value[k++]))
-                return false;
+                return 0;
             continue;
         }
         if (part->len > len - i || memcmp(part->text, name + i, part->len) != 0)
-            return false;
+            return 0;
         i += part->len;
     }
-    return i == len;
+    return i;
+}
+
+bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
+                     uint64_t value[CKPT_NAME_NUMBERS])
+{
+    return len > 0 && ckpt_name_match_start(n, name, len, value) == len;
 }
 
 void ckpt_name_render(const struct ckpt_name *n, const uint64_t value[CKPT_NAME_NUMBERS],
                       struct ckpt_str *out)
 {
-    char digits[24];
     size_t k = 0;
 
-    for (uint32_t p = 0; p < n->npart; p++) {
-        const struct ckpt_name_part *part = &n->part[p];
-        if (part->text) {
-            ckpt_str_append(out, part->text, part->len);
-            continue;
-        }
-        size_t at = sizeof digits;
-        uint64_t v = value[k++];
-        do
-            digits[--at] = (char)('0' + v % 10);
-        while ((v /= 10) > 0);
-        ckpt_str_append(out, digits + at, sizeof digits - at);
-    }
+    for (uint32_t p = 0; p < n->npart; p++)
+        if (n->part[p].text)
+            ckpt_str_append(out, n->part[p].text, n->part[p].len);
+        else
+            ckpt_str_put_u64(out, value[k++]);
 }
 
-static void skeleton_text(const char *s, size_t len, struct ckpt_str *out)
+void ckpt_name_skeleton(const char *s, size_t len, struct ckpt_str *out)
 {
     for (size_t i = 0; i < len;) {
         size_t from = i;
@@ -447,18 +493,13 @@ static void skeleton_text(const char *s, size_t len, struct ckpt_str *out)
     }
 }
 
-void ckpt_name_skeleton(const char *name, size_t len, struct ckpt_str *out)
-{
-    skeleton_text(name, len, out);
-}
-
 void ckpt_name_template_skeleton(const struct ckpt_name *n, struct ckpt_str *out)
 {
     for (uint32_t p = 0; p < n->npart; p++) {
         const struct ckpt_name_part *part = &n->part[p];
         bool merge = !part->text && out->len > 0 && out->ptr[out->len - 1] == '#';
         if (part->text)
-            skeleton_text(part->text, part->len, out);
+            ckpt_name_skeleton(part->text, part->len, out);
         else if (!merge)
             ckpt_str_putc(out, '#');
     }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/str.h"
 
 enum { MAX_DEPTH = 16, MAX_CHILDREN = 48, MAX_SHOWN = 200 };
 
@@ -113,7 +114,7 @@ static char peek(struct parser *p)
     return p->t->s[p->i];
 }
 
-static size_t word_len(const char *s)
+size_t ckpt_word_len(const char *s)
 {
     size_t n = 0;
 
@@ -125,16 +126,13 @@ static size_t word_len(const char *s)
 
 static bool number(struct parser *p, uint64_t *ret)
 {
-    const char *s = p->t->s;
-    uint64_t v = 0;
-    size_t i = p->i;
+    const char *s = p->t->s + p->i;
+    const size_t n = strspn(s, "0123456789");
+    unsigned long long v;
 
-    for (; isdigit((unsigned char)s[i]); i++)
-        if (ckd_mul(&v, v, (uint64_t)10) || ckd_add(&v, v, (uint64_t)(s[i] - '0')))
-            return false;
-    if (i == p->i || is_word(s[i]))
+    if (is_word(s[n]) || !ckpt_parse_u64(s, n, &v))
         return false;
-    p->i = i;
+    p->i += n;
     *ret = v;
     return true;
 }
@@ -150,7 +148,7 @@ static int parse_size(struct parser *p, int a)
     if (isdigit((unsigned char)p->t->s[at])) {
         if (!number(p, &size) || size == 0)
             return ckpt_pattern_fail(p->t, at, p->err, "not a size");
-    } else if ((n = word_len(p->t->s + at)) > 0) {
+    } else if ((n = ckpt_word_len(p->t->s + at)) > 0) {
         if ((var = ckpt_scope_var(p->sc, p->t->s + at, n, p->err)) < 0)
             return -1;
         p->i += n;
@@ -170,7 +168,7 @@ static int parse_rank(struct parser *p, struct ckpt_factor *f)
 {
     if (p->t->s[p->i] != '/')
         return 0;
-    size_t at = ++p->i, n = word_len(p->t->s + at);
+    size_t at = ++p->i, n = ckpt_word_len(p->t->s + at);
     if (n == 0)
         return ckpt_pattern_fail(p->t, at, p->err,
                                  "the name of a rank (tp, ep ...) must follow '/'");
@@ -183,7 +181,7 @@ static int parse_rank(struct parser *p, struct ckpt_factor *f)
 
 static int parse_axis(struct parser *p, struct ckpt_factor *f)
 {
-    size_t at = p->i, n = word_len(p->t->s + at);
+    size_t at = p->i, n = ckpt_word_len(p->t->s + at);
     uint64_t one;
 
     if (n == 0) {
@@ -505,7 +503,7 @@ static bool linear_of(const struct ckpt_factor *f, const struct ckpt_sizes *s, u
     return true;
 }
 
-static bool solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size, bool dims)
+bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size, bool dims)
 {
     struct linear l;
     uint64_t known;
@@ -519,16 +517,6 @@ static bool solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t si
     s->var[x] = (size - l.b) / l.a;
     s->known |= 1u << x;
     return true;
-}
-
-bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size)
-{
-    return solve(f, s, size, false);
-}
-
-bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size)
-{
-    return solve(f, s, size, true);
 }
 
 /* ---- layout ---- */

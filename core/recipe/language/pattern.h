@@ -50,6 +50,9 @@ struct ckpt_pattern_text {
     const uint16_t *pos; /* index in whole of each byte of s, and of its end; NULL: the same */
 };
 
+/* The length of the word at the beginning of s: letters, digits and '_', but no digit first. */
+size_t ckpt_word_len(const char *s);
+
 /* Record a USAGE error at character `at` of the text. Always returns -1. */
 int ckpt_pattern_fail(const struct ckpt_pattern_text *t, size_t at, struct ckpt_err *err,
                       const char *fmt, ...) CKPT_PRINTF(4, 5);
@@ -119,13 +122,10 @@ enum ckpt_size_state ckpt_factor_size(const struct ckpt_factor *f, const struct 
                                       uint64_t *ret, uint32_t *ret_var);
 
 /* Solve f for its only unknown variable: true, and s is updated. False: there are several unknowns,
- * the unknown is a dim (several dims together could match any shape and be wrong), f is not linear,
- * or there is no integer solution. */
-bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
-
-/* As ckpt_factor_solve, but the unknown may be a dim: for a size that only says how one dimension
- * is divided. */
-bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
+ * f is not linear, there is no integer solution, or the unknown is a dim, which may be solved for
+ * only with `dims`, for a size that only says how one dimension is divided: several dims together
+ * could match any shape and be wrong. */
+bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size, bool dims);
 
 /* The elements of a term in one dimension: index = offset + sum stride * axis, slowest axis first.
  */

@@ -7,7 +7,7 @@
 
 #include "base/str.h"
 
-enum { MAX_EXPANSIONS = 256, MAX_SIDE = 2 * CKPT_NAME_LEN };
+enum { MAX_SIDE = 2 * CKPT_NAME_LEN };
 
 /* A side while it is being compiled, for one choice of words. */
 struct draft {
@@ -35,27 +35,18 @@ static int draft_join(struct compiler *c, struct draft *d, const char *at, const
         return ckpt_fail(c->err, CKPT_LIMIT,
                          "%s: one side of a rule has %zu bytes, which is too many", c->cx->where,
                          a + b);
-    d->whole = ckpt_arena_alloc(c->cx->arena, a + b + 1);
-    d->pos = ckpt_arena_alloc(c->cx->arena, (a + b + 1) * sizeof *d->pos);
-    if (!d->whole || !d->pos)
+    if (!(d->whole = ckpt_arena_alloc(c->cx->arena, a + b + 1)))
         return ckpt_nomem(c->err);
     memcpy(d->whole, at, a);
     memcpy(d->whole + a, side, b + 1);
     return 0;
 }
 
-static int draft_choose(struct compiler *c, struct draft *d, const uint32_t *choice)
+static int draft_choose(struct compiler *c, struct draft *d, const struct ckpt_words *words,
+                        uint32_t k)
 {
-    struct ckpt_str s = {0};
-
-    if (ckpt_name_choose(d->whole, choice, &s, d->pos, c->err) < 0) {
-        ckpt_str_release(&s);
+    if (ckpt_name_choose(c->cx->arena, d->whole, words, k, &d->s, &d->pos, c->err) < 0)
         return -1;
-    }
-    d->s = ckpt_arena_strdup(c->cx->arena, ckpt_str_get(&s));
-    ckpt_str_release(&s);
-    if (!d->s)
-        return ckpt_nomem(c->err);
     d->name_len = ckpt_name_extent(d->s);
     size_t i = d->name_len;
     while (d->s[i] == ' ' || d->s[i] == '\t')
@@ -228,7 +219,6 @@ static int common_words(struct compiler *c, struct ckpt_words *ret)
     struct ckpt_words w;
     bool first = true;
 
-    ret->n = 0;
     for (int dir = 0; dir < 2; dir++)
         for (uint32_t i = 0; i < c->n[dir]; i++) {
             if (ckpt_name_words(c->cx->where, c->draft[dir][i].whole, &w, c->err) < 0)
@@ -248,25 +238,17 @@ static int common_words(struct compiler *c, struct ckpt_words *ret)
 static int expand(struct compiler *c, ckpt_rules *out)
 {
     struct ckpt_words w;
-    uint32_t choice[CKPT_NAME_NUMBERS] = {0};
-    uint32_t total = 1;
 
     if (common_words(c, &w) < 0)
         return -1;
-    for (uint32_t g = 0; g < w.n; g++)
-        if ((total *= w.count[g]) > MAX_EXPANSIONS || w.count[g] > MAX_EXPANSIONS)
-            return ckpt_fail(c->err, CKPT_LIMIT, "%s: more than %d combinations of words",
-                             c->cx->where, MAX_EXPANSIONS);
-    for (uint32_t k = 0; k < total; k++) {
+    for (uint32_t k = 0; k < w.total; k++) {
         c->scope = ckpt_arena_alloc(c->cx->arena, sizeof *c->scope);
         if (!c->scope)
             return ckpt_nomem(c->err);
         *c->scope = (struct ckpt_scope){.arena = c->cx->arena};
-        for (uint32_t g = w.n, rest = k; g-- > 0; rest /= w.count[g])
-            choice[g] = rest % w.count[g];
         for (int dir = 0; dir < 2; dir++)
             for (uint32_t i = 0; i < c->n[dir]; i++)
-                if (draft_choose(c, &c->draft[dir][i], choice) < 0)
+                if (draft_choose(c, &c->draft[dir][i], &w, k) < 0)
                     return -1;
         if (compile(c, out) < 0)
             return -1;

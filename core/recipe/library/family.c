@@ -4,11 +4,10 @@
 
 #include <string.h>
 
-#include "base/str.h"
 #include "base/vec.h"
 #include "recipe/language/field.h"
 
-enum { MAX_DEPTH = 12, MAX_WORDS = 64 };
+enum { MAX_DEPTH = 12 };
 
 struct reader {
     struct ckpt_arena *arena;
@@ -44,8 +43,9 @@ bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type)
 
 /* ---- keys and dims ---- */
 
-static int add_key(struct reader *r, const char *key)
+static int add_key(void *ctx, const char *key)
 {
+    struct reader *r = ctx;
     uint32_t v;
     bool is_new;
     char *copy = ckpt_arena_strdup(r->arena, key);
@@ -55,24 +55,17 @@ static int add_key(struct reader *r, const char *key)
     return 0;
 }
 
-struct key_visit {
-    struct reader *r;
-    int result;
-};
-
-static void visit_key(void *ctx, const char *key)
+static int add_key_of_dim(void *ctx, const char *key)
 {
-    struct key_visit *v = ctx;
+    struct reader *r = ctx;
 
-    if (v->result == 0 && !ckpt_family_has_dim(v->r->f, key))
-        v->result = add_key(v->r, key);
+    return ckpt_family_has_dim(r->f, key) ? 0 : add_key(r, key);
 }
 
 static int read_dim(struct reader *r, const char *name, const json_t *j)
 {
     struct ckpt_dim *d = &r->f->dim[r->f->ndim];
     const char *const *text, *where;
-    struct key_visit visit = {.r = r};
 
     if (!(where = ckpt_field_text(r->arena, r->err, "%s: dims.%s", r->f->name, name)) ||
         !(d->name = ckpt_arena_strdup(r->arena, name)))
@@ -93,10 +86,11 @@ static int read_dim(struct reader *r, const char *name, const json_t *j)
         const char *key = ckpt_expr_key(d->expr[i]);
         if (key && !d->option && !ckpt_family_has_dim(r->f, key))
             d->option = key;
-        ckpt_expr_keys(d->expr[i], visit_key, &visit);
+        if (ckpt_expr_keys(d->expr[i], add_key_of_dim, r) < 0)
+            return -1;
     }
     r->f->ndim++;
-    return visit.result;
+    return 0;
 }
 
 static int read_dims(struct reader *r, const json_t *dims)
@@ -139,26 +133,20 @@ static int check_tensor(struct reader *r, const char *where, const struct ckpt_m
 }
 
 static int add_tensor(struct reader *r, const char *where, const char *whole,
-                      const uint32_t *choice, item_vec *out)
+                      const struct ckpt_words *words, uint32_t k, item_vec *out)
 {
-    struct ckpt_str s = {0};
     struct ckpt_model_item *it;
     struct ckpt_name *name;
     uint32_t nname;
-    uint16_t *pos = ckpt_arena_alloc(r->arena, (strlen(whole) + 1) * sizeof *pos);
+    uint16_t *pos;
+    char *text;
     struct ckpt_scope *sc = ckpt_arena_alloc(r->arena, sizeof *sc);
 
-    if (!pos || !sc || ckpt_vec_add(out, &it) < 0)
+    if (!sc || ckpt_vec_add(out, &it) < 0)
         return ckpt_nomem(r->err);
-    *sc = (struct ckpt_scope){.arena = r->arena};
-    if (ckpt_name_choose(whole, choice, &s, pos, r->err) < 0) {
-        ckpt_str_release(&s);
+    if (ckpt_name_choose(r->arena, whole, words, k, &text, &pos, r->err) < 0)
         return -1;
-    }
-    char *text = ckpt_arena_strdup(r->arena, ckpt_str_get(&s));
-    ckpt_str_release(&s);
-    if (!text)
-        return ckpt_nomem(r->err);
+    *sc = (struct ckpt_scope){.arena = r->arena};
     struct ckpt_pattern_text t = {where, whole, text, pos};
     size_t len = ckpt_name_extent(text), name_len = len;
     it->optional = len > 0 && text[len - 1] == '?';
@@ -180,7 +168,6 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
                        item_vec *out)
 {
     struct ckpt_words w;
-    uint32_t choice[CKPT_NAME_NUMBERS] = {0}, total = 1;
     char *whole = ckpt_field_text(r->arena, r->err, "%s%s", at, side);
 
     if (!whole || ckpt_name_words(where, whole, &w, r->err) < 0)
@@ -188,16 +175,9 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
     if (strlen(whole) > CKPT_NAME_LEN)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: a name has %zu bytes, which is too many", where,
                          strlen(whole));
-    for (uint32_t g = 0; g < w.n; g++)
-        if (w.count[g] > MAX_WORDS || (total *= w.count[g]) > MAX_WORDS)
-            return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d combinations of words", where,
-                             MAX_WORDS);
-    for (uint32_t k = 0; k < total; k++) {
-        for (uint32_t g = w.n, rest = k; g-- > 0; rest /= w.count[g])
-            choice[g] = rest % w.count[g];
-        if (add_tensor(r, where, whole, choice, out) < 0)
+    for (uint32_t k = 0; k < w.total; k++)
+        if (add_tensor(r, where, whole, &w, k, out) < 0)
             return -1;
-    }
     return 0;
 }
 

@@ -231,16 +231,9 @@ static int read_evidence(struct reader *r, const char *name, const json_t *file,
         ckpt_field_strings(r->arena, json_object_get(file, key), where, &text, &n, r->err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
         struct ckpt_evidence_name e = {.text = text[i]};
-        struct ckpt_pattern_text t = {where, text[i], text[i], NULL};
-        struct ckpt_name *parsed;
-        if (!sc)
-            return ckpt_nomem(r->err);
-        sc->arena = r->arena;
-        if (ckpt_name_parse(sc, &t, strlen(text[i]), &parsed, &e.n, r->err) < 0)
+        if (ckpt_name_parse_alone(r->arena, where, text[i], &e.name, &e.n, r->err) < 0)
             return -1;
-        e.name = parsed;
         if ((has ? ckpt_vec_push(&r->out->has, e) : ckpt_vec_push(&r->out->lacks, e)) < 0)
             return ckpt_nomem(r->err);
     }
@@ -277,30 +270,17 @@ static int read_warning(struct reader *r, const char *where, const json_t *j)
     return read_remark(r, where, j, &r->out->warn);
 }
 
-/* Has the prefix one number in braces, or (with none) no brace? */
-static bool has_number(const char *prefix)
-{
-    const size_t at = strcspn(prefix, "{}"), end = at + strcspn(prefix + at, "}");
-
-    return prefix[at] == '{' && prefix[end] == '}' && !strpbrk(prefix + at + 1, "{") &&
-           !strpbrk(prefix + end + 1, "}");
-}
-
-static bool prefixes_agree(const char *a, const char *b)
-{
-    return *a && *b &&
-           (strpbrk(a, "{}") || strpbrk(b, "{}") ? has_number(a) && has_number(b) : true);
-}
-
 static int read_prefix(struct reader *r, const char *where, const json_t *j)
 {
+    const char *from, *to;
     struct ckpt_prefix p;
 
-    if (read_from_to(r, where, j, &p.from, &p.to) < 0)
+    if (read_from_to(r, where, j, &from, &to) < 0 ||
+        ckpt_name_parse_start(r->arena, where, from, &p.from, r->err) < 0 ||
+        ckpt_name_parse_start(r->arena, where, to, &p.to, r->err) < 0)
         return -1;
-    if (!prefixes_agree(p.from, p.to))
-        return ckpt_fail(r->err, CKPT_FORMAT,
-                         "%s: both prefixes have one number, {l}, or none, and are not empty",
+    if (p.from->axes != p.to->axes)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: both prefixes have one number, {l}, or none",
                          where);
     return ckpt_vec_push(&r->out->prefixes, p) < 0 ? ckpt_nomem(r->err) : 0;
 }
@@ -372,7 +352,6 @@ static int read_keys(struct reader *r, ckpt_config_keys *keys, bool own_only, co
 /* A block of "pipeline": ["model.decoder.{layer}.", "4 * hidden * hidden"]. */
 static int read_block(struct reader *r, const char *where, const json_t *j)
 {
-    static const char number[] = "{layer}";
     struct ckpt_pipeline_block b = {0};
     const char *name = json_string_value(json_array_get(j, 0)),
                *cost = json_string_value(json_array_get(j, 1));
@@ -380,12 +359,9 @@ static int read_block(struct reader *r, const char *where, const json_t *j)
     if (!name || json_array_size(j) > 2)
         return ckpt_fail(r->err, CKPT_FORMAT,
                          "%s: the beginning of names, and an expression, are expected here", where);
-    const char *at = strstr(name, number);
-    if (!(b.before = ckpt_field_text(r->arena, r->err, "%.*s",
-                                     at ? (int)(at - name) : (int)strlen(name), name)) ||
-        (at && !(b.after = ckpt_arena_strdup(r->arena, at + strlen(number)))) ||
+    if (ckpt_name_parse_start(r->arena, where, name, &b.name, r->err) < 0 ||
         (cost && ckpt_expr_parse(r->arena, where, cost, &b.cost, r->err) < 0))
-        return ckpt_nomem(r->err);
+        return -1;
     return ckpt_vec_push(&r->out->pipeline, b) < 0 ? ckpt_nomem(r->err) : 0;
 }
 

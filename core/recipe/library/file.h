@@ -32,10 +32,10 @@ struct ckpt_remark {
     const char *why;
 };
 
-/* An entry of "prefixes", for models without a list: names that no rule uses get the prefix `to`
+/* An entry of "prefixes", for models without a list: names that no rule uses begin with `to`
  * instead of `from`. Both have one number, written {l}, or none. */
 struct ckpt_prefix {
-    const char *from, *to;
+    const struct ckpt_name *from, *to;
 };
 
 /* "ties": where the config ties word embeddings, the framework stores the model's tensor `original`
@@ -56,7 +56,7 @@ struct ckpt_ignored {
 /* "pipeline": a block of the framework's model, in the order of its modules: the beginning of its
  * tensors' names ("model.decoder.{layer}."), and what computing it costs. */
 struct ckpt_pipeline_block {
-    const char *before, *after;   /* "{layer}" stands between them; after is NULL without it */
+    const struct ckpt_name *name; /* has a number: there is a block for each layer */
     const struct ckpt_expr *cost; /* NULL: nothing */
 };
 
