@@ -33,42 +33,31 @@ typedef uint32_t __attribute__((aligned(1), may_alias)) u32;
 typedef float __attribute__((aligned(1), may_alias)) f32;
 typedef double __attribute__((aligned(1), may_alias)) f64;
 
-/* ---- loops; the _body ones are compiled once per instruction set ---- */
+/* ---- loops ---- */
 
-ALWAYS_INLINE void bf16_f32_body(u16 *dst, const u32 *src, size_t n, uint16_t nan)
+ALWAYS_INLINE void bf16_f32(u16 *dst, const u32 *src, size_t n, uint16_t nan)
 {
     for (size_t i = 0; i < n; i++)
         dst[i] = ckpt_bf16_of_bits(src[i], nan);
 }
 
-ALWAYS_INLINE void f32_bf16_body(u32 *dst, const u16 *src, size_t n)
+ALWAYS_INLINE void f32_bf16(u32 *dst, const u16 *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         dst[i] = (uint32_t)src[i] << 16;
 }
 
-ALWAYS_INLINE void f32_f64_body(f32 *dst, const f64 *src, size_t n)
+ALWAYS_INLINE void f32_f64(f32 *dst, const f64 *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         dst[i] = (float)src[i];
 }
 
-ALWAYS_INLINE void f64_f32_body(f64 *dst, const f32 *src, size_t n)
+ALWAYS_INLINE void f64_f32(f64 *dst, const f32 *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         dst[i] = (double)src[i];
 }
-
-static void bf16_f32(u16 *dst, const u32 *src, size_t n, uint16_t nan)
-{
-    bf16_f32_body(dst, src, n, nan);
-}
-
-static void f32_bf16(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
-
-static void f32_f64(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
-
-static void f64_f32(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
 
 static void f16_f32(u16 *dst, const u32 *src, size_t n)
 {
@@ -82,19 +71,65 @@ static void f32_f16(u32 *dst, const u16 *src, size_t n)
         dst[i] = ckpt_bits_of_f16(src[i]);
 }
 
-#ifdef HAVE_X86
-#define AVX2 __attribute__((target("avx2,f16c")))
+/* The loops for F16, the only ones that are written twice. */
+struct f16_loops {
+    void (*f16_f32)(u16 *dst, const u32 *src, size_t n);
+    void (*f32_f16)(u32 *dst, const u16 *src, size_t n);
+};
 
-AVX2 static void bf16_f32_avx2(u16 *dst, const u32 *src, size_t n, uint16_t nan)
+ALWAYS_INLINE void to_f32(struct f16_loops f16, void *dst, const void *src, enum ckpt_dtype from,
+                          size_t n)
 {
-    bf16_f32_body(dst, src, n, nan);
+    if (from == CKPT_F16)
+        f16.f32_f16(dst, src, n);
+    else if (from == CKPT_BF16)
+        f32_bf16(dst, src, n);
+    else
+        f32_f64(dst, src, n);
 }
 
-AVX2 static void f32_bf16_avx2(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
+ALWAYS_INLINE void from_f32(struct f16_loops f16, void *dst, enum ckpt_dtype to, const void *src,
+                            size_t n, uint16_t bf16_nan)
+{
+    if (to == CKPT_F16)
+        f16.f16_f32(dst, src, n);
+    else if (to == CKPT_BF16)
+        bf16_f32(dst, src, n, bf16_nan);
+    else
+        f64_f32(dst, src, n);
+}
 
-AVX2 static void f32_f64_avx2(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
+/* Compiled once for each instruction set. */
+ALWAYS_INLINE void cast_by(struct f16_loops f16, void *dst, enum ckpt_dtype to, const void *src,
+                           enum ckpt_dtype from, size_t n)
+{
+    const uint16_t bf16_nan = from == CKPT_F16 ? 0x7fc0 : 0xffff;
+    float block[1024]; /* stays in the first-level cache */
+    size_t dsize = ckpt_dtype_size(to), ssize = ckpt_dtype_size(from);
 
-AVX2 static void f64_f32_avx2(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
+    if (from == CKPT_F32) {
+        from_f32(f16, dst, to, src, n, bf16_nan);
+        return;
+    }
+    if (to == CKPT_F32) {
+        to_f32(f16, dst, src, from, n);
+        return;
+    }
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < 1024 ? n - i : 1024;
+        to_f32(f16, block, (const char *)src + i * ssize, from, m);
+        from_f32(f16, (char *)dst + i * dsize, to, block, m, bf16_nan);
+    }
+}
+
+static void cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                       size_t n)
+{
+    cast_by((struct f16_loops){f16_f32, f32_f16}, dst, to, src, from, n);
+}
+
+#ifdef HAVE_X86
+#define AVX2 __attribute__((target("avx2,f16c")))
 
 AVX2 static void f16_f32_avx2(u16 *dst, const u32 *src, size_t n)
 {
@@ -115,6 +150,12 @@ AVX2 static void f32_f16_avx2(u32 *dst, const u16 *src, size_t n)
     f32_f16(dst + i, src + i, n - i);
 }
 
+AVX2 static void cast_avx2(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                           size_t n)
+{
+    cast_by((struct f16_loops){f16_f32_avx2, f32_f16_avx2}, dst, to, src, from, n);
+}
+
 /* Compilers whose __builtin_cpu_supports does not know it ask the processor each time, which takes
  * microseconds in a virtual machine. */
 static bool has_f16c(void)
@@ -128,81 +169,18 @@ static bool has_f16c(void)
 }
 #endif
 
-struct kernels {
-    void (*bf16_f32)(u16 *dst, const u32 *src, size_t n, uint16_t nan);
-    void (*f32_bf16)(u32 *dst, const u16 *src, size_t n);
-    void (*f16_f32)(u16 *dst, const u32 *src, size_t n);
-    void (*f32_f16)(u32 *dst, const u16 *src, size_t n);
-    void (*f32_f64)(f32 *dst, const f64 *src, size_t n);
-    void (*f64_f32)(f64 *dst, const f32 *src, size_t n);
-};
-
-static const struct kernels plain = {bf16_f32, f32_bf16, f16_f32, f32_f16, f32_f64, f64_f32};
-
-static const struct kernels *kernels(void)
-{
-#ifdef HAVE_X86
-    static const struct kernels avx2 = {bf16_f32_avx2, f32_bf16_avx2, f16_f32_avx2,
-                                        f32_f16_avx2,  f32_f64_avx2,  f64_f32_avx2};
-    if (__builtin_cpu_supports("avx2") && has_f16c())
-        return &avx2;
-#endif
-    return &plain;
-}
-
-static void to_f32(const struct kernels *k, void *dst, const void *src, enum ckpt_dtype from,
-                   size_t n)
-{
-    if (from == CKPT_F16)
-        k->f32_f16(dst, src, n);
-    else if (from == CKPT_BF16)
-        k->f32_bf16(dst, src, n);
-    else
-        k->f32_f64(dst, src, n);
-}
-
-static void from_f32(const struct kernels *k, void *dst, enum ckpt_dtype to, const void *src,
-                     size_t n, uint16_t bf16_nan)
-{
-    if (to == CKPT_F16)
-        k->f16_f32(dst, src, n);
-    else if (to == CKPT_BF16)
-        k->bf16_f32(dst, src, n, bf16_nan);
-    else
-        k->f64_f32(dst, src, n);
-}
-
-static void cast_by(const struct kernels *k, void *dst, enum ckpt_dtype to, const void *src,
-                    enum ckpt_dtype from, size_t n)
-{
-    const uint16_t bf16_nan = from == CKPT_F16 ? 0x7fc0 : 0xffff;
-    float block[1024]; /* stays in the first-level cache */
-    size_t dsize = ckpt_dtype_size(to), ssize = ckpt_dtype_size(from);
-
-    if (from == CKPT_F32) {
-        from_f32(k, dst, to, src, n, bf16_nan);
-        return;
-    }
-    if (to == CKPT_F32) {
-        to_f32(k, dst, src, from, n);
-        return;
-    }
-    for (size_t i = 0, m; i < n; i += m) {
-        m = n - i < 1024 ? n - i : 1024;
-        to_f32(k, block, (const char *)src + i * ssize, from, m);
-        from_f32(k, (char *)dst + i * dsize, to, block, m, bf16_nan);
-    }
-}
-
 void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
 {
     assert(ckpt_dtype_is_castable(to) && ckpt_dtype_is_castable(from));
     if (n == 0)
         return;
-    if (to == from)
-        memcpy(dst, src, n * ckpt_dtype_size(to));
-    else
-        cast_by(kernels(), dst, to, src, from, n);
+#ifdef HAVE_X86
+    if (to != from && __builtin_cpu_supports("avx2") && has_f16c()) {
+        cast_avx2(dst, to, src, from, n);
+        return;
+    }
+#endif
+    ckpt_dtype_cast_plain(dst, to, src, from, n);
 }
 
 void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
@@ -211,5 +189,5 @@ void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum 
     if (to == from)
         memcpy(dst, src, n * ckpt_dtype_size(to));
     else
-        cast_by(&plain, dst, to, src, from, n);
+        cast_plain(dst, to, src, from, n);
 }
