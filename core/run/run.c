@@ -36,7 +36,8 @@ struct ckpt_run {
     struct ckpt_dir *above; /* of a single checkpoint: the folder that it is in; or NULL */
     struct ckpt_shared *shared;
     bool is_folder;
-    pthread_mutex_t lock; /* protects everything below */
+    pthread_mutex_t scanning; /* held by the one that scans; lock order: scanning -> lock */
+    pthread_mutex_t lock;     /* protects everything below; `steps` is written by a scan only */
     pthread_cond_t opened_one;
     struct ckpt_steps_found steps;
     CKPT_VEC(struct opened) opened;
@@ -65,44 +66,25 @@ static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *re
     *found = old;
 }
 
-/* Copy what is known now for the next scan: names and numbers only. */
-static int known_steps(struct ckpt_run *run, struct ckpt_steps_found *ret, struct ckpt_err *err)
-{
-    int result = 0;
-
-    *ret = (struct ckpt_steps_found){0};
-    (void)pthread_mutex_lock(&run->lock);
-    ret->turn = run->steps.turn;
-    ret->config = run->steps.config;
-    if (run->steps.latest && !(ret->latest = strdup(run->steps.latest)))
-        result = ckpt_nomem(err);
-    for (size_t i = 0; i < run->steps.len && result == 0; i++) {
-        struct ckpt_found_step step = run->steps.ptr[i];
-        if (!(step.name = strdup(step.name)) || ckpt_vec_push(ret, step) < 0) {
-            free(step.name);
-            result = ckpt_nomem(err);
-        }
-    }
-    (void)pthread_mutex_unlock(&run->lock);
-    return result;
-}
-
 static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_changed,
                 struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found known = {0}, found = {0};
-    bool changed, warn;
+    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
+    ckpt_cleanup(ckpt_freep) char *warning = NULL;
+    bool changed = false, warn = false;
 
-    if (known_steps(run, &known, err) < 0 ||
-        ckpt_steps_scan(run->dir, run->is_folder, &known, &found, err) < 0)
-        return -1;
-    ckpt_cleanup(ckpt_freep) char *warning = found.warning ? strdup(found.warning) : NULL;
-    adopt(run, &found, &changed, &warn);
+    (void)pthread_mutex_lock(&run->scanning);
+    const int result = ckpt_steps_scan(run->dir, run->is_folder, &run->steps, &found, err);
+    if (result == 0) {
+        warning = found.warning ? strdup(found.warning) : NULL;
+        adopt(run, &found, &changed, &warn);
+    }
+    (void)pthread_mutex_unlock(&run->scanning);
     if (warn && warning)
         ckpt_logf(log, CKPT_LOG_WARNING, "%s", warning);
-    if (ret_changed)
+    if (ret_changed && result == 0)
         *ret_changed = changed;
-    return 0;
+    return result;
 }
 
 /* Find an open view whose step has another marker than when its shards were last compared, and hold
@@ -314,6 +296,7 @@ int ckpt_run_open(const char *path, const struct ckpt_options *opt, struct ckpt_
         return -1;
     if (!(run = calloc(1, sizeof *run)))
         return ckpt_nomem(err);
+    (void)pthread_mutex_init(&run->scanning, NULL);
     (void)pthread_mutex_init(&run->lock, NULL);
     (void)pthread_cond_init(&run->opened_one, NULL);
     if (run_init(run, path, opt ? opt : defaults, err) < 0) {
@@ -340,6 +323,7 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_dir_unref(run->above);
     (void)pthread_cond_destroy(&run->opened_one);
     (void)pthread_mutex_destroy(&run->lock);
+    (void)pthread_mutex_destroy(&run->scanning);
     free(run);
 }
 

@@ -119,14 +119,15 @@ static size_t places_of(size_t nfile)
     return n < MOST_PLACES ? n : MOST_PLACES;
 }
 
-/* Hash samples of the file that is at this path now. */
-static bool sample_file(const struct ckpt_save_file *f, struct ckpt_fdpool *pool, size_t places,
-                        uint64_t *ret)
+/* Does the file at this path have the samples that were recorded? */
+static bool same_samples(const struct ckpt_save *s, const struct ckpt_save_file *f,
+                         struct ckpt_fdpool *pool)
 {
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+    uint64_t sample;
 
-    return ckpt_source_file_new(f->dir, f->name, pool, &s, NULL) == 0 &&
-           sample_source(s, places, ret);
+    return f->sampled && ckpt_source_file_new(f->dir, f->name, pool, &source, NULL) == 0 &&
+           sample_source(source, places_of(s->files.len), &sample) && sample == f->sample;
 }
 
 static int path_cmp(const struct ckpt_save_file *a, const struct ckpt_save_file *b)
@@ -459,15 +460,12 @@ static int settle_one(void *ctx, size_t i, struct ckpt_err *err)
     const struct settle *c = ctx;
     const struct ckpt_save_file *f = &c->save->files.ptr[i];
     struct ckpt_file_id id;
-    uint64_t sample;
 
     if (!is_settling(f, c->now_ns))
         return 0;
     if (ckpt_dir_identify(f->dir, f->name, &id, err) < 0)
         return -1;
-    if (ckpt_file_id_eq(&id, &f->id) &&
-        (!f->sampled ||
-         (sample_file(f, c->pool, places_of(c->save->files.len), &sample) && sample == f->sample)))
+    if (ckpt_file_id_eq(&id, &f->id) && (!f->sampled || same_samples(c->save, f, c->pool)))
         return 0;
     return ckpt_fail(err, CKPT_STALE, "'%s/%s' is being written: try again", ckpt_dir_path(f->dir),
                      f->name);
@@ -505,12 +503,8 @@ struct compare {
 static bool is_equal_now(struct compare *c, const struct ckpt_save_file *f,
                          const struct ckpt_file_id *now)
 {
-    uint64_t sample;
-
-    if (ckpt_file_id_eq(now, &f->id))
-        return true;
-    return now->inode == f->id.inode && now->size == f->id.size && f->sampled &&
-           sample_file(f, c->pool, places_of(c->save->files.len), &sample) && sample == f->sample;
+    return ckpt_file_id_eq(now, &f->id) || (now->inode == f->id.inode && now->size == f->id.size &&
+                                            same_samples(c->save, f, c->pool));
 }
 
 static int compare_one(void *ctx, size_t i, struct ckpt_err *err)
