@@ -21,18 +21,6 @@ static const char *why_unchecked(const json_t *config)
     return ckpt_has_suffix(class, "ForCausalLM") ? NULL : "no list has the tensors of its class";
 }
 
-/* Conditions read the family's own members of config.json, too. */
-static json_t *whole_config(const struct ckpt_family *f, const json_t *config)
-{
-    json_t *all = json_deep_copy(f->config);
-    const char *key;
-    json_t *value;
-
-    json_object_foreach((json_t *)config, key, value)
-        ckpt_json_set(&all, key, json_deep_copy(value));
-    return all;
-}
-
 /* A list that cannot be walked through, because a number is not known, says nothing. */
 static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, const json_t *config,
                  struct ckpt_lacks *ret, struct ckpt_err *err)
@@ -56,8 +44,6 @@ static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, co
     int rc = ckpt_settings_of_config(&ap.set, f, config, err);
     ap.cat = remarks;
     ap.set.src = cat;
-    if (rc == 0 && !(ap.set.hf = whole_config(f, config)))
-        rc = ckpt_nomem(err);
     if (rc == 0 && ckpt_apply_check(&ap, &f->tensors) < 0 && own.code == CKPT_NOMEM)
         rc = ckpt_nomem(err);
     ret->n = ap.nleft;

@@ -396,49 +396,10 @@ static bool is_offset(const struct ckpt_name *n)
     return false;
 }
 
-int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
-                        struct ckpt_instance *in, bool *ret_found)
-{
-    const size_t len = strlen(t->name);
-    const struct ckpt_rule *winner = NULL;
-    bool offset = false;
-
-    *ret_found = false;
-    for (uint32_t e = index_find(rs, &rs->sources, t->name, len); e != UINT32_MAX;) {
-        const struct ckpt_name_entry *x = &rs->sources.entry.ptr[e];
-        const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
-        const struct ckpt_name *n = &rule->from[x->side].name[x->spelling];
-        struct ckpt_source_use use = {
-            .tensor = t, .side = x->side, .spelling = x->spelling, .bound = n->axes};
-        e = x->next;
-        if (!rs->state[x->rule].active ||
-            !match(rs, n, t->name, len, &rs->state[x->rule].sizes, use.at))
-            continue;
-        if (winner && is_offset(n) != offset) {
-            if (offset)
-                continue;
-            winner = NULL;
-        }
-        if (winner)
-            return ckpt_fail(rs->err, CKPT_CONFLICT, "two rules take '%s': %s and %s", t->name,
-                             winner->where, rule->where);
-        winner = rule;
-        offset = is_offset(n);
-        in->rule = rule;
-        in->sizes = rs->state[x->rule].sizes;
-        in->use.len = 0;
-        if (ckpt_vec_push(&in->use, use) < 0)
-            return ckpt_nomem(rs->err);
-    }
-    *ret_found = winner != NULL;
-    return 0;
-}
-
 bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                              struct ckpt_source_side *at)
 {
     const size_t len = strlen(t->name);
-    uint64_t axes[CKPT_SCOPE_AXES];
 
     if (!at->begun)
         at->next = index_find(rs, &rs->sources, t->name, len);
@@ -448,7 +409,7 @@ bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor 
         const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
         at->next = x->next;
         if (!rs->state[x->rule].active || !match(rs, &rule->from[x->side].name[x->spelling],
-                                                 t->name, len, &rs->state[x->rule].sizes, axes))
+                                                 t->name, len, &rs->state[x->rule].sizes, at->at))
             continue;
         at->rule = rule;
         at->sizes = &rs->state[x->rule].sizes;
@@ -457,6 +418,34 @@ bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor 
         return true;
     }
     return false;
+}
+
+int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                        struct ckpt_instance *in, bool *ret_found)
+{
+    struct ckpt_source_side at = {0};
+    bool offset = false;
+
+    *ret_found = false;
+    while (ckpt_resolver_next_side(rs, t, &at)) {
+        const struct ckpt_name *n = &at.rule->from[at.side].name[at.spelling];
+        struct ckpt_source_use use = {
+            .tensor = t, .side = at.side, .spelling = at.spelling, .bound = n->axes};
+        if (*ret_found && offset && !is_offset(n))
+            continue;
+        if (*ret_found && offset == is_offset(n))
+            return ckpt_fail(rs->err, CKPT_CONFLICT, "two rules take '%s': %s and %s", t->name,
+                             in->rule->where, at.rule->where);
+        *ret_found = true;
+        offset = is_offset(n);
+        memcpy(use.at, at.at, sizeof use.at);
+        in->rule = at.rule;
+        in->sizes = *at.sizes;
+        in->use.len = 0;
+        if (ckpt_vec_push(&in->use, use) < 0)
+            return ckpt_nomem(rs->err);
+    }
+    return 0;
 }
 
 void ckpt_resolution_release(struct ckpt_resolution *r) { free(r->missing); }

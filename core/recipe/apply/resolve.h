@@ -83,12 +83,13 @@ struct ckpt_source_side {
     const struct ckpt_rule *rule;
     const struct ckpt_sizes *sizes; /* sizes that are known without tensors */
     uint32_t side, spelling;
-    uint32_t next; /* internal; UINT32_MAX before the first call */
+    uint64_t at[CKPT_SCOPE_AXES]; /* values of the axes in the name */
+    uint32_t next;                /* internal */
     bool begun;
 };
 
-/* Find the next source side that matches; false: there is none. Rules whose condition is false are
- * skipped. */
+/* Find the next source side that matches; false: there is none. *at is all zero before the first
+ * call. Rules whose condition is false are skipped. */
 bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                              struct ckpt_source_side *at);
 

@@ -9,6 +9,7 @@
 
 #include "base/str.h"
 #include "recipe/language/expr_node.h"
+#include "recipe/language/field.h"
 
 enum { MAX_DEPTH = 48, MAX_ARGS = 16 };
 
@@ -383,6 +384,100 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
     *ret = e;
     return 0;
 }
+
+/* ---- expressions that are written as JSON ---- */
+
+static int from_json(struct parser *p, const json_t *j, json_t *keep, const struct ckpt_expr **ret);
+
+static struct ckpt_expr *node_of(struct parser *p, enum ckpt_expr_op op, size_t narg)
+{
+    struct ckpt_expr *e = node(p, op);
+
+    if (!e || !(e->args = ckpt_arena_alloc(p->arena, (narg + 1) * sizeof *e->args)))
+        return (void)ckpt_nomem(p->err), NULL;
+    e->narg = (uint32_t)narg;
+    return e;
+}
+
+static struct ckpt_expr *from_list(struct parser *p, const json_t *j, json_t *keep)
+{
+    struct ckpt_expr *e = node_of(p, CKPT_OP_CALL, json_array_size(j));
+
+    for (size_t i = 0; e && i < e->narg; i++)
+        if (from_json(p, json_array_get(j, i), keep, &e->args[i]) < 0)
+            return NULL;
+    if (e)
+        e->call = CKPT_CALL_DEFAULT;
+    return e;
+}
+
+static struct ckpt_expr *from_condition(struct parser *p, const json_t *j, json_t *keep)
+{
+    static const char *const known[] = {"when", "is", NULL};
+    const json_t *when = json_object_get(j, "when"), *is = json_object_get(j, "is");
+    struct ckpt_expr *e = node_of(p, CKPT_OP_CALL, 3);
+
+    if (!e || ckpt_field_object(j, p->t.what, known, p->err) < 0)
+        return NULL;
+    if (!json_is_string(when) || !is) {
+        (void)ckpt_fail(p->err, CKPT_FORMAT, "%s: %s", p->t.what,
+                        is ? "'when' must be a string" : "'when' without 'is'");
+        return NULL;
+    }
+    e->call = CKPT_CALL_IF;
+    e->args[2] = node(p, CKPT_OP_NULL);
+    return e->args[2] && from_json(p, when, keep, &e->args[0]) == 0 &&
+                   from_json(p, is, keep, &e->args[1]) == 0
+               ? e
+               : NULL;
+}
+
+static struct ckpt_expr *from_object(struct parser *p, const json_t *j, json_t *keep)
+{
+    const size_t n = json_object_size(j);
+    struct ckpt_expr *e = node_of(p, CKPT_OP_OBJECT, n);
+    const char *key;
+    json_t *v;
+    size_t i = 0;
+
+    if (!e || !(e->key = ckpt_arena_alloc(p->arena, (n + 1) * sizeof *e->key)))
+        return (void)ckpt_nomem(p->err), NULL;
+    json_object_foreach((json_t *)j, key, v) {
+        if (!(e->key[i] = ckpt_arena_strdup(p->arena, key)))
+            return (void)ckpt_nomem(p->err), NULL;
+        if (from_json(p, v, keep, &e->args[i++]) < 0)
+            return NULL;
+    }
+    return e;
+}
+
+static int from_json(struct parser *p, const json_t *j, json_t *keep, const struct ckpt_expr **ret)
+{
+    struct ckpt_expr *e;
+
+    if (json_is_string(j))
+        return ckpt_expr_parse(p->arena, p->t.what, json_string_value(j), ret, p->err);
+    if (json_is_array(j))
+        e = from_list(p, j, keep);
+    else if (json_is_object(j))
+        e = json_object_get(j, "when") ? from_condition(p, j, keep) : from_object(p, j, keep);
+    else if ((e = node(p, CKPT_OP_LITERAL)) && json_array_append(keep, (json_t *)j) < 0)
+        return ckpt_nomem(p->err);
+    else if (e)
+        e->literal = (json_t *)j;
+    *ret = e;
+    return e ? 0 : -1;
+}
+
+int ckpt_expr_from_json(struct ckpt_arena *arena, const char *what, const json_t *j, json_t *keep,
+                        const struct ckpt_expr **ret, struct ckpt_err *err)
+{
+    struct parser p = {.arena = arena, .t = {.what = what}, .err = err};
+
+    return from_json(&p, j, keep, ret);
+}
+
+/* ---- keys ---- */
 
 int ckpt_expr_keys(const struct ckpt_expr *e, int (*fn)(void *ctx, const char *key), void *ctx)
 {

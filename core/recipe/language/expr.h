@@ -25,6 +25,17 @@ struct ckpt_expr;
 int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text,
                     const struct ckpt_expr **ret, struct ckpt_err *err);
 
+/* Parse the JSON that says where a config key comes from into the arena. Literals are added to
+ * `keep`, an array that must live as long as the expression.
+ *
+ *     "rope_theta"                                 an expression over the framework's config
+ *     ["num_query_groups", "num_attention_heads"]  the first that is known
+ *     {"when": "x = 1", "is": ...}                 known only if the condition is true
+ *     {"rope_theta": ..., "rope_type": ...}        an object of those members that are known
+ *     1, true, null                                itself (null: the key is there and null) */
+int ckpt_expr_from_json(struct ckpt_arena *arena, const char *what, const json_t *j, json_t *keep,
+                        const struct ckpt_expr **ret, struct ckpt_err *err);
+
 struct ckpt_expr_env {
     json_t *(*get)(void *ctx, const char *key); /* a new reference, or NULL: unknown */
     void *ctx;

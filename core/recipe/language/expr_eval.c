@@ -428,6 +428,22 @@ static json_t *eval_negate(struct eval *ev, const struct ckpt_expr *e)
     return json_is_real(v) ? json_real(-json_real_value(v)) : NULL;
 }
 
+/* An object of the members that are known; unknown if none is. */
+static json_t *eval_object(struct eval *ev, const struct ckpt_expr *e)
+{
+    json_t *out = json_object();
+
+    for (uint32_t i = 0; out && i < e->narg; i++) {
+        json_t *v = eval(ev, e->args[i]);
+        if (v)
+            ckpt_json_set(&out, e->key[i], v);
+    }
+    if (json_object_size(out) > 0)
+        return out;
+    json_decref(out);
+    return NULL;
+}
+
 static json_t *eval(struct eval *ev, const struct ckpt_expr *e)
 {
     enum ckpt_truth t;
@@ -460,6 +476,10 @@ static json_t *eval(struct eval *ev, const struct ckpt_expr *e)
         return eval_negate(ev, e);
     case CKPT_OP_CALL:
         return eval_call(ev, e);
+    case CKPT_OP_LITERAL: /* a copy, because other threads may count references to the literal */
+        return json_deep_copy(e->literal);
+    case CKPT_OP_OBJECT:
+        return eval_object(ev, e);
     default:
         return eval_binary(ev, e);
     }

@@ -33,6 +33,8 @@ enum ckpt_expr_op {
     CKPT_OP_GE,
     CKPT_OP_IN,
     CKPT_OP_CALL,
+    CKPT_OP_LITERAL, /* these two are written as JSON only */
+    CKPT_OP_OBJECT,
 };
 
 enum ckpt_expr_call {
@@ -59,8 +61,10 @@ struct ckpt_expr {
     enum ckpt_expr_call call;
     uint32_t narg;
     const struct ckpt_expr *arg[2]; /* of operators */
-    const struct ckpt_expr **args;  /* of calls */
-    const char *text;               /* CKPT_OP_TEXT, CKPT_OP_KEY, the word of each/where */
+    const struct ckpt_expr **args;  /* of calls and objects */
+    const char **key;               /* the members of an object */
+    json_t *literal;
+    const char *text; /* CKPT_OP_TEXT, CKPT_OP_KEY, the word of each/where */
     json_int_t i;
     double r;
     const struct ckpt_name *name; /* of calls on tensors: all spellings */

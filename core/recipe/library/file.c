@@ -327,7 +327,7 @@ static int set_key(struct reader *r, ckpt_config_keys *keys, const char *where, 
     if (!k && (ckpt_vec_add(keys, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
         return ckpt_nomem(r->err);
     const char *here = ckpt_field_text(r->arena, r->err, "%s.%s", where, key);
-    return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
+    return here ? ckpt_expr_from_json(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
 }
 
 /* Read the origins of the keys of `member`. own_only: only of the recipe's own keys, "_x". A recipe

@@ -16,7 +16,6 @@
 #include "recipe/language/rule.h"
 #include "recipe/library/family.h"
 #include "recipe/library/files.h"
-#include "recipe/library/origin.h"
 
 /* An entry of "has" or "lacks": all spellings of a tensor's name. */
 struct ckpt_evidence_name {
@@ -68,7 +67,7 @@ struct ckpt_fused {
 
 struct ckpt_config_key {
     const char *key;
-    const struct ckpt_origin *origin;
+    const struct ckpt_expr *origin;
 };
 typedef CKPT_VEC(struct ckpt_config_key) ckpt_config_keys;
 typedef CKPT_VEC(struct ckpt_remark) ckpt_remarks;

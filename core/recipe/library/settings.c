@@ -94,7 +94,7 @@ static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r
 
     for (size_t i = 0; i < r->config.len; i++) {
         const struct ckpt_config_key *k = &r->config.ptr[i];
-        json_t *v = ckpt_origin_eval(k->origin, &env);
+        json_t *v = ckpt_expr_eval(k->origin, &env);
         json_t *to = k->key[0] == '_' ? s->own : s->hf;
         if (!v)
             continue;
@@ -123,7 +123,7 @@ static int make_framework(struct ckpt_settings *s, const struct ckpt_recipe *r,
         const struct ckpt_config_key *k = &r->makes.ptr[i];
         json_t *v = NULL;
         if (!output->config || json_object_get(s->made, k->key))
-            v = ckpt_origin_eval(k->origin, &env);
+            v = ckpt_expr_eval(k->origin, &env);
         if (v && json_object_set_new(s->made, k->key, v) < 0)
             return -1;
     }
@@ -283,20 +283,16 @@ const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, c
 int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f,
                             const json_t *config, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *all = json_copy(f->config);
     const char *key;
     json_t *value;
 
-    if (!all)
-        return ckpt_nomem(err);
-    json_object_foreach((json_t *)config, key, value) {
-        if (!json_is_null(value) && json_object_set(all, key, value) < 0)
-            return ckpt_nomem(err);
-    }
     s->family = f;
-    s->hf = all;
+    if (!(s->hf = json_deep_copy(f->config)))
+        return ckpt_nomem(err);
+    json_object_foreach((json_t *)config, key, value)
+        if (!json_is_null(value) && json_object_set_new(s->hf, key, json_deep_copy(value)) < 0)
+            return ckpt_nomem(err);
     compute_dims(s);
-    s->hf = NULL;
     return 0;
 }
 

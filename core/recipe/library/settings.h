@@ -53,8 +53,8 @@ int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                        struct ckpt_catalog *warnings, struct ckpt_err *err);
 
-/* Compute the dims of a family from a model's own config.json, without framework and recipe. As
- * ckpt_settings_init, but the config is not kept. */
+/* Compute the dims of a family from a model's own config.json, without framework and recipe; the
+ * config is a copy, with the family's own members. As ckpt_settings_init. */
 int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f,
                             const json_t *config, struct ckpt_err *err);
 void ckpt_settings_release(struct ckpt_settings *s);
