@@ -13,7 +13,7 @@
 #include "format/reader.h"
 #include "format/writer.h"
 #include "model/describe.h"
-#include "model/model.h"
+#include "model/opening.h"
 #include "run/checkpoint.h"
 #include "run/save.h"
 #include "tensor/value.h"
@@ -196,7 +196,7 @@ static json_int_t count_shards(const struct ckpt_catalog *cat)
 
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->about);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
     json_t *config = view->config, *more;
     json_int_t parameters, bytes, pieces;
 
@@ -209,7 +209,7 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
                      ckpt_main_dtype(view->cat, true), "tensors",
                      (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
                      "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
-                     count_shards(view->cat), "pieces", pieces, "warnings", view->warnings);
+                     count_shards(view->cat), "pieces", pieces, "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
         json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0)
         return ckpt_nomem(err);

@@ -50,8 +50,33 @@ static bool is_lora(const char *name)
     return false;
 }
 
+struct adapter {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_type *type;
+    struct ckpt_arena *arena; /* of the names */
+    const char **name;        /* NULL: the tensor is not the adapter's */
+};
+
+static void adapter_release(struct adapter *a) { free(a->name); }
+
+/* A copy of the text in the arena; the text is released. */
+static int keep_text(const struct adapter *a, struct ckpt_str *s, const char **ret,
+                     struct ckpt_err *err)
+{
+    *ret = s->failed ? NULL : ckpt_arena_strdup(a->arena, ckpt_str_get(s));
+    ckpt_str_release(s);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+static void put_part(struct ckpt_str *s, const char *part, size_t len)
+{
+    ckpt_str_puts(s, s->len ? "." : "");
+    ckpt_str_append(s, part, len);
+}
+
 /* The name in adapter_model.safetensors of a name below ROOT. */
-static int canonical(const char *name, char **ret, struct ckpt_err *err)
+static int canonical(const struct adapter *a, const char *name, const char **ret,
+                     struct ckpt_err *err)
 {
     struct ckpt_str s = {0};
     bool last = false;
@@ -59,10 +84,8 @@ static int canonical(const char *name, char **ret, struct ckpt_err *err)
     for (const char *p = name; *p && !last;) {
         size_t len = strcspn(p, "."), next;
         const bool saved = is(p, len, "modules_to_save"), lora = is_lora_word(p, len);
-        if (!saved) {
-            ckpt_str_puts(&s, s.len ? "." : "");
-            ckpt_str_append(&s, p, len);
-        }
+        if (!saved)
+            put_part(&s, p, len);
         last = is(p, len,
                   "lora_magnitude_vector"); /* it is a module in memory, but a tensor in the file */
         p += len + (p[len] == '.');
@@ -70,21 +93,7 @@ static int canonical(const char *name, char **ret, struct ckpt_err *err)
         if ((saved || lora) && !is(p, next, "weight") && !is(p, next, "bias"))
             p += next + (p[next] == '.');
     }
-    return ckpt_str_steal(&s, ret, err);
-}
-
-struct adapter {
-    const struct ckpt_catalog *cat;
-    const struct ckpt_type *type;
-    size_t ntensor;
-    char **name; /* NULL: the tensor is not the adapter's */
-};
-
-static void adapter_release(struct adapter *a)
-{
-    for (size_t i = 0; a->name && i < a->ntensor; i++)
-        free(a->name[i]);
-    free(a->name);
+    return keep_text(a, &s, ret, err);
 }
 
 /* Find ROOT at the beginning of the name or after a prefix; NULL: it is not there. */
@@ -95,19 +104,18 @@ static const char *find_root(const char *name)
 }
 
 /* The base's own name of a name below ROOT. */
-static int base_name(const char *name, char **ret, struct ckpt_err *err)
+static int base_name(const struct adapter *a, const char *name, const char **ret,
+                     struct ckpt_err *err)
 {
     struct ckpt_str s = {0};
 
     for (const char *p = name + strlen(ROOT); *p;) {
         const size_t len = strcspn(p, ".");
-        if (!is(p, len, "base_layer") && !is(p, len, "original_module")) {
-            ckpt_str_puts(&s, s.len ? "." : "");
-            ckpt_str_append(&s, p, len);
-        }
+        if (!is(p, len, "base_layer") && !is(p, len, "original_module"))
+            put_part(&s, p, len);
         p += len + (p[len] == '.');
     }
-    return ckpt_str_steal(&s, ret, err);
+    return keep_text(a, &s, ret, err);
 }
 
 /* Is it the weight of an input or output embedding, below LoRA's wrapper? With an adapter of that
@@ -115,13 +123,12 @@ static int base_name(const char *name, char **ret, struct ckpt_err *err)
 static int is_adapted_embedding(const struct adapter *a, const char *name, bool *ret,
                                 struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *plain = NULL;
-    const char *root = find_root(name);
+    const char *root = find_root(name), *plain;
 
     *ret = false;
     if (!root || !has_word(root, "base_layer"))
         return 0;
-    if (base_name(root, &plain, err) < 0)
+    if (base_name(a, root, &plain, err) < 0)
         return -1;
     *ret = ckpt_texts_have(&a->type->embedding, plain, strlen(plain)) ||
            ckpt_texts_have(&a->type->output, plain, strlen(plain));
@@ -158,13 +165,14 @@ static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ck
 {
     struct evidence e = {0};
 
-    if (!(a->name = calloc(a->ntensor + 1, sizeof *a->name)))
+    if (!(a->name = ckpt_catalog_names(a->cat)))
         return ckpt_nomem(err);
-    for (size_t i = 0; i < a->ntensor; i++) {
-        const char *name = a->cat->tensors.ptr[i].name;
+    for (size_t i = 0; i < a->cat->tensors.len; i++) {
+        const char *name = a->name[i];
+        a->name[i] = NULL;
         if (!ckpt_names_is_weight(a->type, name))
             continue;
-        if (!(a->name[i] = ckpt_names_unwrap(name)))
+        if (!(a->name[i] = ckpt_names_unwrap(a->arena, name)))
             return ckpt_nomem(err);
         if (collect_one(a, a->name[i], &e, err) < 0)
             return -1;
@@ -177,18 +185,13 @@ static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ck
 static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
 {
     const char *root = find_root(a->name[i]);
-    char *name;
 
     if (!root)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is beside LoRA tensors but not below '" ROOT
                          "': PEFT's names are expected (view=raw shows the tensors)",
                          a->cat->tensors.ptr[i].name);
-    if (canonical(root, &name, err) < 0)
-        return -1;
-    free(a->name[i]);
-    a->name[i] = name;
-    return 0;
+    return canonical(a, root, &a->name[i], err);
 }
 
 /* Rename all tensors. whole: the catalogue has the base's weights too, which are dropped. */
@@ -198,7 +201,7 @@ static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, b
     size_t dropped = 0, first = 0;
     bool embedding = false;
 
-    for (size_t i = 0; i < a->ntensor; i++) {
+    for (size_t i = 0; i < a->cat->tensors.len; i++) {
         if (!a->name[i])
             continue;
         if (whole && is_adapted_embedding(a, a->name[i], &embedding, err) < 0)
@@ -208,7 +211,6 @@ static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, b
                 return -1;
             continue;
         }
-        free(a->name[i]);
         a->name[i] = NULL;
         if (dropped++ == 0)
             first = i;
@@ -226,7 +228,7 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
                        struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(adapter_release) struct adapter a = {
-        .cat = cat, .type = type, .ntensor = cat->tensors.len};
+        .cat = cat, .type = type, .arena = &cat->arena};
     bool lora = false, whole = false;
 
     *ret_found = false;
@@ -234,8 +236,7 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
         return -1;
     if (!lora)
         return 0;
-    if (rename_all(&a, cat, whole, quiet, err) < 0 ||
-        ckpt_catalog_select(cat, (const char *const *)a.name, err) < 0 ||
+    if (rename_all(&a, cat, whole, quiet, err) < 0 || ckpt_catalog_select(cat, a.name, err) < 0 ||
         ckpt_facts_map_all(facts, cat, FILE_NAME, err) < 0)
         return -1;
     facts->names = CKPT_NAMES_HUB;
@@ -252,7 +253,6 @@ static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, 
                     struct ckpt_err *err)
 {
     struct ckpt_tensor t = a->cat->tensors.ptr[i];
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
     const char *root = a->name[i] ? find_root(a->name[i]) : NULL;
 
     if (!a->name[i] || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save"))
@@ -261,35 +261,16 @@ static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, 
         (*skipped)++;
         return 0;
     }
-    if (base_name(root, &name, err) < 0)
+    if (base_name(a, root, &t.name, err) < 0)
         return -1;
-    t.name = name;
     return ckpt_catalog_copy(to, &t, 0, err);
-}
-
-/* Make an empty catalogue with the same sources and the same `about`. */
-static int same_sources(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
-                        struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *to = NULL;
-
-    if (ckpt_catalog_new(&to, err) < 0 || ckpt_catalog_add_sources(to, cat, err) < 0)
-        return -1;
-    json_decref(to->warnings);
-    to->warnings = json_deep_copy(cat->warnings);
-    to->config = json_deep_copy(cat->config);
-    if (!to->warnings || (cat->config && !to->config) ||
-        json_object_update(to->about, cat->about) < 0)
-        return ckpt_nomem(err);
-    *ret = ckpt_steal(&to);
-    return 0;
 }
 
 int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                       struct ckpt_catalog **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(adapter_release) struct adapter a = {
-        .cat = cat, .type = type, .ntensor = cat->tensors.len};
+    ckpt_cleanup(ckpt_arena_release) struct ckpt_arena arena = {0};
+    ckpt_cleanup(adapter_release) struct adapter a = {.cat = cat, .type = type, .arena = &arena};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
     bool lora = false, whole = false;
     size_t skipped = 0;
@@ -299,9 +280,9 @@ int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *ty
         return -1;
     if (!lora || !whole)
         return 0;
-    if (same_sources(cat, &base, err) < 0)
+    if (ckpt_catalog_new_like(cat, &base, err) < 0)
         return -1;
-    for (size_t i = 0; i < a.ntensor; i++)
+    for (size_t i = 0; i < cat->tensors.len; i++)
         if (add_base(&a, i, base, &skipped, err) < 0)
             return -1;
     if (skipped)

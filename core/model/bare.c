@@ -2,11 +2,11 @@
 /* Models without a head: their names, with and without the first word. */
 #include "model/bare.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/language/field.h"
 
 const char *ckpt_bare_class(const json_t *config)
 {
@@ -58,29 +58,26 @@ const char *ckpt_bare_name(const struct ckpt_type *type, const char *name)
 int ckpt_bare_add_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
 {
     const int len = (int)word_len(type);
-    ckpt_cleanup(ckpt_freep) const char **name = calloc(cat->tensors.len + 1, sizeof *name);
-    int result = name ? 0 : ckpt_nomem(err);
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
 
-    for (size_t i = 0; result == 0 && i < cat->tensors.len; i++)
-        if (!(name[i] = ckpt_asprintf("%.*s%s", len, len ? type->embedding.text[0] : "",
-                                      cat->tensors.ptr[i].name)))
-            result = ckpt_nomem(err);
-    if (result == 0)
-        result = ckpt_catalog_select(cat, name, err);
-    for (size_t i = 0; name && i < cat->tensors.len; i++)
-        free((char *)name[i]);
-    return result;
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; len && i < cat->tensors.len; i++)
+        if (!(name[i] = ckpt_field_text(&cat->arena, err, "%.*s%s", len, type->embedding.text[0],
+                                        name[i])))
+            return -1;
+    return ckpt_catalog_select(cat, name, err);
 }
 
 int ckpt_bare_drop_word(struct ckpt_catalog *cat, const struct ckpt_type *type,
                         struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) const char **name = calloc(cat->tensors.len + 1, sizeof *name);
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
 
     if (!name)
         return ckpt_nomem(err);
     for (size_t i = 0; i < cat->tensors.len; i++)
-        name[i] = ckpt_bare_name(type, cat->tensors.ptr[i].name);
+        name[i] = ckpt_bare_name(type, name[i]);
     return ckpt_catalog_select(cat, name, err);
 }
 

@@ -9,6 +9,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/language/name.h"
 
 enum { SHOWN = 4 }; /* number of names that a text lists of each kind */
 
@@ -104,31 +105,14 @@ static bool may_be_absent(const struct ckpt_check *c, const char *name)
     return ckpt_texts_end(&c->type->absent, name);
 }
 
-/* The name with every run of digits replaced by '#', which is the same for one tensor of all layers
- * and experts. */
-static char *form_of(const char *name)
-{
-    char *form = strdup(name), *out = form;
-
-    for (const char *s = name; form && *s; s++) {
-        bool digit = *s >= '0' && *s <= '9';
-        if (!digit)
-            *out++ = *s;
-        else if (s == name || s[-1] < '0' || s[-1] > '9')
-            *out++ = '#';
-    }
-    if (form)
-        *out = '\0';
-    return form;
-}
-
 /* The names of the base's tensors, in its order. */
 struct names {
     CKPT_VEC(const char *) list; /* the base's */
     CKPT_VEC(bool) seen;         /* the checkpoint has the tensor */
     struct ckpt_map map;
     struct ckpt_arena arena; /* memory of the forms */
-    struct ckpt_map forms;   /* forms of the names that were seen */
+    struct ckpt_map forms; /* skeletons of the names that were seen: the same for one tensor of all
+                              layers and experts */
 };
 
 static void names_release(struct names *n)
@@ -171,17 +155,16 @@ static int names_of_base(struct names *n, const struct ckpt_base *base, struct c
 
 static int add_form(struct names *n, const char *name, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *form = form_of(name);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str form = {0};
     const char *own;
     uint32_t at;
     bool is_new;
 
-    if (!form)
-        return ckpt_nomem(err);
-    if (ckpt_map_get(&n->forms, form, strlen(form), &at))
+    ckpt_name_skeleton(name, strlen(name), &form);
+    if (!form.failed && ckpt_map_get(&n->forms, ckpt_str_get(&form), form.len, &at))
         return 0;
-    if (!(own = ckpt_arena_strdup(&n->arena, form)) ||
-        ckpt_map_put(&n->forms, own, strlen(own), 0, &at, &is_new) < 0)
+    if (form.failed || !(own = ckpt_arena_strdup(&n->arena, ckpt_str_get(&form))) ||
+        ckpt_map_put(&n->forms, own, form.len, 0, &at, &is_new) < 0)
         return ckpt_nomem(err);
     return 0;
 }
@@ -191,13 +174,15 @@ static int sort_missing(const struct ckpt_check *c, struct names *n, struct repo
 {
     for (size_t i = 0; i < n->list.len; i++) {
         const char *name = n->list.ptr[i];
-        ckpt_cleanup(ckpt_freep) char *form = n->seen.ptr[i] ? NULL : form_of(name);
+        ckpt_cleanup(ckpt_str_release) struct ckpt_str form = {0};
         uint32_t at;
         if (n->seen.ptr[i])
             continue;
-        if (!form)
+        ckpt_name_skeleton(name, strlen(name), &form);
+        if (form.failed)
             return ckpt_nomem(err);
-        if (strchr(form, '#') && ckpt_map_get(&n->forms, form, strlen(form), &at))
+        if (strchr(ckpt_str_get(&form), '#') &&
+            ckpt_map_get(&n->forms, ckpt_str_get(&form), form.len, &at))
             list_add(&r->lost, name);
         else if (!may_be_absent(c, name))
             list_add(&r->missing, name);
@@ -227,7 +212,7 @@ static int compare_tensor(const struct ckpt_check *c, const struct ckpt_tensor *
     return add_form(n, name, err);
 }
 
-static int finish_report(const struct ckpt_check *c, struct report *r, json_t *warnings,
+static int finish_report(const struct ckpt_check *c, struct report *r, struct ckpt_catalog *cat,
                          struct ckpt_err *err)
 {
     const bool absent = r->lost.n || (c->complete && r->missing.n);
@@ -246,15 +231,12 @@ static int finish_report(const struct ckpt_check *c, struct report *r, json_t *w
                          ckpt_str_get(&text),
                          c->complete ? " (missing=base takes what is missing from the base)"
                                      : "; is a shard lost?");
-    char *line = ckpt_asprintf("compared with base '%s': %s", ckpt_dir_path(c->base->dir),
-                               ckpt_str_get(&text));
-    int rc = line ? json_array_append_new(warnings, json_string(line)) : -1;
-    free(line);
-    return rc < 0 ? ckpt_nomem(err) : 0;
+    ckpt_catalog_warn(cat, "compared with base '%s': %s", ckpt_dir_path(c->base->dir),
+                      ckpt_str_get(&text));
+    return 0;
 }
 
-static int compare_base(const struct ckpt_check *c, const struct ckpt_catalog *cat,
-                        json_t *warnings, struct ckpt_err *err)
+static int compare_base(const struct ckpt_check *c, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(names_release) struct names n = {0};
     ckpt_cleanup(report_release) struct report r = {0};
@@ -266,7 +248,7 @@ static int compare_base(const struct ckpt_check *c, const struct ckpt_catalog *c
             return -1;
     if (n.list.len == 0 || (r.common && sort_missing(c, &n, &r, err) < 0))
         return n.list.len ? -1 : 0;
-    return finish_report(c, &r, warnings, err);
+    return finish_report(c, &r, cat, err);
 }
 
 /* ---- config.json ---- */
@@ -328,14 +310,13 @@ static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *
 /* Compare the number of a decoder's layers, if names count them, with the config. A difference is a
  * warning, not an error, because a few types count layers differently; layers for multi-token
  * prediction come in addition. */
-static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog *cat,
-                          json_t *warnings, struct ckpt_err *err)
+static void compare_layers(const struct ckpt_check *c, struct ckpt_catalog *cat)
 {
     const char *at = c->type->layers;
     uint64_t want, extra = 0, have = 0, layer;
 
     if (!at || !text_number(c->config, "num_hidden_layers", &want))
-        return 0;
+        return;
     (void)text_number(c->config, "num_nextn_predict_layers", &extra);
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const char *name = cat->tensors.ptr[i].name;
@@ -344,20 +325,20 @@ static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog 
         if (n && ckpt_parse_u64(name + strlen(at), n, &number) && (layer = number) >= have)
             have = layer + (layer != UINT64_MAX);
     }
-    if (have == 0 || (have >= want && have - want <= extra))
-        return 0;
-    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
-        "the checkpoint has %" PRIu64 " layers, by config.json it has %" PRIu64, have, want);
-    return line && json_array_append_new(warnings, json_string(line)) == 0 ? 0 : ckpt_nomem(err);
+    if (have && (have < want || have - want > extra))
+        ckpt_catalog_warn(cat,
+                          "the checkpoint has %" PRIu64 " layers, by config.json it has %" PRIu64,
+                          have, want);
 }
 
-int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat, json_t *warnings,
-                     struct ckpt_err *err)
+int ckpt_check_model(const struct ckpt_check *c, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    if (c->base && compare_base(c, cat, warnings, err) < 0)
+    if (c->base && compare_base(c, cat, err) < 0)
         return -1;
     for (size_t i = 0; c->config && i < cat->tensors.len; i++)
         if (compare_config(c, &cat->tensors.ptr[i], err) < 0)
             return -1;
-    return c->config ? compare_layers(c, cat, warnings, err) : 0;
+    if (c->config)
+        compare_layers(c, cat);
+    return 0;
 }

@@ -26,8 +26,7 @@ struct ckpt_check {
 /* Compare the tensors of cat, which have Hugging Face's names. CONFLICT: shapes differ. MISSING:
  * cat lacks a tensor that the base has, although it has the same tensor of other layers or experts
  * (if the checkpoint is complete: any tensor that the base has). The text lists all differences. A
- * difference that may be intended is added to `warnings`. */
-int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat, json_t *warnings,
-                     struct ckpt_err *err);
+ * difference that may be intended is a warning of cat. */
+int ckpt_check_model(const struct ckpt_check *c, struct ckpt_catalog *cat, struct ckpt_err *err);
 
 #endif

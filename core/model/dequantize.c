@@ -2,7 +2,6 @@
 /* Finding pairs of codes and scales by their names. */
 #include "model/dequantize.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,17 +20,9 @@ struct dequantize {
     json_t *weight_map;
     uint64_t block[2];
     enum ckpt_dtype dtype;
-    size_t ntensor;
-    char **name; /* new name of each tensor; NULL: the tensor was used up */
+    const char **name; /* new name of each tensor; NULL: the tensor was used up */
     struct ckpt_err *err;
 };
-
-static void dequantize_release(struct dequantize *d)
-{
-    for (size_t i = 0; d->name && i < d->ntensor; i++)
-        free(d->name[i]);
-    free(d->name);
-}
 
 /* For a name "X<tail>", find the tensor "X<other>"; SIZE_MAX: there is none. */
 static size_t find_sibling(const struct dequantize *d, const char *name, const char *tail,
@@ -42,12 +33,6 @@ static size_t find_sibling(const struct dequantize *d, const char *name, const c
     const struct ckpt_tensor *t = sibling ? ckpt_catalog_find(d->cat, sibling) : NULL;
 
     return t ? (size_t)(t - d->cat->tensors.ptr) : SIZE_MAX;
-}
-
-static void drop(struct dequantize *d, size_t i)
-{
-    free(d->name[i]);
-    d->name[i] = NULL;
 }
 
 /* ---- FP8 ---- */
@@ -61,7 +46,7 @@ static int dequantize_fp8(struct dequantize *d, size_t at)
         return ckpt_fail(d->err, CKPT_MISSING, "the scales '%s' have no tensor", scale.name);
     if (ckpt_value_fp8(d->cat, weight, &scale, d->block, d->dtype, d->err) < 0)
         return -1;
-    drop(d, at);
+    d->name[at] = NULL;
     return 0;
 }
 
@@ -113,8 +98,10 @@ static int dequantize_mxfp4(struct dequantize *d, size_t at, size_t scales_at)
         ckpt_rearrange(d->cat, s, "e n g", "e g n", &scales, d->err) < 0 ||
         ckpt_value_mxfp4(d->cat, at, &blocks, &scales, d->dtype, d->err) < 0)
         return -1;
-    d->name[at][strlen(b->name) - strlen(BLOCKS)] = '\0';
-    drop(d, scales_at);
+    d->name[scales_at] = NULL;
+    d->name[at] = ckpt_arena_strndup(&d->cat->arena, b->name, strlen(b->name) - strlen(BLOCKS));
+    if (!d->name[at])
+        return ckpt_nomem(d->err);
     return move_in_map(d, b->name, d->name[at]);
 }
 
@@ -172,19 +159,16 @@ static void read_config(struct dequantize *d, const json_t *config)
 int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, json_t *weight_map,
                     struct ckpt_err *err)
 {
-    ckpt_cleanup(dequantize_release) struct dequantize d = {
-        .cat = cat, .weight_map = weight_map, .ntensor = cat->tensors.len, .err = err};
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
+    struct dequantize d = {.cat = cat, .weight_map = weight_map, .name = name, .err = err};
 
-    if (!(d.name = calloc(d.ntensor + 1, sizeof *d.name)))
+    if (!name)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < d.ntensor; i++)
-        if (!(d.name[i] = strdup(cat->tensors.ptr[i].name)))
-            return ckpt_nomem(err);
     read_config(&d, config);
-    for (size_t i = 0; i < d.ntensor; i++)
+    for (size_t i = 0; i < cat->tensors.len; i++)
         if (dequantize(&d, i) < 0)
             return -1;
-    return ckpt_catalog_select(cat, (const char *const *)d.name, err);
+    return ckpt_catalog_select(cat, name, err);
 }
 
 bool ckpt_is_quantized(const struct ckpt_catalog *cat)

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "format/reader.h"
 #include "format/writer.h"
-#include "model/identify.h"
+#include "model/opening.h"
 #include "recipe/library/types.h"
 
 int ckpt_describe_rule(const struct ckpt_view *v, const char *tensor, json_t **ret,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of a view's files: a Hugging Face model directory, or what a writer makes. */
-#include "model/files.h"
+#include "model/opening.h"
 
 #include <string.h>
 
@@ -8,8 +8,6 @@
 #include "base/str.h"
 #include "format/automodel/export.h"
 #include "format/writers.h"
-#include "model/merge.h"
-#include "model/model.h"
 #include "model/naming.h"
 #include "model/side.h"
 #include "recipe/library/types.h"
@@ -92,19 +90,16 @@ static int add_tokenizer(struct ckpt_opening *o, struct ckpt_sides *sides, struc
     return 0;
 }
 
-static int warn_links(struct ckpt_opening *o, const struct ckpt_sides *sides, struct ckpt_err *err)
+static void warn_links(struct ckpt_opening *o, const struct ckpt_sides *sides)
 {
-    if (!sides->nlink)
-        return 0;
     if (sides->leaving.code != CKPT_OK)
         ckpt_catalog_warn(o->cat, "left out: %zu side files that are links: %s", sides->nlink,
                           sides->leaving.text);
-    else
+    else if (sides->nlink)
         ckpt_catalog_warn(o->cat,
                           "left out: %zu side files that are links to files that are not there "
                           "('%s' first)",
                           sides->nlink, sides->dangling);
-    return ckpt_opening_keep_warnings(o, err);
 }
 
 static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
@@ -194,7 +189,7 @@ static uint64_t step_of(const struct ckpt_opening *o)
     uint64_t step;
     size_t at = len;
 
-    if (ckpt_json_u64(o->about, "step", &step))
+    if (ckpt_json_u64(o->cat->about, "step", &step))
         return step;
     while (at > 0 && o->name[at - 1] >= '0' && o->name[at - 1] <= '9')
         at--;
@@ -213,7 +208,7 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
     struct ckpt_writing w = {.cat = o->cat,
                              .output = output,
                              .config = o->framework,
-                             .about = o->about,
+                             .about = o->cat->about,
                              .model = model,
                              .files = &files};
 
@@ -223,8 +218,6 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
     memset(w.place, 0, bytes);
     if (output->writer->write(&w, err) < 0)
         return ckpt_err_in(err, "view=%s", output->writer->name);
-    if (ckpt_opening_keep_warnings(o, err) < 0)
-        return -1;
     return ckpt_vtree_of_files(o->cat, &files, w.place, model->mtime_ns, &o->tree, err);
 }
 
@@ -244,9 +237,9 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
         .mtime_ns = newest_shard(o->cat),
     };
 
-    if (collect_sides(o, &sides, err) < 0 || warn_links(o, &sides, err) < 0 ||
-        choose_weight_map(o, &map, err) < 0)
+    if (collect_sides(o, &sides, err) < 0 || choose_weight_map(o, &map, err) < 0)
         return -1;
+    warn_links(o, &sides);
     opt.weight_map = map;
     if (o->config && !passes_config(o)) {
         opt.config = o->config;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose names the tensors have, and which adapter there is. */
-#include "model/identify.h"
+#include "model/opening.h"
 
 #include "base/mem.h"
 #include "model/adapter.h"
-#include "model/merge.h"
 #include "model/names.h"
 
 /* The facts that hold for all types of models: an adapter does not say of which one it is. */
@@ -51,10 +50,6 @@ static int take_peft_base(struct ckpt_opening *o, struct ckpt_catalog **base, st
     bool found = false;
 
     o->cat = ckpt_steal(base);
-    json_decref(o->about);
-    json_decref(o->warnings);
-    o->about = json_incref(o->cat->about);
-    o->warnings = json_incref(o->cat->warnings);
     if (!ckpt_recipes_forced(o->shared->recipes) && find_model(o, &found, err) < 0)
         return -1;
     if (!found)

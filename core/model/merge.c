@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making one view of an adapter and its base. */
-#include "model/merge.h"
+#include "model/opening.h"
 
 #include <string.h>
 
@@ -9,14 +9,20 @@
 #include "container/config.h"
 #include "model/adapter.h"
 #include "model/lora.h"
+#include "model/side.h"
 #include "recipe/library/types.h"
 
-/* The facts of the merged model: it has the base's split and is not an adapter. */
+/* The facts of the merged model: those of the adapter's checkpoint, but it has the base's split and
+ * is not an adapter. */
 static int describe(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const json_t *map = o->shared->base->facts.weight_map;
     struct ckpt_facts *f = &o->facts;
 
+    json_decref(o->cat->about);
+    json_decref(o->cat->warnings);
+    o->cat->about = json_incref(o->adapter->about);
+    o->cat->warnings = json_incref(o->adapter->warnings);
     f->is_adapter = f->bare_header = false;
     json_decref(f->weight_map);
     f->weight_map = json_deep_copy(map);

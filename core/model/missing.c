@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Taking tensors from the base. */
-#include "model/missing.h"
+#include "model/opening.h"
 
 #include <string.h>
 
@@ -76,9 +76,7 @@ static int tell(struct taking *t, struct ckpt_err *err)
     ckpt_catalog_warn(t->o->cat, "%zu tensor%s of base '%s': %s%s", n,
                       n == 1 ? " is that" : "s are those", ckpt_dir_path(t->o->shared->base->dir),
                       ckpt_str_get(&names), n > MOST_SHOWN ? " ..." : "");
-    return json_object_set(t->o->about, "from_base", t->taken) < 0
-               ? ckpt_nomem(err)
-               : ckpt_opening_keep_warnings(t->o, err);
+    return json_object_set(t->o->cat->about, "from_base", t->taken) < 0 ? ckpt_nomem(err) : 0;
 }
 
 int ckpt_opening_take_missing(struct ckpt_opening *o, struct ckpt_err *err)

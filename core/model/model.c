@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making the model of a view from a reader's catalogue: names, values, dtypes, config. */
-#include "model/model.h"
+#include "model/opening.h"
 
 #include <string.h>
 
@@ -9,10 +9,7 @@
 #include "model/check.h"
 #include "model/dequantize.h"
 #include "model/dtypes.h"
-#include "model/merge.h"
-#include "model/missing.h"
 #include "model/names.h"
-#include "model/output.h"
 #include "recipe/apply/lacks.h"
 #include "tensor/value.h"
 
@@ -88,7 +85,7 @@ static int check_model(struct ckpt_opening *o, struct ckpt_err *err)
                                  .complete = o->decision.way == CKPT_WAY_MEMORY,
                                  .allow_partial = o->shared->opt->allow_partial};
 
-    return ckpt_check_model(&c, o->cat, o->warnings, err);
+    return ckpt_check_model(&c, o->cat, err);
 }
 
 static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
@@ -108,7 +105,7 @@ static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat = ckpt_steal(&model->catalog);
     o->config = ckpt_steal(&model->config);
     o->recipe = ckpt_steal(&model->recipe);
-    return ckpt_opening_keep_warnings(o, err) < 0 ? -1 : ckpt_opening_take_missing(o, err);
+    return ckpt_opening_take_missing(o, err);
 }
 
 static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
@@ -155,8 +152,8 @@ static int check_complete(struct ckpt_opening *o, struct ckpt_err *err)
         lacks.unchecked = "the model is quantised";
     else if (ckpt_recipe_lacks(o->shared->recipes, o->cat, o->config, &lacks, err) < 0)
         return -1;
-    if (lacks.unchecked &&
-        json_object_set_new(o->about, "completeness_not_checked", json_string(lacks.unchecked)) < 0)
+    if (lacks.unchecked && json_object_set_new(o->cat->about, "completeness_not_checked",
+                                               json_string(lacks.unchecked)) < 0)
         return ckpt_nomem(err);
     if (lacks.n && !o->shared->opt->allow_partial)
         return ckpt_fail(
@@ -253,16 +250,14 @@ static int dequantize(struct ckpt_opening *o, struct ckpt_err *err)
 
 /* Warn about tensors that have no entry in Automodel's mapping, which may cover one rank's tensors
  * only. Its own export leaves their dtypes unchanged. */
-static int warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, size_t n,
-                        struct ckpt_err *err)
+static void warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, size_t n)
 {
-    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
-        "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: shown as "
-        "stored, %s",
+    ckpt_catalog_warn(
+        o->cat,
+        "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: "
+        "shown as stored, %s",
         n, t->name, o->shared->base ? " nor in the base" : "; base= may tell",
         ckpt_dtype_name(t->dtype));
-
-    return !line || json_array_append_new(o->warnings, json_string(line)) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
@@ -287,7 +282,9 @@ static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
         if (ckpt_value_cast(o->cat, i, (int)want, err) < 0)
             return -1;
     }
-    return o->cast && nunknown ? warn_unknown(o, unknown, nunknown, err) : 0;
+    if (o->cast && nunknown)
+        warn_unknown(o, unknown, nunknown);
+    return 0;
 }
 
 const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored)

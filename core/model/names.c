@@ -50,27 +50,28 @@ struct naming {
     const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
     const char *bare; /* the tensor that shows a model without a head; NULL: it may have one */
     bool allow_leftover, type_listed;
-    size_t ntensor;
-    char **name; /* name without wrappers; NULL: the tensor is not the model's */
+    const char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
     const char *anchor;
 };
 
 static void naming_release(struct naming *n)
 {
-    for (size_t i = 0; n->name && i < n->ntensor; i++)
-        free(n->name[i]);
     free(n->name);
     free(n->prefix);
 }
 
-char *ckpt_names_unwrap(const char *name)
+const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name)
 {
-    char *own = strdup(name);
+    char *own = NULL;
 
-    for (size_t i = 0; own && i < sizeof wrappers / sizeof wrappers[0]; i++)
-        ckpt_remove_word(own, wrappers[i]);
-    return own;
+    for (size_t i = 0; i < sizeof wrappers / sizeof wrappers[0]; i++) {
+        if (!own && strstr(name, wrappers[i]) && !(own = ckpt_arena_strdup(arena, name)))
+            return NULL;
+        if (own)
+            ckpt_remove_word(own, wrappers[i]);
+    }
+    return own ? own : name;
 }
 
 /* Does the model's class, or any if the config does not say it, leave the tensor out? */
@@ -89,13 +90,15 @@ static bool is_unsaved(const struct naming *n, const char *name)
 
 static int collect(struct naming *n, struct ckpt_err *err)
 {
-    if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
+    if (!(n->name = ckpt_catalog_names(n->cat)))
         return ckpt_nomem(err);
-    for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (ckpt_names_is_weight(n->type, n->cat->tensors.ptr[i].name) &&
-            !is_unsaved(n, n->cat->tensors.ptr[i].name) &&
-            !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        const char *name = n->name[i];
+        n->name[i] = NULL;
+        if (ckpt_names_is_weight(n->type, name) && !is_unsaved(n, name) &&
+            !(n->name[i] = ckpt_names_unwrap(&n->cat->arena, name)))
             return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -199,10 +202,9 @@ static int strip(struct naming *n, struct ckpt_err *err)
         if (!n->name[i])
             continue;
         if (strncmp(n->name[i], n->prefix, len) == 0) {
-            memmove(n->name[i], n->name[i] + len, strlen(n->name[i] + len) + 1);
+            n->name[i] += len;
             continue;
         }
-        free(n->name[i]);
         n->name[i] = NULL;
         if (dropped++ == 0)
             first = i;
@@ -219,16 +221,13 @@ static int strip(struct naming *n, struct ckpt_err *err)
  */
 static int drop_state(const struct naming *n, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) const char **keep = calloc(n->ntensor + 1, sizeof *keep);
-    bool any = false;
+    ckpt_cleanup(ckpt_freep) const char **keep = ckpt_catalog_names(n->cat);
 
     if (!keep)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < n->ntensor; i++) {
-        keep[i] = n->name[i] ? n->cat->tensors.ptr[i].name : NULL;
-        any |= !keep[i];
-    }
-    return any ? ckpt_catalog_select(n->cat, keep, err) : 0;
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        keep[i] = n->name[i] ? keep[i] : NULL;
+    return ckpt_catalog_select(n->cat, keep, err);
 }
 
 static size_t find(const struct naming *n, const char *name)
@@ -277,8 +276,7 @@ static int is_copy(const struct naming *n, size_t copy, size_t of, bool said, bo
 /* Drop the copy, or give it the embedding's name if that is not there. */
 static int drop_copy(struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
 {
-    free(n->name[copy]);
-    n->name[copy] = of == SIZE_MAX ? strdup(n->anchor) : NULL;
+    n->name[copy] = of == SIZE_MAX ? ckpt_arena_strdup(&n->cat->arena, n->anchor) : NULL;
     return of == SIZE_MAX && !n->name[copy] ? ckpt_nomem(err) : 0;
 }
 
@@ -352,7 +350,6 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
         .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
         .unsaid = &ckpt_types_any(types)->embedding,
         .allow_leftover = allow_leftover,
-        .ntensor = cat->tensors.len,
     };
 
     *ret_found = false;
@@ -363,7 +360,7 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
     if (!n.prefix)
         return drop_state(&n, err);
     if (strip(&n, err) < 0 || drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
-        ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
+        ckpt_catalog_select(cat, n.name, err) < 0)
         return -1;
     *ret_found = true;
     return 0;

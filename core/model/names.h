@@ -36,9 +36,9 @@ bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
  * its text model, else what is usual for the type. */
 bool ckpt_names_tie(const struct ckpt_type *type, const json_t *config);
 
-/* A new string: the name without the parts that wrappers add (torch.compile, FSDP ...). NULL: out
- * of memory. */
-char *ckpt_names_unwrap(const char *name);
+/* The name without the parts that wrappers add (torch.compile, FSDP ...): itself, or a copy in the
+ * arena. NULL: out of memory. */
+const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name);
 
 /* Convert the names and shapes that a model has in memory to those of the hub (opt->format
  * "transformers"), or back ("hub"), if there is a recipe for the model type of opt->base_config.

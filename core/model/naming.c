@@ -6,7 +6,6 @@
 
 #include "base/str.h"
 #include "model/experts.h"
-#include "recipe/library/order.h"
 
 static const struct ckpt_type *type_of(const void *types, const json_t *config)
 {

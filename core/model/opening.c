@@ -56,21 +56,6 @@ struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening
     };
 }
 
-int ckpt_opening_keep_warnings(struct ckpt_opening *o, struct ckpt_err *err)
-{
-    size_t i, k;
-    json_t *text, *old;
-
-    json_array_foreach(o->cat->warnings, i, text) {
-        bool known = false;
-        json_array_foreach(o->warnings, k, old)
-            known |= json_equal(text, old);
-        if (!known && json_array_append(o->warnings, text) < 0)
-            return ckpt_nomem(err);
-    }
-    return 0;
-}
-
 /* ---- reading ---- */
 
 int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err)
@@ -94,8 +79,8 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
     if (o->home.other && !o->home.dir)
         ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",
                           o->home.other);
-    if (o->home.dir &&
-        json_object_set_new(o->about, "config_from", json_string(ckpt_dir_path(o->home.dir))) < 0)
+    if (o->home.dir && json_object_set_new(o->cat->about, "config_from",
+                                           json_string(ckpt_dir_path(o->home.dir))) < 0)
         return ckpt_nomem(err);
     return 0;
 }
@@ -121,8 +106,6 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         o->facts.files_at = o->reader->side_files;
         o->facts.files = CKPT_FILES_TOKENIZER;
     }
-    o->about = json_incref(o->cat->about);
-    o->warnings = json_incref(o->cat->warnings);
     return find_home(o, err);
 }
 
@@ -135,9 +118,7 @@ void ckpt_opening_release(struct ckpt_opening *o)
     ckpt_home_release(&o->home);
     json_decref(o->base_names);
     json_decref(o->framework);
-    json_decref(o->about);
     json_decref(o->config);
-    json_decref(o->warnings);
     free(o->recipe);
     free(o->name);
 }

@@ -2,12 +2,12 @@
 /* Opening a checkpoint: what is known and made on the way from a directory to a view, and lives no
  * longer. The way is a straight line:
  *
- *     read        the reader's catalogue and facts     ckpt_opening_read
- *                 the model's config and tokenizer     home.h
- *     identify    whose names, which adapter           identify.h
- *     decide      every choice, as a pure function     decide.h
- *     make        names, values, dtypes, config        model.h
- *     lay out     the files                            files.h
+ *     read        the reader's catalogue and facts     opening.c
+ *                 the model's config and tokenizer     home.c
+ *     identify    whose names, which adapter           identify.c
+ *     decide      every choice, as a pure function     decide.c
+ *     make        names, values, dtypes, config        model.c
+ *     lay out     the files                            files.c
  *
  * run/checkpoint.c walks it, and gives what was made to the view. */
 #ifndef CKPT_MODEL_OPENING_H
@@ -25,6 +25,8 @@
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
+
+struct ckpt_sides;
 
 struct ckpt_opening {
     /* what is opened: borrowed, and given by the caller */
@@ -48,7 +50,7 @@ struct ckpt_opening {
     bool ordered;        /* cat is in the order of the model's state dict */
     /* what the view takes over; its members of these names say more */
     struct ckpt_vtree *tree;
-    json_t *about, *config, *warnings;
+    json_t *config;
     char *recipe, *name;
 };
 
@@ -77,8 +79,53 @@ const json_t *ckpt_opening_base_config(const struct ckpt_opening *o);
  * names in memory, else the rules for the framework's names. */
 struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening *o);
 
-/* Add the catalogue's warnings to those of the view, without repeating any: one catalogue is made
- * of another and may have its warnings too. */
-int ckpt_opening_keep_warnings(struct ckpt_opening *o, struct ckpt_err *err);
+/* Find out what the checkpoint is, as far as its reader could not say it: LoRA tensors, and a
+ * transformers model below a prefix, occur in checkpoints of any format. Set o->facts.names and,
+ * with lora=merge, o->adapter; leave in o->cat the tensors of the model (or of the adapter) without
+ * the prefix of a trainer; then make o->decision. */
+int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Make the model of what was identified, as o->decision says: o->cat, whose tensors have the view's
+ * names, values and dtypes, and o->config. Building the files needs only these two. */
+int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Build o->tree from o->cat, o->config and the files that are shown unchanged, as o->decision says:
+ * a Hugging Face model directory (view/vtree.c), or a training framework's files, which a writer
+ * (format/writer.h) makes of the same tensors. */
+int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* ---- parts of making a model ---- */
+
+/* With the option missing=base: add to o->cat, whose names are those of the view, the tensors that
+ * only the base has, as they are stored there, and list them in o->cat->about under "from_base". A
+ * tensor that config.json ties to another is not missing. USAGE: the base has no weights.
+ * UNSUPPORTED: they are quantised. */
+int ckpt_opening_take_missing(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
+ * a new catalogue of the base. o->facts become those of the merged model. */
+int ckpt_merge_begin(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Merge o->adapter, if there is one, into o->cat and o->config. */
+int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Add the base's files, but the adapter's tokenizer instead of the base's. */
+int ckpt_merge_sides(const struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err);
+
+/* For a view as a checkpoint of a training framework (options.output): are the names those of that
+ * framework? */
+bool ckpt_opening_has_output_names(const struct ckpt_opening *o);
+
+/* Keep the config of the checkpoint's framework, if a checkpoint of the same framework is written.
+ */
+void ckpt_opening_keep_framework(struct ckpt_opening *o);
+
+/* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
+ * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
+int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* The dtype of most floating-point elements, by its name in torch, which transformers would call
+ * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */
+const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);
 
 #endif

@@ -10,9 +10,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "model/files.h"
-#include "model/identify.h"
-#include "model/model.h"
+#include "model/opening.h"
 #include "run/save.h"
 
 struct ckpt_view *ckpt_view_hold(struct ckpt_view *view)
@@ -31,9 +29,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_save_unref(view->save);
     ckpt_dir_unref(view->dir);
     ckpt_dir_unref(view->above);
-    json_decref(view->about);
     json_decref(view->config);
-    json_decref(view->warnings);
     free(view->recipe);
     free(view->source);
     free(view->name);
@@ -66,12 +62,12 @@ static uint64_t generation_of(const struct ckpt_opening *o)
 
 static char *source_text(const struct ckpt_opening *o)
 {
-    const char *format = ckpt_json_str(o->about, "format"),
-               *version = ckpt_json_str(o->about, "version");
+    const char *format = ckpt_json_str(o->cat->about, "format"),
+               *version = ckpt_json_str(o->cat->about, "version");
     uint64_t number;
     char digits[32] = "";
 
-    if (ckpt_json_u64(o->about, "step", &number))
+    if (ckpt_json_u64(o->cat->about, "step", &number))
         (void)snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
     ckpt_cleanup(ckpt_freep) char *printable = ckpt_printable(o->step);
     const char *name = *digits ? digits : printable;
@@ -123,9 +119,7 @@ static int hand_over(struct ckpt_opening *o, struct ckpt_view *v, struct ckpt_er
     v->generation = generation_of(o);
     v->cat = ckpt_steal(&o->cat);
     v->tree = ckpt_steal(&o->tree);
-    v->about = ckpt_steal(&o->about);
     v->config = ckpt_steal(&o->config);
-    v->warnings = ckpt_steal(&o->warnings);
     v->recipe = ckpt_steal(&o->recipe);
     v->name = ckpt_steal(&o->name);
     return 0;
@@ -172,7 +166,7 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
         return -1;
     }
     give_back_memory();
-    ckpt_remarks_add(&shared->remarks, &shared->opt->log, at->step, v->warnings);
+    ckpt_remarks_add(&shared->remarks, &shared->opt->log, at->step, v->cat->warnings);
     *ret = v;
     return 0;
 }

@@ -25,6 +25,21 @@ int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err)
     return 0;
 }
 
+int ckpt_catalog_new_like(const struct ckpt_catalog *of, struct ckpt_catalog **ret,
+                          struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_catalog_add_sources(cat, of, err) < 0)
+        return -1;
+    if (json_object_update_new(cat->about, json_deep_copy(of->about)) < 0 ||
+        (json_array_size(of->warnings) && json_array_extend(cat->warnings, of->warnings) < 0) ||
+        (of->config && !(cat->config = json_deep_copy(of->config))))
+        return ckpt_nomem(err);
+    *ret = ckpt_steal(&cat);
+    return 0;
+}
+
 void ckpt_catalog_free(struct ckpt_catalog *cat)
 {
     if (!cat)
@@ -196,6 +211,15 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
     return ckpt_tensor_set_pieces(cat, &cat->tensors.ptr[index], piece, npiece, err);
 }
 
+const char **ckpt_catalog_names(const struct ckpt_catalog *cat)
+{
+    const char **name = malloc((cat->tensors.len + 1) * sizeof *name);
+
+    for (size_t i = 0; name && i < cat->tensors.len; i++)
+        name[i] = cat->tensors.ptr[i].name;
+    return name;
+}
+
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err)
 {
     size_t kept = 0;
@@ -207,8 +231,8 @@ int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struc
         bool is_new;
         if (!name[i])
             continue;
-        if (!(t.name = ckpt_arena_strdup(&cat->arena, name[i])) ||
-            ckpt_map_put(&cat->by_name, t.name, strlen(t.name), (uint32_t)kept, &at, &is_new) < 0)
+        t.name = name[i];
+        if (ckpt_map_put(&cat->by_name, t.name, strlen(t.name), (uint32_t)kept, &at, &is_new) < 0)
             return ckpt_nomem(err);
         if (!is_new)
             return ckpt_fail(err, CKPT_CONFLICT, "two tensors have the name '%s'", name[i]);

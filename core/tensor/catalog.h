@@ -57,6 +57,10 @@ struct ckpt_catalog {
 
 /* Make an empty catalogue. */
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err);
+/* The same over the sources of another one, with copies of its facts, its config and its warnings.
+ */
+int ckpt_catalog_new_like(const struct ckpt_catalog *of, struct ckpt_catalog **ret,
+                          struct ckpt_err *err);
 /* Free the catalogue with all memory of its arena, and give back its sources. */
 void ckpt_catalog_free(struct ckpt_catalog *cat);
 void ckpt_catalog_freep(struct ckpt_catalog **cat);
@@ -97,8 +101,12 @@ int ckpt_tensor_copy_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *to,
 int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
                       struct ckpt_err *err);
 
-/* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name
- * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */
+/* The names of all tensors, in an array that the caller frees; NULL: out of memory. */
+const char **ckpt_catalog_names(const struct ckpt_catalog *cat);
+
+/* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name,
+ * which lies in the catalogue's arena. CONFLICT if two get the same. On failure the catalogue is
+ * only good for freeing. */
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err);
 
 /* Free memory that was reserved for more tensors and sources. Moves the tensors. */

@@ -10,8 +10,8 @@
 #include "base/regex.h"
 #include "format/automodel/export.h"
 #include "model/rename.h"
-#include "recipe/library/order.h"
 #include "recipe/library/recipe.h"
+#include "recipe/library/types.h"
 
 static json_t *golden(const char *key)
 {

@@ -97,7 +97,7 @@ static void open_fails(void **state_, struct tree *t, enum ckpt_code code, const
 
 static const char *warnings_of(const struct ckpt_view *v)
 {
-    const char *text = json_string_value(json_array_get(v->warnings, 0));
+    const char *text = json_string_value(json_array_get(v->cat->warnings, 0));
     return text ? text : "";
 }
 

@@ -9,22 +9,6 @@
 #include "recipe/apply/fused.h"
 #include "recipe/apply/join.h"
 
-static int start_catalog(struct ckpt_apply *ap)
-{
-    size_t i;
-    json_t *line;
-
-    if (ckpt_catalog_new(&ap->cat, ap->err) < 0 ||
-        ckpt_catalog_add_sources(ap->cat, ap->src, ap->err) < 0)
-        return -1;
-    json_decref(ap->cat->about);
-    ap->cat->about = json_deep_copy(ap->src->about);
-    json_array_foreach(ap->src->warnings, i, line)
-        if (json_array_append(ap->cat->warnings, line) < 0)
-            return ckpt_nomem(ap->err);
-    return ap->cat->about ? 0 : ckpt_nomem(ap->err);
-}
-
 static void apply_release(struct ckpt_apply *ap)
 {
     ckpt_settings_release(&ap->set);
@@ -91,7 +75,7 @@ static int check_evidence(struct ckpt_apply *ap)
 static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
 {
     if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
-        start_catalog(ap) < 0 ||
+        ckpt_catalog_new_like(ap->src, &ap->cat, ap->err) < 0 ||
         ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
         return -1;
     if (ap->opt->output && begin_output(ap) < 0)
@@ -126,6 +110,7 @@ static int make_model(struct ckpt_apply *ap, struct ckpt_model **ret)
         return ckpt_nomem(ap->err);
     m->config = json_incref(ap->set.hf);
     m->made = ap->set.made ? json_incref(ap->set.made) : NULL;
+    json_decref(ap->cat->config);
     ap->cat->config = json_incref(ap->set.hf);
     m->catalog = ckpt_steal(&ap->cat);
     *ret = ckpt_steal(&m);

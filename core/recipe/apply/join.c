@@ -321,7 +321,7 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
 {
     ckpt_cleanup(plan_release) struct plan first = {0};
     const struct ckpt_rule *rule = NULL;
-    struct ckpt_source_side at = {.next = UINT32_MAX};
+    struct ckpt_source_side at = {0};
 
     while (ckpt_resolver_next_side(rs, t, &at)) {
         ckpt_cleanup(plan_release) struct plan plan = {0};
@@ -345,18 +345,11 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
 static int join(struct ckpt_resolver *rs, const struct ckpt_catalog *src, struct ckpt_catalog *cat,
                 struct ckpt_err *err)
 {
-    if (ckpt_catalog_add_sources(cat, src, err) < 0)
-        return -1;
     for (size_t i = 0; i < src->tensors.len; i++) {
         const struct ckpt_tensor *t = &src->tensors.ptr[i];
         if ((t->ranks ? join_tensor(rs, t, cat, err) : ckpt_catalog_copy(cat, t, 0, err)) < 0)
             return -1;
     }
-    json_decref(cat->about);
-    cat->about = json_incref(src->about);
-    json_decref(cat->warnings);
-    cat->warnings = json_incref(src->warnings);
-    cat->config = json_incref(src->config);
     return 0;
 }
 
@@ -368,7 +361,7 @@ int ckpt_join(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
     int result = ckpt_resolver_init(&rs, recipe, src, set, err);
 
     if (result == 0)
-        result = ckpt_catalog_new(&cat, err);
+        result = ckpt_catalog_new_like(src, &cat, err);
     if (result == 0)
         result = join(&rs, src, cat, err);
     ckpt_resolver_release(&rs);
