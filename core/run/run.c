@@ -457,7 +457,7 @@ static void opening_ended(struct ckpt_run *run, const char *name, uint64_t gener
         o->view = ckpt_view_hold(view);
         o->marker = view->save->marker.hash;
         o->used = ++run->tick;
-        ckpt_saves_keep(&run->saves, name, view->save, run->tick);
+        ckpt_saves_keep(&run->saves, name, view->save);
     } else {
         remove_opened(run, o);
     }

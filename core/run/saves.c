@@ -20,7 +20,7 @@ static void drop(struct ckpt_saves *s, size_t i)
 {
     free(s->kept.ptr[i].step);
     ckpt_save_unref(s->kept.ptr[i].save);
-    s->kept.ptr[i] = s->kept.ptr[--s->kept.len];
+    memmove(&s->kept.ptr[i], &s->kept.ptr[i + 1], (--s->kept.len - i) * sizeof *s->kept.ptr);
 }
 
 struct ckpt_save *ckpt_saves_find(const struct ckpt_saves *s, const char *step)
@@ -30,33 +30,20 @@ struct ckpt_save *ckpt_saves_find(const struct ckpt_saves *s, const char *step)
     return i < s->kept.len ? ckpt_save_ref(s->kept.ptr[i].save) : NULL;
 }
 
-static void make_room(struct ckpt_saves *s)
-{
-    size_t oldest = 0;
-
-    if (s->kept.len < MOST_KEPT)
-        return;
-    for (size_t i = 1; i < s->kept.len; i++)
-        if (s->kept.ptr[i].used < s->kept.ptr[oldest].used)
-            oldest = i;
-    drop(s, oldest);
-}
-
-void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save, uint64_t tick)
+void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save)
 {
     const size_t known = index_of(s, step);
     char *name = strdup(step);
 
     if (known < s->kept.len)
         drop(s, known);
-    make_room(s);
+    if (s->kept.len == MOST_KEPT)
+        drop(s, 0);
     if (!name || ckpt_vec_reserve(&s->kept, 1) < 0) {
         free(name);
         return;
     }
-    s->kept.ptr[s->kept.len].step = name;
-    s->kept.ptr[s->kept.len].save = ckpt_save_ref(save);
-    s->kept.ptr[s->kept.len++].used = tick;
+    s->kept.ptr[s->kept.len++] = (struct ckpt_kept_save){name, ckpt_save_ref(save)};
 }
 
 void ckpt_saves_forget(struct ckpt_saves *s, const struct ckpt_steps_found *steps)

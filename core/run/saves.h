@@ -4,8 +4,6 @@
 #ifndef CKPT_RUN_SAVES_H
 #define CKPT_RUN_SAVES_H
 
-#include <stdint.h>
-
 #include "base/vec.h"
 #include "run/save.h"
 #include "run/steps.h"
@@ -13,19 +11,18 @@
 struct ckpt_kept_save {
     char *step;
     struct ckpt_save *save; /* referenced */
-    uint64_t used;          /* tick (a counter of openings) of the last opening */
 };
 
 struct ckpt_saves {
-    CKPT_VEC(struct ckpt_kept_save) kept;
+    CKPT_VEC(struct ckpt_kept_save) kept; /* the last opened at the end */
 };
 
 /* The recorded save of the step, referenced for the caller; NULL: none is recorded. */
 struct ckpt_save *ckpt_saves_find(const struct ckpt_saves *s, const char *step);
 
-/* Record that the step was opened at this tick and held this save. If there is no memory, nothing
+/* Record that the step was opened and held this save. If there is no memory, nothing
  * is recorded; the next opening then goes by the times of the files, like a first one. */
-void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save, uint64_t tick);
+void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save);
 
 /* Drop the saves of steps that no longer exist. */
 void ckpt_saves_forget(struct ckpt_saves *s, const struct ckpt_steps_found *steps);

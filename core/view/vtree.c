@@ -229,21 +229,28 @@ static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
 
 /* ---- all of it ---- */
 
+/* Make directories of the list of files, which is not needed afterwards. */
+static int build_dirs(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+{
+    const int result = ckpt_vdir_build(t->files.list.ptr, t->files.list.len, mtime_ns,
+                                       &t->files.arena, &t->root, err);
+
+    ckpt_vec_release(&t->files.list);
+    return result;
+}
+
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
     if (ckpt_shards_choose(t->cat, opt->weight_map, opt->max_shard_size, opt->sort, &t->shards,
                            err) < 0)
         return -1;
     t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
-    if (list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
-        list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX, opt->mtime_ns, err) <
-            0 ||
-        ckpt_vfiles_add_model(&t->files, opt, err) < 0 ||
-        ckpt_vdir_build(t->files.list.ptr, t->files.list.len, opt->mtime_ns, &t->files.arena,
-                        &t->root, err) < 0)
-        return -1;
-    ckpt_vec_release(&t->files.list);
-    return 0;
+    return list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
+                   list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX,
+                              opt->mtime_ns, err) < 0 ||
+                   ckpt_vfiles_add_model(&t->files, opt, err) < 0
+               ? -1
+               : build_dirs(t, opt->mtime_ns, err);
 }
 
 int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_options *opt,
@@ -272,10 +279,8 @@ int ckpt_vtree_of_files(const struct ckpt_catalog *cat, struct ckpt_vfiles *file
     t->place = place;
     t->files = *files;
     *files = (struct ckpt_vfiles){0};
-    if (ckpt_vdir_build(t->files.list.ptr, t->files.list.len, mtime_ns, &t->files.arena, &t->root,
-                        err) < 0)
+    if (build_dirs(t, mtime_ns, err) < 0)
         return -1;
-    ckpt_vec_release(&t->files.list);
     *ret = ckpt_steal(&t);
     return 0;
 }
