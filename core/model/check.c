@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a catalogue with the base's headers and with the numbers of config.json. */
-#include "model/check.h"
+#include "model/opening.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -57,13 +57,13 @@ static bool text_number(const json_t *config, const char *key, uint64_t *ret)
 }
 
 /* Was the vocabulary resized during training? Then the checkpoint's own config says so too. */
-static bool vocab_was_resized(const struct ckpt_check *c, const struct ckpt_tensor *t,
+static bool vocab_was_resized(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                               const struct ckpt_tensor *b)
 {
     uint64_t own, theirs;
 
-    if (!c->base || t->rank == 0 || !text_number(c->config, "vocab_size", &own) ||
-        !text_number(c->base->config, "vocab_size", &theirs) || own == theirs)
+    if (!o->shared->base || t->rank == 0 || !text_number(o->config, "vocab_size", &own) ||
+        !text_number(o->shared->base->config, "vocab_size", &theirs) || own == theirs)
         return false;
     return t->dim[0] == own && b->dim[0] == theirs &&
            memcmp(t->dim + 1, b->dim + 1, (t->rank - 1) * sizeof *t->dim) == 0;
@@ -71,14 +71,14 @@ static bool vocab_was_resized(const struct ckpt_check *c, const struct ckpt_tens
 
 /* Does the shape fit the base's? Packed weights of a quantised base have another shape than the
  * weights that they represent. */
-static bool fits(const struct ckpt_check *c, const struct ckpt_tensor *t,
+static bool fits(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                  const struct ckpt_tensor *b)
 {
     if (ckpt_dtype_is_float(t->dtype) != ckpt_dtype_is_float(b->dtype))
         return true;
     if (t->rank != b->rank)
         return false;
-    return memcmp(t->dim, b->dim, t->rank * sizeof *t->dim) == 0 || vocab_was_resized(c, t, b);
+    return memcmp(t->dim, b->dim, t->rank * sizeof *t->dim) == 0 || vocab_was_resized(o, t, b);
 }
 
 static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *where,
@@ -96,13 +96,16 @@ static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *w
 
 /* ---- names ---- */
 
+/* Does the format list all tensors, so that none can be missing unnoticed? */
+static bool lists_all(const struct ckpt_opening *o) { return o->decision.way == CKPT_WAY_MEMORY; }
+
 /* May the model lack the tensor although its base has it: tied, computed, or needed only for a
  * quantisation? */
-static bool may_be_absent(const struct ckpt_check *c, const char *name)
+static bool may_be_absent(const struct ckpt_opening *o, const char *name)
 {
-    if (ckpt_texts_end(&c->type->output, name))
-        return !c->complete || ckpt_json_bool(c->config, "tie_word_embeddings", true);
-    return ckpt_texts_end(&c->type->absent, name);
+    if (ckpt_texts_end(&ckpt_opening_type(o)->output, name))
+        return !lists_all(o) || ckpt_json_bool(o->config, "tie_word_embeddings", true);
+    return ckpt_texts_end(&ckpt_opening_type(o)->absent, name);
 }
 
 /* The names of the base's tensors, in its order. */
@@ -169,7 +172,7 @@ static int add_form(struct names *n, const char *name, struct ckpt_err *err)
     return 0;
 }
 
-static int sort_missing(const struct ckpt_check *c, struct names *n, struct report *r,
+static int sort_missing(const struct ckpt_opening *o, struct names *n, struct report *r,
                         struct ckpt_err *err)
 {
     for (size_t i = 0; i < n->list.len; i++) {
@@ -184,7 +187,7 @@ static int sort_missing(const struct ckpt_check *c, struct names *n, struct repo
         if (strchr(ckpt_str_get(&form), '#') &&
             ckpt_map_get(&n->forms, ckpt_str_get(&form), form.len, &at))
             list_add(&r->lost, name);
-        else if (!may_be_absent(c, name))
+        else if (!may_be_absent(o, name))
             list_add(&r->missing, name);
     }
     return 0;
@@ -192,10 +195,10 @@ static int sort_missing(const struct ckpt_check *c, struct names *n, struct repo
 
 /* ---- the base ---- */
 
-static int compare_tensor(const struct ckpt_check *c, const struct ckpt_tensor *t, struct names *n,
-                          struct report *r, struct ckpt_err *err)
+static int compare_tensor(const struct ckpt_opening *o, const struct ckpt_tensor *t,
+                          struct names *n, struct report *r, struct ckpt_err *err)
 {
-    const char *other = ckpt_json_str(c->base_names, t->name);
+    const char *other = ckpt_json_str(o->base_names, t->name);
     const char *name = other ? other : t->name;
     const struct ckpt_tensor *b;
     uint32_t at;
@@ -206,17 +209,16 @@ static int compare_tensor(const struct ckpt_check *c, const struct ckpt_tensor *
     }
     n->seen.ptr[at] = true;
     r->common++;
-    b = c->base->cat ? ckpt_catalog_find(c->base->cat, name) : NULL;
-    if (b && !fits(c, t, b))
+    b = o->shared->base->cat ? ckpt_catalog_find(o->shared->base->cat, name) : NULL;
+    if (b && !fits(o, t, b))
         add_shape(&r->shapes, t, "the base", b->dim, b->rank);
     return add_form(n, name, err);
 }
 
-static int finish_report(const struct ckpt_check *c, struct report *r, struct ckpt_catalog *cat,
-                         struct ckpt_err *err)
+static int finish_report(struct ckpt_opening *o, struct report *r, struct ckpt_err *err)
 {
-    const bool absent = r->lost.n || (c->complete && r->missing.n);
-    const bool wrong = r->shapes.n || (absent && !c->allow_partial);
+    const bool absent = r->lost.n || (lists_all(o) && r->missing.n);
+    const bool wrong = r->shapes.n || (absent && !o->shared->opt->allow_partial);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 
     put_list(&text, "of another shape", &r->shapes);
@@ -227,28 +229,28 @@ static int finish_report(const struct ckpt_check *c, struct report *r, struct ck
         return 0;
     if (wrong)
         return ckpt_fail(err, r->shapes.n ? CKPT_CONFLICT : CKPT_MISSING,
-                         "the checkpoint does not fit base '%s': %s%s", ckpt_dir_path(c->base->dir),
-                         ckpt_str_get(&text),
-                         c->complete ? " (missing=base takes what is missing from the base)"
-                                     : "; is a shard lost?");
-    ckpt_catalog_warn(cat, "compared with base '%s': %s", ckpt_dir_path(c->base->dir),
+                         "the checkpoint does not fit base '%s': %s%s",
+                         ckpt_dir_path(o->shared->base->dir), ckpt_str_get(&text),
+                         lists_all(o) ? " (missing=base takes what is missing from the base)"
+                                      : "; is a shard lost?");
+    ckpt_catalog_warn(o->cat, "compared with base '%s': %s", ckpt_dir_path(o->shared->base->dir),
                       ckpt_str_get(&text));
     return 0;
 }
 
-static int compare_base(const struct ckpt_check *c, struct ckpt_catalog *cat, struct ckpt_err *err)
+static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(names_release) struct names n = {0};
     ckpt_cleanup(report_release) struct report r = {0};
 
-    if (names_of_base(&n, c->base, err) < 0)
+    if (names_of_base(&n, o->shared->base, err) < 0)
         return -1;
-    for (size_t i = 0; n.list.len && i < cat->tensors.len; i++)
-        if (compare_tensor(c, &cat->tensors.ptr[i], &n, &r, err) < 0)
+    for (size_t i = 0; n.list.len && i < o->cat->tensors.len; i++)
+        if (compare_tensor(o, &o->cat->tensors.ptr[i], &n, &r, err) < 0)
             return -1;
-    if (n.list.len == 0 || (r.common && sort_missing(c, &n, &r, err) < 0))
+    if (n.list.len == 0 || (r.common && sort_missing(o, &n, &r, err) < 0))
         return n.list.len ? -1 : 0;
-    return finish_report(c, &r, cat, err);
+    return finish_report(o, &r, err);
 }
 
 /* ---- config.json ---- */
@@ -276,7 +278,7 @@ static bool least_dim(const json_t *config, const struct ckpt_texts *keys, uint6
     return true;
 }
 
-static int compare_least(const struct ckpt_check *c, const struct ckpt_least *least,
+static int compare_least(const struct ckpt_opening *o, const struct ckpt_least *least,
                          const struct ckpt_tensor *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *matched = NULL;
@@ -286,9 +288,9 @@ static int compare_least(const struct ckpt_check *c, const struct ckpt_least *le
     if (t->rank != least->rank)
         return 0;
     if (ckpt_regex_sub(least->names, t->name, &matched, err) < 0)
-        return ckpt_err_in(err, "%s: least", c->type->name);
+        return ckpt_err_in(err, "%s: least", ckpt_opening_type(o)->name);
     for (uint32_t d = 0; matched && d < least->rank; d++) {
-        if (!least_dim(c->config, &least->dim[d], &want[d]))
+        if (!least_dim(o->config, &least->dim[d], &want[d]))
             return 0;
         small |= t->dim[d] < want[d];
         want[d] = least->dim[d].n ? want[d] : t->dim[d];
@@ -298,11 +300,13 @@ static int compare_least(const struct ckpt_check *c, const struct ckpt_least *le
 
 /* Check a dimension against the config. It only finds tensors that are smaller than every model of
  * the type has them, because that is the effect of a lost last shard. */
-static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *t,
+static int compare_config(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                           struct ckpt_err *err)
 {
-    for (size_t i = 0; i < c->type->least.n; i++)
-        if (compare_least(c, &c->type->least.least[i], t, err) < 0)
+    const struct ckpt_leasts *leasts = &ckpt_opening_type(o)->least;
+
+    for (size_t i = 0; i < leasts->n; i++)
+        if (compare_least(o, &leasts->least[i], t, err) < 0)
             return -1;
     return 0;
 }
@@ -310,35 +314,35 @@ static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *
 /* Compare the number of a decoder's layers, if names count them, with the config. A difference is a
  * warning, not an error, because a few types count layers differently; layers for multi-token
  * prediction come in addition. */
-static void compare_layers(const struct ckpt_check *c, struct ckpt_catalog *cat)
+static void compare_layers(struct ckpt_opening *o)
 {
-    const char *at = c->type->layers;
+    const char *at = ckpt_opening_type(o)->layers;
     uint64_t want, extra = 0, have = 0, layer;
 
-    if (!at || !text_number(c->config, "num_hidden_layers", &want))
+    if (!at || !text_number(o->config, "num_hidden_layers", &want))
         return;
-    (void)text_number(c->config, "num_nextn_predict_layers", &extra);
-    for (size_t i = 0; i < cat->tensors.len; i++) {
-        const char *name = cat->tensors.ptr[i].name;
+    (void)text_number(o->config, "num_nextn_predict_layers", &extra);
+    for (size_t i = 0; i < o->cat->tensors.len; i++) {
+        const char *name = o->cat->tensors.ptr[i].name;
         size_t n = ckpt_has_prefix(name, at) ? strspn(name + strlen(at), "0123456789") : 0;
         unsigned long long number;
         if (n && ckpt_parse_u64(name + strlen(at), n, &number) && (layer = number) >= have)
             have = layer + (layer != UINT64_MAX);
     }
     if (have && (have < want || have - want > extra))
-        ckpt_catalog_warn(cat,
+        ckpt_catalog_warn(o->cat,
                           "the checkpoint has %" PRIu64 " layers, by config.json it has %" PRIu64,
                           have, want);
 }
 
-int ckpt_check_model(const struct ckpt_check *c, struct ckpt_catalog *cat, struct ckpt_err *err)
+int ckpt_opening_check(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    if (c->base && compare_base(c, cat, err) < 0)
+    if (o->shared->base && compare_base(o, err) < 0)
         return -1;
-    for (size_t i = 0; c->config && i < cat->tensors.len; i++)
-        if (compare_config(c, &cat->tensors.ptr[i], err) < 0)
+    for (size_t i = 0; o->config && i < o->cat->tensors.len; i++)
+        if (compare_config(o, &o->cat->tensors.ptr[i], err) < 0)
             return -1;
-    if (c->config)
-        compare_layers(c, cat);
+    if (o->config)
+        compare_layers(o);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing dtypes. */
-#include "model/dtypes.h"
+#include "model/opening.h"
 
 #include <string.h>
 
@@ -17,29 +17,35 @@ static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
     return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
 }
 
-/* The tensor's name in the base. */
-static const char *base_name(const struct ckpt_dtypes *d, const char *name)
+static const struct ckpt_base *base_of(const struct ckpt_opening *o)
 {
-    const char *other = ckpt_json_str(d->base_names, name);
+    return o->decision.use_base_dtypes ? o->shared->base : NULL;
+}
+
+/* The tensor's name in the base. */
+static const char *base_name(const struct ckpt_opening *o, const char *name)
+{
+    const char *other = ckpt_json_str(o->base_names, name);
 
     return other ? other : name;
 }
 
-static const struct ckpt_tensor *find_in_base(const struct ckpt_dtypes *d, const char *name)
+static const struct ckpt_tensor *find_in_base(const struct ckpt_opening *o, const char *name)
 {
-    return d->base && d->base->cat ? ckpt_catalog_find(d->base->cat, base_name(d, name)) : NULL;
+    return base_of(o) && base_of(o)->cat ? ckpt_catalog_find(base_of(o)->cat, base_name(o, name))
+                                         : NULL;
 }
 
 /* The dtype in the model from which training started. The checkpoint's own mapping has priority;
  * the base's headers follow, because the mapping may cover only one rank's tensors. */
-static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt_dtype *ret)
+static bool find_mapped(const struct ckpt_opening *o, const char *name, enum ckpt_dtype *ret)
 {
-    const char *text = ckpt_json_str(d->mapping, name);
+    const char *text = ckpt_json_str(o->facts.dtypes, name);
     const struct ckpt_tensor *model;
 
     if (text && ckpt_dtype_parse(text, strlen(text), ret))
         return true;
-    if (!(model = find_in_base(d, name)))
+    if (!(model = find_in_base(o, name)))
         return false;
     *ret = model->dtype;
     return true;
@@ -47,60 +53,60 @@ static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt
 
 /* Does transformers load the tensor as F32 whatever the file says? Rounding it to the model's main
  * dtype would only lose bits. */
-static bool keeps_dtype(const struct ckpt_dtypes *d, const char *name)
+static bool keeps_dtype(const struct ckpt_opening *o, const char *name)
 {
-    return d->keeps && ckpt_texts_end(d->keeps, name);
+    return ckpt_texts_end(&ckpt_opening_type(o)->keeps_dtype, name);
 }
 
 /* Is it a weight of the model, which every save rounded to the config's dtype? Not a scalar or a
  * buffer, whose dtype is the module's own, and not a tensor that the base, if it lists its tensors,
  * does not have. */
-static bool is_weight(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+static bool is_weight(const struct ckpt_opening *o, const struct ckpt_tensor *t)
 {
-    if (t->rank == 0 || (d->buffers && ckpt_texts_end(d->buffers, t->name)))
+    if (t->rank == 0 || ckpt_texts_end(&ckpt_opening_type(o)->buffers, t->name))
         return false;
-    if (d->base->cat)
-        return find_in_base(d, t->name) != NULL;
-    return !d->base->weight_map ||
-           json_object_get(d->base->weight_map, base_name(d, t->name)) != NULL;
+    if (base_of(o)->cat)
+        return find_in_base(o, t->name) != NULL;
+    return !base_of(o)->weight_map ||
+           json_object_get(base_of(o)->weight_map, base_name(o, t->name)) != NULL;
 }
 
 /* Are these F32 weights of a 16-bit model, on which the optimizer works? A config alone never
  * widens. */
-static bool is_narrowed(const struct ckpt_dtypes *d, const struct ckpt_tensor *t,
+static bool is_narrowed(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                         enum ckpt_dtype *ret)
 {
-    return d->base && !d->mapping && t->dtype == CKPT_F32 && is_weight(d, t) &&
-           config_dtype(d->base->config, ret) && ckpt_dtype_size(*ret) == 2;
+    return base_of(o) && !o->facts.dtypes && t->dtype == CKPT_F32 && is_weight(o, t) &&
+           config_dtype(base_of(o)->config, ret) && ckpt_dtype_size(*ret) == 2;
 }
 
-bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+bool ckpt_dtypes_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t)
 {
     enum ckpt_dtype mapped;
 
-    return d->mapping && !d->opt->raw && d->opt->dtype_rule == CKPT_DTYPE_AUTO &&
-           ckpt_dtype_is_castable(t->dtype) && !keeps_dtype(d, t->name) &&
-           !find_mapped(d, t->name, &mapped);
+    return o->facts.dtypes && !o->shared->opt->raw &&
+           o->shared->opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_dtype_is_castable(t->dtype) &&
+           !keeps_dtype(o, t->name) && !find_mapped(o, t->name, &mapped);
 }
 
-enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_opening *o, const struct ckpt_tensor *t)
 {
-    const bool cast = d->opt->dtype_rule == CKPT_DTYPE_CAST;
+    const bool cast = o->shared->opt->dtype_rule == CKPT_DTYPE_CAST;
     enum ckpt_dtype mapped, dtype;
 
-    if (!ckpt_dtype_is_castable(t->dtype) || d->opt->dtype_rule == CKPT_DTYPE_STORED)
+    if (!ckpt_dtype_is_castable(t->dtype) || o->shared->opt->dtype_rule == CKPT_DTYPE_STORED)
         return t->dtype;
     if (t->wanted && !cast)
         return (enum ckpt_dtype)(t->wanted - 1);
-    if (d->opt->raw && !cast)
+    if (o->shared->opt->raw && !cast)
         return t->dtype;
-    if (cast && !d->hf_names)
-        return d->opt->dtype;
-    if (find_mapped(d, t->name, &mapped))
-        return ckpt_automodel_dtype(t->dtype, &mapped, cast ? &d->opt->dtype : NULL);
-    if (keeps_dtype(d, t->name))
+    if (cast && o->facts.names != CKPT_NAMES_HUB)
+        return o->shared->opt->dtype;
+    if (find_mapped(o, t->name, &mapped))
+        return ckpt_automodel_dtype(t->dtype, &mapped, cast ? &o->shared->opt->dtype : NULL);
+    if (keeps_dtype(o, t->name))
         return t->dtype;
     if (cast)
-        return d->opt->dtype;
-    return is_narrowed(d, t, &dtype) ? dtype : t->dtype;
+        return o->shared->opt->dtype;
+    return is_narrowed(o, t, &dtype) ? dtype : t->dtype;
 }

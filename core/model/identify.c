@@ -12,14 +12,6 @@ static const struct ckpt_type *any_type(const struct ckpt_opening *o)
     return ckpt_types_any(ckpt_recipes_types(o->shared->recipes));
 }
 
-static int find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err)
-{
-    const struct ckpt_shared *s = o->shared;
-
-    return ckpt_names_apply(o->cat, ckpt_recipes_types(s->recipes), s->base,
-                            ckpt_opening_model_config(o), s->opt->allow_leftover, ret_found, err);
-}
-
 static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = o->shared->opt;
@@ -33,7 +25,7 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     if (found)
         return 0;
-    if (find_model(o, &found, err) < 0)
+    if (ckpt_names_find_model(o, &found, err) < 0)
         return -1;
     if (found)
         o->facts.names = CKPT_NAMES_MEMORY;
@@ -50,7 +42,7 @@ static int take_peft_base(struct ckpt_opening *o, struct ckpt_catalog **base, st
     bool found = false;
 
     o->cat = ckpt_steal(base);
-    if (!ckpt_recipes_forced(o->shared->recipes) && find_model(o, &found, err) < 0)
+    if (!ckpt_recipes_forced(o->shared->recipes) && ckpt_names_find_model(o, &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED,

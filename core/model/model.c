@@ -6,11 +6,8 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "model/check.h"
 #include "model/dequantize.h"
-#include "model/dtypes.h"
 #include "model/names.h"
-#include "recipe/apply/lacks.h"
 #include "tensor/value.h"
 
 /* Set the view's config to this one (not NULL), with the options' overrides. */
@@ -76,18 +73,6 @@ static int match_names(struct ckpt_opening *o, const struct ckpt_catalog *base,
     return result;
 }
 
-static int check_model(struct ckpt_opening *o, struct ckpt_err *err)
-{
-    const struct ckpt_check c = {.type = ckpt_opening_type(o),
-                                 .base = o->shared->base,
-                                 .base_names = o->base_names,
-                                 .config = o->config,
-                                 .complete = o->decision.way == CKPT_WAY_MEMORY,
-                                 .allow_partial = o->shared->opt->allow_partial};
-
-    return ckpt_check_model(&c, o->cat, err);
-}
-
 static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = o->shared;
@@ -131,9 +116,7 @@ static int names_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
         return 0;
     if (ckpt_names_convert(&o->cat, o->shared->recipes, &opt, &done, &o->recipe, err) < 0)
         return -1;
-    return done ? 0
-                : ckpt_names_check_fused(o->cat, ckpt_recipes_types(o->shared->recipes),
-                                         opt.base_config, err);
+    return done ? 0 : ckpt_names_check_fused(o, err);
 }
 
 /* ---- names ---- */
@@ -176,7 +159,7 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
         (o->decision.match_base && match_names(o, base->cat, err) < 0) ||
         ckpt_opening_take_missing(o, err) < 0)
         return -1;
-    if (o->decision.check && check_model(o, err) < 0)
+    if (o->decision.check && ckpt_opening_check(o, err) < 0)
         return -1;
     return o->facts.is_hub_dir ? check_complete(o, err)
                                : 0; /* NeMo Automodel's names may be mixed */
@@ -185,7 +168,7 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 static int model_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 {
     if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 ||
-        ckpt_opening_take_missing(o, err) < 0 || check_model(o, err) < 0 ||
+        ckpt_opening_take_missing(o, err) < 0 || ckpt_opening_check(o, err) < 0 ||
         check_complete(o, err) < 0)
         return -1;
     return o->adapter ? match_names(o, o->cat, err)
@@ -262,7 +245,6 @@ static void warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, si
 
 static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const struct ckpt_dtypes dtypes = ckpt_opening_dtypes(o);
     const bool known = ckpt_opening_has_output_names(o); /* then each tensor says it */
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
@@ -270,9 +252,9 @@ static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
         enum ckpt_dtype want = known ? (enum ckpt_dtype)(t->wanted ? t->wanted - 1 : t->dtype)
-                                     : ckpt_dtypes_wanted(&dtypes, t);
+                                     : ckpt_dtypes_wanted(o, t);
         if (want == t->dtype) {
-            if (known || !ckpt_dtypes_unknown(&dtypes, t))
+            if (known || !ckpt_dtypes_unknown(o, t))
                 continue;
             if (nunknown++ == 0)
                 unknown = t;

@@ -8,9 +8,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "model/bare.h"
 #include "model/experts.h"
 #include "recipe/apply/leftover.h"
+#include "recipe/language/field.h"
 #include "recipe/library/types.h"
 #include "tensor/same.h"
 
@@ -42,14 +42,126 @@ bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
            !ckpt_has_suffix(name, "._extra_state") && !ckpt_texts_end(&type->computed, name);
 }
 
+/* ---- models without a head, as transformers' AutoModel makes them ---- */
+
+/* Their tensors have the names of the model with a head, without its first word ("layers.0" for
+ * "model.layers.0"). */
+
+/* The model's class by its config; "": that does not say it. */
+static const char *class_of(const json_t *config)
+{
+    const char *name =
+        json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+
+    return name ? name : "";
+}
+
+/* Is the class that the config names (NULL: none) one without a head? The classes have the names
+ * XModel; with a head also XHeadModel and XHeadsModel. */
+static bool is_bare(const json_t *config)
+{
+    const char *name = class_of(config);
+
+    return ckpt_has_suffix(name, "Model") && !ckpt_has_suffix(name, "HeadModel") &&
+           !ckpt_has_suffix(name, "HeadsModel");
+}
+
+/* The tensor by which a model without a head is recognised. NULL: the config's class has a head, or
+ * it is not known how transformers saves this type without one. */
+static const char *bare_anchor(const struct ckpt_type *type, const json_t *config)
+{
+    const char *model_type = ckpt_json_str(config, "model_type"), *class = class_of(config);
+
+    if (!model_type || !is_bare(config) || ckpt_texts_have(&type->headed, class, strlen(class)))
+        return NULL;
+    for (size_t i = 0; i < type->bare.n; i++)
+        if (strcmp(type->bare.pair[i].from, model_type) == 0)
+            return type->bare.pair[i].to;
+    return NULL;
+}
+
+/* The length of the first word, with its dot, that the model with a head puts before all names but
+ * the head's. 0: it has none. */
+static size_t word_len(const struct ckpt_type *type)
+{
+    const char *name = type->embedding.n ? type->embedding.text[0] : "";
+    const char *dot = strchr(name, '.');
+
+    return dot && strchr(dot + 1, '.') ? (size_t)(dot + 1 - name) : 0;
+}
+
+/* The name of a tensor of the model with a head, as it is without one: a part of `name`. */
+static const char *bare_name(const struct ckpt_type *type, const char *name)
+{
+    const size_t len = word_len(type);
+
+    return len && strncmp(name, type->embedding.text[0], len) == 0 ? name + len : name;
+}
+
+/* Give all tensors the names of the model with a head, for recipes, and take that back. */
+static int add_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
+{
+    const int len = (int)word_len(type);
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; len && i < cat->tensors.len; i++)
+        if (!(name[i] = ckpt_field_text(&cat->arena, err, "%.*s%s", len, type->embedding.text[0],
+                                        name[i])))
+            return -1;
+    return ckpt_catalog_select(cat, name, err);
+}
+
+static int drop_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        name[i] = bare_name(type, name[i]);
+    return ckpt_catalog_select(cat, name, err);
+}
+
+/* UNSUPPORTED: a model without a head, of an unknown type, in which a key of the saved dict (which
+ * the reader knows) would become the first word of the model's names below `prefix`. */
+static int check_bare(const struct ckpt_catalog *cat, const json_t *config, const char *prefix,
+                      struct ckpt_err *err)
+{
+    const json_t *roots = json_object_get(cat->about, "roots"), *root;
+    const char *model_type = ckpt_json_str(config, "model_type");
+    size_t i;
+
+    if (!is_bare(config))
+        return 0;
+    json_array_foreach(roots, i, root) {
+        const char *key = json_string_value(root);
+        for (size_t k = 0; k < cat->tensors.len; k++) {
+            const char *name = cat->tensors.ptr[k].name;
+            if (strncmp(name, prefix, strlen(prefix)) == 0 && strlen(prefix) <= strlen(key) &&
+                ckpt_has_prefix(name, key) && name[strlen(key)] == '.')
+                return ckpt_fail(err, CKPT_UNSUPPORTED,
+                                 "config.json describes a '%s', a model without a head, and how "
+                                 "transformers saves that of model type '%s' is not known ('%s' "
+                                 "is a key of the saved dict, not a part of the names; view=raw "
+                                 "shows the tensors)",
+                                 class_of(config), model_type ? model_type : "?", key);
+        }
+    }
+    return 0;
+}
+
+/* ---- the prefix ---- */
+
 struct naming {
     struct ckpt_catalog *cat;
     const struct ckpt_base *base;
     const json_t *config;
     const struct ckpt_type *type;
-    const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
+    const struct ckpt_type *any; /* the facts about a type that no file lists */
     const char *bare; /* the tensor that shows a model without a head; NULL: it may have one */
-    bool allow_leftover, type_listed;
+    bool allow_leftover;
     const char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
     const char *anchor;
@@ -81,7 +193,7 @@ static bool is_unsaved(const struct naming *n, const char *name)
         const struct ckpt_text_pair *pair = &n->type->unsaved.pair[i];
         if (!ckpt_has_suffix(name, pair->to))
             continue;
-        const char *class = ckpt_bare_class(n->config);
+        const char *class = class_of(n->config);
         if (!*class || strcmp(class, pair->from) == 0)
             return true;
     }
@@ -155,7 +267,7 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
         if (is_embedding(model->tensors.ptr[i].name) &&
             try_anchor(n, model->tensors.ptr[i].name, err) < 0)
             return -1;
-    if (try_words(n, &n->type->embedding, err) < 0 || try_words(n, n->unsaid, err) < 0)
+    if (try_words(n, &n->type->embedding, err) < 0 || try_words(n, &n->any->embedding, err) < 0)
         return -1;
     if (!n->prefix && n->type->last_norm && n->type->embedding.n &&
         ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
@@ -163,7 +275,7 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
             return -1;
         n->anchor = n->type->embedding.text[0];
     }
-    return n->prefix ? ckpt_bare_check(n->cat, n->config, n->prefix, err) : 0;
+    return n->prefix ? check_bare(n->cat, n->config, n->prefix, err) : 0;
 }
 
 /* Is the model made of several (its config of several configs)? */
@@ -183,7 +295,7 @@ static bool is_composite(const json_t *config)
  */
 static int check_dropped(const struct naming *n, const char *first, struct ckpt_err *err)
 {
-    if (n->type_listed || n->allow_leftover || !is_composite(n->config))
+    if (n->type != n->any || n->allow_leftover || !is_composite(n->config))
         return 0;
     return ckpt_fail(
         err, CKPT_UNSUPPORTED,
@@ -241,7 +353,7 @@ static size_t find(const struct naming *n, const char *name)
 /* The tensor that a type's fact names. */
 static size_t find_known(const struct naming *n, const char *name)
 {
-    return find(n, n->bare ? ckpt_bare_name(n->type, name) : name);
+    return find(n, n->bare ? bare_name(n->type, name) : name);
 }
 
 static int same_values(const struct naming *n, size_t a, size_t b, bool *ret, struct ckpt_err *err)
@@ -339,28 +451,27 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
 }
 
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
-                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
-                     bool *ret_found, struct ckpt_err *err)
+int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err)
 {
+    const struct ckpt_types *types = ckpt_recipes_types(o->shared->recipes);
+    const json_t *config = ckpt_opening_model_config(o);
     ckpt_cleanup(naming_release) struct naming n = {
-        .cat = cat,
-        .base = base,
+        .cat = o->cat,
+        .base = o->shared->base,
         .config = config,
         .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
-        .unsaid = &ckpt_types_any(types)->embedding,
-        .allow_leftover = allow_leftover,
+        .any = ckpt_types_any(types),
+        .allow_leftover = o->shared->opt->allow_leftover,
     };
 
     *ret_found = false;
-    n.bare = ckpt_bare_anchor(n.type, config);
-    n.type_listed = n.type != ckpt_types_any(types);
+    n.bare = bare_anchor(n.type, config);
     if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
     if (!n.prefix)
         return drop_state(&n, err);
     if (strip(&n, err) < 0 || drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
-        ckpt_catalog_select(cat, n.name, err) < 0)
+        ckpt_catalog_select(o->cat, n.name, err) < 0)
         return -1;
     *ret_found = true;
     return 0;
@@ -368,16 +479,14 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
 
 /* ---- afterwards ---- */
 
-int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
-                           const json_t *config, struct ckpt_err *err)
+int ckpt_names_check_fused(const struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const char *model_type = ckpt_json_str(config, "model_type");
-    const struct ckpt_type *type = ckpt_types_find(types, model_type);
+    const char *model_type = ckpt_json_str(ckpt_opening_model_config(o), "model_type");
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(o->shared->recipes), model_type);
 
-    if (type->fused_on_hub)
-        return 0;
-    for (size_t i = 0; i < cat->tensors.len; i++) {
-        const char *name = cat->tensors.ptr[i].name;
+    for (size_t i = 0; !type->fused_on_hub && i < o->cat->tensors.len; i++) {
+        const char *name = o->cat->tensors.ptr[i].name;
         if (ckpt_experts_is_fused(type, name))
             return ckpt_fail(
                 err, CKPT_UNSUPPORTED,
@@ -407,17 +516,16 @@ static int convert_bare(struct ckpt_catalog *cat, const struct ckpt_recipes *rec
                         const struct ckpt_recipe_options *opt, const struct ckpt_type *type,
                         struct ckpt_model **ret, struct ckpt_err *err)
 {
-    const char *anchor = ckpt_bare_anchor(type, opt->base_config);
+    const char *anchor = bare_anchor(type, opt->base_config);
 
-    if (ckpt_bare_add_word(cat, type, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
-        (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0) ||
-        ckpt_bare_drop_word(cat, type, err) < 0)
+    if (add_word(cat, type, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
+        (*ret && drop_word((*ret)->catalog, type, err) < 0) || drop_word(cat, type, err) < 0)
         return -1;
     if (!*ret || !opt->back || ckpt_catalog_find((*ret)->catalog, anchor))
         return 0;
     ckpt_model_freep(ret);
     return convert(cat, recipes, opt, ret, err) < 0 ||
-                   (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0)
+                   (*ret && drop_word((*ret)->catalog, type, err) < 0)
                ? -1
                : 0;
 }
@@ -433,9 +541,8 @@ int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *rec
     *ret_done = false;
     if (!opt->base_config)
         return 0;
-    if ((ckpt_bare_anchor(type, opt->base_config)
-             ? convert_bare(*cat, recipes, opt, type, &model, err)
-             : convert(*cat, recipes, opt, &model, err)) < 0)
+    if ((bare_anchor(type, opt->base_config) ? convert_bare(*cat, recipes, opt, type, &model, err)
+                                             : convert(*cat, recipes, opt, &model, err)) < 0)
         return -1;
     if (!model)
         return 0;

@@ -8,25 +8,21 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "model/base.h"
+#include "model/opening.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
-/* Leave in cat only the tensors of the model, without the prefix and in their order. If there is no
- * evidence of transformers' names, *ret_found is false, and only optimizer states and the like are
- * removed. Tied weights are left once, under the name of the input embedding. CONFLICT (with
- * allow_leftover a warning): the checkpoint stores a tied weight twice with different values. base
- * and config (of the model) may be NULL. */
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
-                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
-                     bool *ret_found, struct ckpt_err *err);
+/* Leave in o->cat only the tensors of the model, without the prefix and in their order. If there is
+ * no evidence of transformers' names, *ret_found is false, and only optimizer states and the like
+ * are removed. Tied weights are left once, under the name of the input embedding. CONFLICT (with
+ * allow_leftover a warning): the checkpoint stores a tied weight twice with different values. */
+int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err);
 
-/* Check that the names are those of the hub. transformers 5 stacks a layer's experts in memory, and
- * only a recipe for the config's model type can separate them; without one the error is
+/* Check that the names of o->cat are those of the hub. transformers 5 stacks a layer's experts in
+ * memory, and only a recipe for the model type can separate them; without one the error is
  * UNSUPPORTED. */
-int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
-                           const json_t *config, struct ckpt_err *err);
+int ckpt_names_check_fused(const struct ckpt_opening *o, struct ckpt_err *err);
 
 /* False for names of the state of an optimizer, a scheduler or a data loader, and of tensors that a
  * model of this type computes. */

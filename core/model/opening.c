@@ -16,17 +16,6 @@ const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o)
                            ckpt_json_str(o->config, "model_type"));
 }
 
-struct ckpt_dtypes ckpt_opening_dtypes(const struct ckpt_opening *o)
-{
-    return (struct ckpt_dtypes){.opt = o->shared->opt,
-                                .base = o->decision.use_base_dtypes ? o->shared->base : NULL,
-                                .mapping = o->facts.dtypes,
-                                .base_names = o->base_names,
-                                .keeps = &ckpt_opening_type(o)->keeps_dtype,
-                                .buffers = &ckpt_opening_type(o)->buffers,
-                                .hf_names = o->facts.names == CKPT_NAMES_HUB};
-}
-
 const json_t *ckpt_opening_base_config(const struct ckpt_opening *o)
 {
     const struct ckpt_base *base = o->shared->base;

@@ -19,7 +19,6 @@
 #include "base/json.h"
 #include "format/reader.h"
 #include "model/decide.h"
-#include "model/dtypes.h"
 #include "model/home.h"
 #include "model/view.h"
 #include "recipe/library/recipe.h"
@@ -65,9 +64,6 @@ void ckpt_opening_release(struct ckpt_opening *o);
 /* The facts about the model type that o->config names. */
 const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
 
-/* By which rules the dtypes of the tensors are chosen. Borrows from the opening. */
-struct ckpt_dtypes ckpt_opening_dtypes(const struct ckpt_opening *o);
-
 /* The config of a model under transformers' names: the base's, or else the checkpoint's own, or one
  * that was found beside it; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
@@ -96,6 +92,14 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err);
 
 /* ---- parts of making a model ---- */
 
+/* Check that the tensors, under Hugging Face's names, fit the base and config.json. Formats that do
+ * not record the shapes of whole tensors (HF-sharded DCP) give no sign if shards are missing; a
+ * comparison does. CONFLICT: shapes differ. MISSING: o->cat lacks a tensor that the base has,
+ * although it has the same tensor of other layers or experts (if the format lists all tensors: any
+ * tensor that the base has). The text lists all differences; one that may be intended is a warning.
+ */
+int ckpt_opening_check(struct ckpt_opening *o, struct ckpt_err *err);
+
 /* With the option missing=base: add to o->cat, whose names are those of the view, the tensors that
  * only the base has, as they are stored there, and list them in o->cat->about under "from_base". A
  * tensor that config.json ties to another is not missing. USAGE: the base has no weights.
@@ -123,6 +127,16 @@ void ckpt_opening_keep_framework(struct ckpt_opening *o);
 /* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
  * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
 int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* The dtype of tensor t in the view. The first of these that names a dtype decides: the option
+ * `dtype=`; the checkpoint's own mapping; the base's header for that tensor; the base's config, if
+ * it states a 16-bit type and the tensor is a weight stored as F32 (a config alone never widens);
+ * the stored dtype, also if there is no conversion to the other. */
+enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_opening *o, const struct ckpt_tensor *t);
+
+/* True if the checkpoint has a mapping, but neither it nor the base names the floating-point tensor
+ * t. */
+bool ckpt_dtypes_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t);
 
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
  * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */

@@ -21,7 +21,7 @@ enum ckpt_lora_rule {
     CKPT_LORA_BASE,    /* the base without the adapter */
 };
 
-/* How the option dtype= chooses: by the rules of model/dtypes.h, the stored dtype, or one dtype for
+/* How the option dtype= chooses: by the rules of model/dtypes.c, the stored dtype, or one dtype for
  * all. */
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 

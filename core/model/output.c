@@ -8,7 +8,6 @@
 #include "base/str.h"
 #include "format/writers.h"
 #include "model/dequantize.h"
-#include "recipe/apply/lost.h"
 
 bool ckpt_opening_has_output_names(const struct ckpt_opening *o)
 {
@@ -20,11 +19,9 @@ bool ckpt_opening_has_output_names(const struct ckpt_opening *o)
 /* Dtypes follow from the hub's names, which the tensors still have: note them. */
 static void note_dtypes(struct ckpt_opening *o)
 {
-    const struct ckpt_dtypes dtypes = ckpt_opening_dtypes(o);
-
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
-        t->wanted = (uint8_t)(ckpt_dtypes_wanted(&dtypes, t) + 1);
+        t->wanted = (uint8_t)(ckpt_dtypes_wanted(o, t) + 1);
     }
 }
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "recipe/apply/fused.h"
 #include "recipe/apply/join.h"
+#include "recipe/language/field.h"
 
 static void apply_release(struct ckpt_apply *ap)
 {
@@ -57,6 +57,58 @@ static int begin_output(struct ckpt_apply *ap)
                                                            ap->opt->output->pp, ap->err);
 }
 
+/* ---- fused tensors ---- */
+
+/* The name of the tensor that shows that the module is there. It begins with the first `module`
+ * bytes of the name if the entry names a witness, otherwise with the first `prefix` bytes. */
+static char *witness_name(const struct ckpt_fused *f, const char *name, int module, int prefix)
+{
+    return f->witness ? ckpt_asprintf("%.*s%s", module, name, f->witness)
+                      : ckpt_asprintf("%.*sweight", prefix, name);
+}
+
+/* Make *name that of a tensor which is stored by itself, unless the entry is about other names, or
+ * the module that would contain the tensor is there. */
+static int rename_one(const struct ckpt_fused *f, struct ckpt_catalog *cat, const char **name,
+                      struct ckpt_err *err)
+{
+    const char *at = strstr(*name, f->module);
+    const char *rest = at ? at + strlen(f->module) : "";
+
+    if (!at || !ckpt_has_prefix(rest, f->prefix))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *witness =
+        witness_name(f, *name, (int)(at - *name), (int)(rest - *name));
+    if (!witness)
+        return ckpt_nomem(err);
+    if (ckpt_catalog_find(cat, witness))
+        return 0;
+    *name = ckpt_field_text(&cat->arena, err, "%.*s%s%s", (int)(at - *name), *name, f->alone,
+                            rest + strlen(f->prefix));
+    return *name ? 0 : -1;
+}
+
+/* Rename tensors that the framework stores as part of another module where a model has that module,
+ * and by themselves where it has not: norms, which are part of the projection behind them. */
+static int rename_fused(const struct ckpt_recipe *recipe, struct ckpt_catalog *cat,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
+
+    if (!recipe->fused.len)
+        return 0;
+    if (!name)
+        return ckpt_nomem(err);
+    /* a later entry sees the name that an earlier one gave */
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        for (size_t k = 0; k < recipe->fused.len; k++)
+            if (rename_one(&recipe->fused.ptr[k], cat, &name[i], err) < 0)
+                return -1;
+    return ckpt_catalog_select(cat, name, err);
+}
+
+/* ---- all of it ---- */
+
 /* A checkpoint that is made must be recognised when it is read again, so it must have the tensors
  * by which the recipe recognises its family: a family of experts without a single expert would be
  * taken for another family. */
@@ -94,7 +146,7 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
-    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0 || check_evidence(ap) < 0)
+    if (rename_fused(ap->recipe, ap->cat, ap->err) < 0 || check_evidence(ap) < 0)
         return -1;
     return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
                ? -1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a model file is walked through as for a checkpoint that is to be written. */
-#include "recipe/apply/lacks.h"
+#include "recipe/library/recipe.h"
 
 #include <stdlib.h>
 #include <string.h>

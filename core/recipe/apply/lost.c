@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The framework's config is read forwards, and the result is compared with the model's config. */
-#include "recipe/apply/lost.h"
+#include "recipe/library/recipe.h"
 
 #include <string.h>
 

@@ -85,6 +85,16 @@ static int line_of(const struct ckpt_cutter *c, const struct ckpt_dims *d, uint3
     return 0;
 }
 
+static int push_axis(const struct ckpt_cutter *c, struct ckpt_piece_draft *p, struct ckpt_axis axis,
+                     struct ckpt_err *err)
+{
+    if (p->naxis == CKPT_MAX_AXES)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes", c->in->target,
+                         CKPT_MAX_AXES);
+    p->axis[p->naxis++] = axis;
+    return 0;
+}
+
 /* Add the elements of one span in each source dimension: span which[d] of dimension d. A dimension
  * is made of axes, and a box of the source has an interval of it, which ckpt_axes_clip has divided
  * into spans, each a box of axis values. Of a dimension "(h d)" with h 2 and d 3, and a box with
@@ -139,18 +149,13 @@ static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const str
                 *last = (struct ckpt_axis){last->n * a.n, a.dst, a.src};
                 continue;
             }
-            if (p->naxis == CKPT_MAX_AXES)
-                return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes",
-                                 c->in->target, CKPT_MAX_AXES);
-            p->axis[p->naxis++] = a;
+            if (push_axis(c, p, a, err) < 0)
+                return -1;
         }
         p->dst += index * c->unit[t];
-        if (p->naxis > first)
-            continue;
-        if (p->naxis == CKPT_MAX_AXES)
-            return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes", c->in->target,
-                             CKPT_MAX_AXES);
-        p->axis[p->naxis++] = (struct ckpt_axis){1, c->unit[t], c->unit[t] * c->esize};
+        const struct ckpt_axis one = {1, c->unit[t], c->unit[t] * c->esize};
+        if (p->naxis == first && push_axis(c, p, one, err) < 0)
+            return -1;
     }
     c->numel += numel;
     c->out->len++;
@@ -263,10 +268,9 @@ static int fill_term(struct ckpt_cutter *c, const struct ckpt_term *to, struct c
             return -1;
         p->dst += l->offset * c->unit[k];
         for (uint32_t i = 0; i < l->k; i++) {
-            if (p->naxis == CKPT_MAX_AXES)
-                return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes",
-                                 c->in->target, CKPT_MAX_AXES);
-            p->axis[p->naxis++] = (struct ckpt_axis){l->n[i], l->stride[i] * c->unit[k], 0};
+            const struct ckpt_axis axis = {l->n[i], l->stride[i] * c->unit[k], 0};
+            if (push_axis(c, p, axis, err) < 0)
+                return -1;
             numel *= l->n[i];
         }
         if (l->k == 0 && p->naxis < CKPT_MAX_AXES)

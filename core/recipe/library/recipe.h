@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/str.h"
 #include "tensor/catalog.h"
 
 struct ckpt_recipes;
@@ -88,5 +89,31 @@ int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *s
 int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
                         struct ckpt_err *err);
+
+/* Which facts about a model are lost in a framework's checkpoint that was made of it? Append to
+ * `out` the keys of config.json that would change, or be missing, if the checkpoint
+ * `made` were read as a Hugging Face model again: "eos_token_id, use_cache". `format` is that of
+ * the recipes. Keys that say nothing about the model (the version of transformers) do not count,
+ * nor does the dtype, which the tensors have. */
+int ckpt_recipe_lost(const struct ckpt_recipes *set, const struct ckpt_model *made,
+                     const json_t *config, const char *format, struct ckpt_str *out,
+                     struct ckpt_err *err);
+
+/* Which tensors a model under the hub's names lacks of those that its config describes. The measure
+ * is what transformers' from_pretrained reports as missing: model files list what it needs, and
+ * mark as optional what it can do without. */
+struct ckpt_lacks {
+    size_t n;              /* the number of missing tensors */
+    struct ckpt_str names; /* the first of them: "'a', 'b', 'c', ..." */
+    const char *unchecked; /* why nothing can be said, a static text; NULL: it was checked */
+};
+
+/* Release the names. */
+void ckpt_lacks_release(struct ckpt_lacks *l);
+
+/* Compare the tensors of cat with the model file of the config's model_type. *ret is all zero
+ * before; the caller releases it, on failure too. -1: out of memory, or a model file is wrong. */
+int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                      const json_t *config, struct ckpt_lacks *ret, struct ckpt_err *err);
 
 #endif
