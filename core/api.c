@@ -74,7 +74,7 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
     struct ckpt_err own = {0};
 
     if (ckpt_checkpoint_check(view, &own) == 0 &&
-        ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
+        ckpt_vfile_pread(&view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
         return 0;
     (void)note_failure(view, &own);
     return ckpt_err_move(err, &own);
@@ -121,7 +121,7 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
                          "bytes %" PRIu64 "..%" PRIu64 " are outside of the tensor", off,
                          off + len);
     if (ckpt_checkpoint_check(view, &own) == 0 &&
-        ckpt_tensor_pread(view->cat, t, &view->reading, buf, len, off, &own) == 0)
+        ckpt_tensor_pread(t, &view->reading, buf, len, off, &own) == 0)
         return 0;
     if (own.code == CKPT_STALE)
         atomic_store(&view->stale, true);
@@ -260,7 +260,7 @@ static json_t *shape_list(const struct ckpt_tensor *t)
 static void add_stored(json_t **list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
 {
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        add_stored(list, t->value->arg[i].cat, t->value->arg[i].tensor);
+        add_stored(list, t->value->arg[i]->cat, t->value->arg[i]);
     if (!t->value)
         ckpt_json_append(list, json_pack("{s:s, s:s, s:o, s:o}", "tensor", t->name, "dtype",
                                          ckpt_dtype_name((enum ckpt_dtype)t->dtype), "shape",
@@ -276,7 +276,7 @@ static int add_computed(json_t *out, const struct ckpt_catalog *cat, const struc
     struct ckpt_str s = {0};
 
     add_stored(&stored, cat, t);
-    for (; t->value; t = t->value->arg[0].tensor)
+    for (; t->value; t = t->value->arg[0])
         ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", t->value->ops->name);
     if (ckpt_str_steal(&s, &text, err) < 0)
         return -1;

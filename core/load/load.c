@@ -479,7 +479,7 @@ int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, co
     struct ckpt_box_read read = {.tensor = t, .buf = buf};
     if (take_box(t, lo ? lo : zero, lo ? n : t->dim, &read.box, err) < 0)
         return -1;
-    if (ckpt_boxes_pread(view->cat, &view->reading, &read, 1, &cost, err) < 0)
+    if (ckpt_boxes_pread(&view->reading, &read, 1, &cost, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     return 0;
 }

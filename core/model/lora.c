@@ -43,7 +43,8 @@ int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, stru
         size_t index;
         if (ckpt_catalog_add(cat, t.name, (enum ckpt_dtype)t.dtype, t.dim, t.rank, &index, err) < 0)
             return -1;
-        cat->tensors.ptr[index] = t; /* the same sources have the same numbers */
+        t.cat = cat; /* the same sources have the same numbers */
+        cat->tensors.ptr[index] = t;
     }
     *ret = ckpt_steal(&cat);
     return 0;

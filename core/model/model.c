@@ -276,9 +276,8 @@ const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored)
 
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
-        const struct ckpt_catalog *of;
         if (stored)
-            t = ckpt_tensor_stored(cat, t, &of);
+            t = ckpt_tensor_stored(t);
         if (ckpt_dtype_is_castable(t->dtype))
             n[t->dtype] += t->numel;
     }

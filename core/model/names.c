@@ -360,7 +360,7 @@ static int same_values(const struct naming *n, size_t a, size_t b, bool *ret, st
 {
     const struct ckpt_tensor *t = n->cat->tensors.ptr;
 
-    return ckpt_tensor_same(n->cat, &t[a], n->cat, &t[b], ret, err);
+    return ckpt_tensor_same(&t[a], &t[b], ret, err);
 }
 
 /* Check that a tied tensor, which is left out, has the same values as the one that it is tied to.

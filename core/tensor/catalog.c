@@ -85,7 +85,7 @@ int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err)
 {
-    struct ckpt_tensor t = {.dtype = (uint8_t)dtype, .rank = (uint8_t)rank};
+    struct ckpt_tensor t = {.cat = cat, .dtype = (uint8_t)dtype, .rank = (uint8_t)rank};
     uint64_t nbytes;
     uint32_t index;
     bool is_new;
@@ -167,6 +167,7 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
     }
     if (!sorted)
         qsort(own, npiece, sizeof *own, piece_cmp);
+    t->cat = cat;
     t->piece = own;
     t->npiece = npiece;
     t->max_span = max_span;

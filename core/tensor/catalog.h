@@ -24,7 +24,8 @@ struct ckpt_cuts;
 struct ckpt_value;
 
 struct ckpt_tensor {
-    const char *name; /* the catalogue's arena, as is everything below */
+    const struct ckpt_catalog *cat; /* of whose sources the pieces are; it outlives the tensor */
+    const char *name;               /* the catalogue's arena, as is everything below */
     const uint64_t *dim;
     const struct ckpt_piece *piece; /* ascending by dst; empty if value, or if numel is 0 */
     const struct ckpt_value *value; /* not NULL: computed (tensor/value.h) */

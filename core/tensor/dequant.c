@@ -33,7 +33,7 @@ typedef int fill_tile(const struct scaled *v, const struct tile *tile, struct ck
 /* Codes and scales, copied from the catalogue; `value` comes first. */
 struct scaled {
     struct ckpt_value value;
-    struct ckpt_operand arg[2];
+    const struct ckpt_tensor *arg[2];
     struct ckpt_tensor code, scale;
     fill_tile *fill;
     uint64_t block[2]; /* FP8 */
@@ -71,11 +71,11 @@ static int compute_tiles(const struct ckpt_tensor *t, struct ckpt_reading *rd, v
 }
 
 /* Elements [lo, lo+n) of an operand as they are stored. *ret is new. */
-static int read_operand(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo,
+static int read_operand(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint64_t lo,
                         uint64_t n, unsigned char **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *buf =
-        malloc((size_t)n * ckpt_dtype_size(arg->tensor->dtype) + 1);
+        malloc((size_t)n * ckpt_dtype_size(arg->dtype) + 1);
 
     if (!buf)
         return ckpt_nomem(err);
@@ -107,7 +107,7 @@ static float e4m3(unsigned char x)
 }
 
 /* Scales as F32; bytes are exponents. *ret is new. */
-static int read_scales(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo,
+static int read_scales(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint64_t lo,
                        uint64_t n, float **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *raw = NULL;
@@ -117,11 +117,11 @@ static int read_scales(const struct ckpt_operand *arg, struct ckpt_reading *rd, 
         return -1;
     if (!(out = malloc(((size_t)n + 1) * sizeof *out)))
         return ckpt_nomem(err);
-    if (ckpt_dtype_size(arg->tensor->dtype) == 1)
+    if (ckpt_dtype_size(arg->dtype) == 1)
         for (uint64_t i = 0; i < n; i++)
             out[i] = e8m0(raw[i]);
     else
-        ckpt_dtype_cast(out, CKPT_F32, raw, arg->tensor->dtype, (size_t)n);
+        ckpt_dtype_cast(out, CKPT_F32, raw, arg->dtype, (size_t)n);
     *ret = out;
     return 0;
 }
@@ -156,9 +156,9 @@ static int fp8_tile(const struct scaled *v, const struct tile *tile, struct ckpt
     ckpt_cleanup(ckpt_freep) float *scale = NULL;
     float value[256];
 
-    if (read_operand(&v->arg[0], rd, tile->row * ncol + tile->col, tile->nrow * tile->ncol, &code,
+    if (read_operand(v->arg[0], rd, tile->row * ncol + tile->col, tile->nrow * tile->ncol, &code,
                      err) < 0 ||
-        read_scales(&v->arg[1], rd, first * nscale, (last - first + 1) * nscale, &scale, err) < 0)
+        read_scales(v->arg[1], rd, first * nscale, (last - first + 1) * nscale, &scale, err) < 0)
         return -1;
     for (unsigned i = 0; i < 256; i++)
         value[i] = e4m3((unsigned char)i);
@@ -194,9 +194,9 @@ static int mxfp4_tile(const struct scaled *v, const struct tile *tile, struct ck
     ckpt_cleanup(ckpt_freep) float *scale = NULL;
 
     /* a tile of part of a row has part of one row of each */
-    if (read_operand(&v->arg[0], rd, code_row * ncol + tile->col,
+    if (read_operand(v->arg[0], rd, code_row * ncol + tile->col,
                      (last / 2 - code_row) * ncol + tile->ncol, &code, err) < 0 ||
-        read_scales(&v->arg[1], rd, scale_row * ncol + tile->col,
+        read_scales(v->arg[1], rd, scale_row * ncol + tile->col,
                     (last / MXFP4_CODES - scale_row) * ncol + tile->ncol, &scale, err) < 0)
         return -1;
     for (uint64_t row = tile->row; row <= last; row++, out += tile->ncol)
@@ -221,7 +221,7 @@ static struct scaled *new_value(struct ckpt_catalog *cat, const struct ckpt_valu
         return NULL;
     }
     *v = (struct scaled){.value = {.ops = ops, .narg = 2, .arg = v->arg},
-                         .arg = {{cat, &v->code}, {cat, &v->scale}},
+                         .arg = {&v->code, &v->scale},
                          .code = *code,
                          .scale = *scale,
                          .fill = fill};

@@ -29,7 +29,7 @@ enum {
 /* Operands: the weight, A, B, and DoRA's magnitudes; or a bias and what is added. */
 struct lora {
     struct ckpt_value value; /* first */
-    struct ckpt_operand arg[4];
+    const struct ckpt_tensor *arg[4];
     struct ckpt_tensor operand[4];
     uint64_t first;
     float scale;
@@ -111,21 +111,21 @@ static void add_product(float *c, size_t stride, const float *b, const float *pa
 /* ---- operands ---- */
 
 /* Elements [lo, lo+n) as F32, through `raw`, which has room for them. */
-static int read_f32(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
+static int read_f32(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
                     void *raw, float *out, struct ckpt_err *err)
 {
     if (ckpt_elements_pread(arg, rd, raw, lo, lo + n, err) < 0)
         return -1;
-    ckpt_dtype_cast(out, CKPT_F32, raw, arg->tensor->dtype, n);
+    ckpt_dtype_cast(out, CKPT_F32, raw, arg->dtype, n);
     return 0;
 }
 
 /* The same, *ret is new. */
-static int load_f32(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
+static int load_f32(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
                     float **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) float *out = malloc((n + 1) * sizeof *out);
-    ckpt_cleanup(ckpt_freep) void *raw = malloc((n + 1) * ckpt_dtype_size(arg->tensor->dtype));
+    ckpt_cleanup(ckpt_freep) void *raw = malloc((n + 1) * ckpt_dtype_size(arg->dtype));
 
     if (!out || !raw)
         return ckpt_nomem(err);
@@ -152,14 +152,14 @@ static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
 
     if (!part || !panels || !raw)
         return ckpt_nomem(err);
-    if (load_f32(&v->arg[B], rd, row * rank, (size_t)nrow * rank, &b, err) < 0)
+    if (load_f32(v->arg[B], rd, row * rank, (size_t)nrow * rank, &b, err) < 0)
         return -1;
     for (size_t c = 0; c < cols; c += tile) {
         const size_t n = tile < cols - c ? tile : cols - c;
-        if (n == cols && read_f32(&v->arg[A], rd, m * rank * cols, rank * cols, raw, part, err) < 0)
+        if (n == cols && read_f32(v->arg[A], rd, m * rank * cols, rank * cols, raw, part, err) < 0)
             return -1;
         for (size_t k = 0; k < rank && n < cols; k++)
-            if (read_f32(&v->arg[A], rd, (m * rank + k) * cols + c, n, raw, part + k * n, err) < 0)
+            if (read_f32(v->arg[A], rd, (m * rank + k) * cols + c, n, raw, part + k * n, err) < 0)
                 return -1;
         pack(panels, part, rank, n);
         add_product(delta + c, cols, b, panels, (size_t)nrow, rank, n);
@@ -194,7 +194,7 @@ static int set_lengths(const struct lora *v, struct ckpt_reading *rd, uint64_t r
     const size_t cols = (size_t)v->operand[A].dim[2];
     ckpt_cleanup(ckpt_freep) float *magnitude = NULL;
 
-    if (load_f32(&v->arg[MAGNITUDE], rd, row, (size_t)nrow, &magnitude, err) < 0)
+    if (load_f32(v->arg[MAGNITUDE], rd, row, (size_t)nrow, &magnitude, err) < 0)
         return -1;
     for (size_t i = 0; i < nrow; i++) {
         double square = 0;
@@ -219,14 +219,14 @@ static int merge_rows(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
 {
     float *weight = r->weight, *delta = r->delta;
     void *raw = r->raw;
-    const struct ckpt_operand *w = &v->arg[WEIGHT];
+    const struct ckpt_tensor *w = v->arg[WEIGHT];
     const size_t cols = (size_t)v->operand[A].dim[2], n = (size_t)nrow * cols;
 
     if (fill_delta(v, rd, v->first + row, nrow, delta, err) < 0 ||
         read_f32(w, rd, row * cols, n, raw, weight, err) < 0)
         return -1;
     if (v->rounded) {
-        const enum ckpt_dtype dtype = (enum ckpt_dtype)w->tensor->dtype;
+        const enum ckpt_dtype dtype = (enum ckpt_dtype)w->dtype;
         ckpt_dtype_cast(raw, dtype, delta, CKPT_F32, n);
         ckpt_dtype_cast(delta, CKPT_F32, raw, dtype, n);
     }
@@ -274,8 +274,8 @@ static int bias_compute(const struct ckpt_tensor *t, struct ckpt_reading *rd, vo
     ckpt_cleanup(ckpt_freep) float *delta = NULL;
     const size_t n = (size_t)(hi - lo);
 
-    if (load_f32(&v->arg[0], rd, lo, n, &bias, err) < 0 ||
-        load_f32(&v->arg[1], rd, lo, n, &delta, err) < 0)
+    if (load_f32(v->arg[0], rd, lo, n, &bias, err) < 0 ||
+        load_f32(v->arg[1], rd, lo, n, &delta, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     for (size_t i = 0; i < n; i++)
         bias[i] += delta[i] * v->scale;
@@ -309,7 +309,7 @@ static struct lora *new_value(struct ckpt_catalog *cat, const struct ckpt_value_
     memcpy(&v->value.param[0], &scale, sizeof scale);
     for (uint32_t i = 0; i < 4 && operand[i]; i++) {
         v->operand[i] = *operand[i];
-        v->arg[v->value.narg++] = (struct ckpt_operand){cat, &v->operand[i]};
+        v->arg[v->value.narg++] = &v->operand[i];
     }
     return v;
 }

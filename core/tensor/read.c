@@ -31,7 +31,7 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
                             const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     const struct ckpt_value *v = read->tensor->value;
-    const struct ckpt_tensor *t = read->tensor, *from = v->arg[0].tensor;
+    const struct ckpt_tensor *t = read->tensor, *from = v->arg[0];
     const size_t esize = ckpt_dtype_size(from->dtype);
     const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
     const uint64_t step = cost ? numel : ckpt_min_u64(numel, OPERAND_BYTES / esize);
@@ -43,8 +43,8 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
         return ckpt_nomem(err);
     for (uint64_t done = 0, n; done < numel; done += n) {
         n = ckpt_min_u64(step, numel - done);
-        if ((cost ? ckpt_boxes_pread(v->arg[0].cat, rd, &whole, 1, cost, err)
-                  : ckpt_elements_pread(v->arg, rd, raw, lo + done, lo + done + n, err)) < 0)
+        if ((cost ? ckpt_boxes_pread(rd, &whole, 1, cost, err)
+                  : ckpt_elements_pread(from, rd, raw, lo + done, lo + done + n, err)) < 0)
             return -1;
         v->ops->elements(out, t->dtype, raw, from->dtype, (size_t)n);
         out += n * ckpt_dtype_size(t->dtype);
@@ -64,11 +64,10 @@ static uint32_t split_dim(const struct ckpt_tensor *t, const struct ckpt_box *bo
 
 /* Read a box of another computed tensor row by row: several whole rows of those dimensions of which
  * the box has only a part are made at once, and the box's part is kept. */
-static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_box_read *read, struct ckpt_err *err)
+static int read_rows(struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                     struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = read->tensor;
-    const struct ckpt_operand own = {cat, t};
     const struct ckpt_box *box = &read->box;
     const size_t esize = ckpt_dtype_size(t->dtype);
     uint64_t unit[CKPT_MAX_RANK + 1], dense[CKPT_MAX_RANK], index[CKPT_MAX_RANK] = {0};
@@ -80,7 +79,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     if (box->rank == 0 || d == 0) { /* one range */
         uint64_t lo, hi;
         ckpt_box_range(box, t->dim, &lo, &hi);
-        return ckpt_elements_pread(&own, rd, out, lo, hi, err);
+        return ckpt_elements_pread(t, rd, out, lo, hi, err);
     }
     const uint64_t row = unit[outer]; /* elements a step of `outer`, of which the box has a part */
     const uint64_t step = ckpt_max_u64(1, CHUNK_BYTES / (row * esize));
@@ -95,7 +94,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
         struct ckpt_ndcopy copy;
         for (uint32_t k = 0; k <= outer; k++)
             lo += (box->lo[k] + index[k]) * unit[k];
-        if (ckpt_elements_pread(&own, rd, rows, lo, lo + n * row, err) < 0)
+        if (ckpt_elements_pread(t, rd, rows, lo, lo + n * row, err) < 0)
             return -1;
         ckpt_ndcopy_init(&copy, axis, 2, esize);
         ckpt_ndcopy_run(&copy, out, rows + box->lo[d] * unit[d] * esize);
@@ -112,22 +111,21 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
 
 /* ---- boxes ---- */
 
-static int read_one(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
-                    struct ckpt_reading *rd, const struct ckpt_box_read *read,
-                    const struct ckpt_box_cost *cost, struct ckpt_err *err)
+static int read_one(struct ckpt_strided_reader *reader, struct ckpt_reading *rd,
+                    const struct ckpt_box_read *read, const struct ckpt_box_cost *cost,
+                    struct ckpt_err *err)
 {
     const struct ckpt_value *v = read->tensor->value;
 
     if (ckpt_box_numel(&read->box) == 0)
         return 0;
     if (!v)
-        return ckpt_stored_read(reader, cat, read, err);
-    return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(cat, rd, read, err);
+        return ckpt_stored_read(reader, read, err);
+    return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(rd, read, err);
 }
 
-static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                    const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
-                    bool cached, struct ckpt_err *err)
+static int read_all(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
+                    const struct ckpt_box_cost *cost, bool cached, struct ckpt_err *err)
 {
     struct ckpt_batch batch;
     struct ckpt_strided_cache cache = {0};
@@ -143,7 +141,7 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     batch.cached = cached;
     batch.route = cost->route;
     for (size_t i = 0; i < n && result == 0; i++)
-        result = read_one(&reader, cat, rd, &read[i], cost, err);
+        result = read_one(&reader, rd, &read[i], cost, err);
     if (result == 0)
         result = ckpt_batch_finish(&batch, err);
     if (result < 0 && batch.missed)
@@ -157,48 +155,38 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     return result;
 }
 
-int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
-                     struct ckpt_err *err)
+int ckpt_boxes_pread(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
+                     const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
-    return read_all(cat, rd, read, n, cost, false, err);
+    return read_all(rd, read, n, cost, false, err);
 }
 
-int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                            const struct ckpt_box_read *read, size_t n,
+int ckpt_boxes_pread_cached(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     for (size_t i = 0; i < n; i++)
         if (read[i].tensor->value)
             return 1;
-    return read_all(cat, rd, read, n, cost, true, err);
+    return read_all(rd, read, n, cost, true, err);
 }
 
-const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
-                                             const struct ckpt_tensor *t,
-                                             const struct ckpt_catalog **ret_cat)
+const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t)
 {
-    *ret_cat = cat;
-    if (t->value && t->value->ops->elements) {
-        *ret_cat = t->value->arg[0].cat;
-        return t->value->arg[0].tensor;
-    }
-    return t;
+    return t->value && t->value->ops->elements ? t->value->arg[0] : t;
 }
 
 /* ---- ranges of elements ---- */
 
-static int make_elements(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+static int make_elements(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
                          uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = of->tensor;
     const struct ckpt_value *v = t->value;
     const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
 
     if (v)
         return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
                                 : v->ops->compute(t, rd, buf, lo, hi, err);
-    if (read_all(of->cat, rd, &read, 1, &usual_cost, false, err) < 0)
+    if (read_all(rd, &read, 1, &usual_cost, false, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     return 0;
 }
@@ -225,7 +213,7 @@ static size_t slab_bytes(const struct ckpt_tensor *t)
 }
 
 struct slab_ctx {
-    const struct ckpt_operand *of;
+    const struct ckpt_tensor *tensor;
     struct ckpt_reading *rd;
     uint64_t slab_numel;
 };
@@ -235,21 +223,19 @@ static int fill_slab(const void *arg, void *buf, size_t len, uint64_t slab, stru
     const struct slab_ctx *c = arg;
     uint64_t lo = slab * c->slab_numel;
 
-    return make_elements(c->of, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->of->tensor->dtype),
+    return make_elements(c->tensor, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->tensor->dtype),
                          err);
 }
 
 /* Check that the shards of a cached slab have not changed. */
-static int check_sources(const struct ckpt_operand *of, struct ckpt_err *err)
+static int check_sources(const struct ckpt_tensor *t, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = of->tensor;
-
     for (size_t i = 0; i < t->npiece; i++)
         if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
-            ckpt_source_check(of->cat->sources.ptr[t->piece[i].source], err) < 0)
+            ckpt_source_check(t->cat->sources.ptr[t->piece[i].source], err) < 0)
             return ckpt_err_in(err, "tensor '%s'", t->name);
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        if (check_sources(&t->value->arg[i], err) < 0)
+        if (check_sources(t->value->arg[i], err) < 0)
             return -1;
     return 0;
 }
@@ -257,7 +243,7 @@ static int check_sources(const struct ckpt_operand *of, struct ckpt_err *err)
 static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo, uint64_t hi,
                       struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = c->of->tensor;
+    const struct ckpt_tensor *t = c->tensor;
     const size_t esize = ckpt_dtype_size(t->dtype);
 
     while (lo < hi) {
@@ -276,43 +262,41 @@ static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo,
         buf += (upto - lo) * esize;
         lo = upto;
     }
-    return check_sources(c->of, err);
+    return check_sources(c->tensor, err);
 }
 
-int ckpt_elements_pread(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+int ckpt_elements_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
                         uint64_t lo, uint64_t hi, struct ckpt_err *err)
 {
-    const size_t most = rd && rd->slabs ? slab_bytes(of->tensor) : 0;
+    const size_t most = rd && rd->slabs ? slab_bytes(t) : 0;
 
     if (lo == hi)
         return 0;
     if (most) {
-        const struct slab_ctx c = {of, rd, most / ckpt_dtype_size(of->tensor->dtype)};
+        const struct slab_ctx c = {t, rd, most / ckpt_dtype_size(t->dtype)};
         return read_slabs(&c, buf, lo, hi, err);
     }
-    return make_elements(of, rd, buf, lo, hi, err);
+    return make_elements(t, rd, buf, lo, hi, err);
 }
 
 /* ---- ranges of bytes ---- */
 
 /* A range within one element. */
-static int read_part(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf, size_t len,
+static int read_part(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, size_t len,
                      uint64_t off, struct ckpt_err *err)
 {
     unsigned char element[16];
-    const size_t esize = ckpt_dtype_size(of->tensor->dtype);
+    const size_t esize = ckpt_dtype_size(t->dtype);
 
-    if (ckpt_elements_pread(of, rd, element, off / esize, off / esize + 1, err) < 0)
+    if (ckpt_elements_pread(t, rd, element, off / esize, off / esize + 1, err) < 0)
         return -1;
     memcpy(buf, element + off % esize, len);
     return 0;
 }
 
-int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                      struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
-                      struct ckpt_err *err)
+int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, size_t len,
+                      uint64_t off, struct ckpt_err *err)
 {
-    const struct ckpt_operand own = {cat, t};
     size_t esize = ckpt_dtype_size(t->dtype);
     unsigned char *at = buf;
 
@@ -323,16 +307,16 @@ int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *
     }
     if (off % esize && len) {
         size_t n = (size_t)ckpt_min_u64(len, esize - off % esize);
-        if (read_part(&own, rd, at, n, off, err) < 0)
+        if (read_part(t, rd, at, n, off, err) < 0)
             return -1;
         at += n;
         off += n;
         len -= n;
     }
-    if (ckpt_elements_pread(&own, rd, at, off / esize, off / esize + len / esize, err) < 0)
+    if (ckpt_elements_pread(t, rd, at, off / esize, off / esize + len / esize, err) < 0)
         return -1;
     if (len % esize == 0)
         return 0;
     at += len - len % esize;
-    return read_part(&own, rd, at, len % esize, off + len - len % esize, err);
+    return read_part(t, rd, at, len % esize, off + len - len % esize, err);
 }

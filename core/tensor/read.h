@@ -39,38 +39,33 @@ struct ckpt_box_cost {
     uint64_t hot_hole;       /* tensor/strided.h */
 };
 
-/* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become
+/* Read n boxes. Neighbours in a source that follow each other in the list become
  * one read. Safe from many threads. Verifies, after the last read, that no file changed since it
  * was opened (STALE). On failure the buffers are undefined and err names the source and the offset
  * in it, not the tensor: several are read together. */
-int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
-                     struct ckpt_err *err);
+int ckpt_boxes_pread(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
+                     const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
 /* As ckpt_boxes_pread, if all bytes are in the page cache and nothing must be waited for: returns
  * 0. Returns 1 if not (or if a tensor is computed); the buffers are then undefined. */
-int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                            const struct ckpt_box_read *read, size_t n,
+int ckpt_boxes_pread_cached(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
-/* Read elements [lo, hi) of a tensor of a catalogue, in row-major order: as a box of rank 1 with
+/* Read elements [lo, hi) of a tensor, in row-major order: as a box of rank 1 with
  * the usual costs, but data that is slow to make comes from the slabs of rd, and err also names the
  * tensor. */
-int ckpt_elements_pread(const struct ckpt_operand *of, struct ckpt_reading *rd, void *buf,
+int ckpt_elements_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,
                         uint64_t lo, uint64_t hi, struct ckpt_err *err);
 
 /* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside
  * the tensor (assert). Safe from many threads. Verifies, after the last read, that no file changed
  * since it was opened (STALE). On failure buf is undefined and err names the source and the offset
  * in it. */
-int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                      struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
-                      struct ckpt_err *err);
+int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, size_t len,
+                      uint64_t off, struct ckpt_err *err);
 
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
- * element. Boxes of one are boxes of the other. *ret_cat is its catalogue. */
-const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
-                                             const struct ckpt_tensor *t,
-                                             const struct ckpt_catalog **ret_cat);
+ * element. Boxes of one are boxes of the other. */
+const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t);
 
 #endif

@@ -30,8 +30,7 @@ static bool same_kind(const struct ckpt_tensor *a, const struct ckpt_tensor *b)
            memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
 }
 
-int ckpt_tensor_same(const struct ckpt_catalog *ca, const struct ckpt_tensor *a,
-                     const struct ckpt_catalog *cb, const struct ckpt_tensor *b, bool *ret_same,
+int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
                      struct ckpt_err *err)
 {
     const uint64_t nbytes = ckpt_tensor_nbytes(a);
@@ -44,8 +43,8 @@ int ckpt_tensor_same(const struct ckpt_catalog *ca, const struct ckpt_tensor *a,
             const uint64_t off = (nbytes - len) / (PLACES - 1) * i;
             const uint64_t at = i == PLACES - 1 ? nbytes - len : off;
             struct ckpt_reading rd = {0};
-            if (ckpt_tensor_pread(ca, a, &rd, x, len, at, err) < 0 ||
-                ckpt_tensor_pread(cb, b, &rd, y, len, at, err) < 0)
+            if (ckpt_tensor_pread(a, &rd, x, len, at, err) < 0 ||
+                ckpt_tensor_pread(b, &rd, y, len, at, err) < 0)
                 return -1;
             same = memcmp(x, y, len) == 0;
         }

@@ -8,13 +8,12 @@
 #include "base/err.h"
 #include "tensor/catalog.h"
 
-/* Compare tensor a of catalogue ca with tensor b of catalogue cb; both catalogues have the same
- * sources in the same order. Dtype and shape must be equal. Equal pieces are the same bytes, and
- * nothing is read; otherwise up to 16 places, spread over the whole tensor, first and last bytes
- * included, are read from both and compared. *ret_same is a sample's answer then: two tensors that
- * differ elsewhere only are taken for equal. Fails only if a source cannot be read. */
-int ckpt_tensor_same(const struct ckpt_catalog *ca, const struct ckpt_tensor *a,
-                     const struct ckpt_catalog *cb, const struct ckpt_tensor *b, bool *ret_same,
+/* Compare two tensors, whose catalogues have the same sources in the same order. Dtype and shape
+ * must be equal. Equal pieces are the same bytes, and nothing is read; otherwise up to 16 places,
+ * spread over the whole tensor, first and last bytes included, are read from both and compared.
+ * *ret_same is a sample's answer then: two tensors that differ elsewhere only are taken for equal.
+ * Fails only if a source cannot be read. */
+int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
                      struct ckpt_err *err);
 
 #endif

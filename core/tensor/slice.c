@@ -103,18 +103,18 @@ static int slice_value(struct slice *s, const struct ckpt_interval *part, size_t
 {
     const struct ckpt_value *of = s->t->value;
     struct ckpt_value *v = ckpt_arena_alloc(&s->cat->arena, sizeof *v);
-    struct ckpt_operand *arg = ckpt_arena_alloc(&s->cat->arena, sizeof *arg);
+    const struct ckpt_tensor **arg = ckpt_arena_alloc(&s->cat->arena, sizeof *arg);
     struct ckpt_tensor *operand = ckpt_arena_alloc(&s->cat->arena, sizeof *operand);
 
     if (!v || !arg || !operand)
         return ckpt_nomem(err);
-    if (!of->ops->elements || of->arg[0].cat != s->cat)
+    if (!of->ops->elements || of->arg[0]->cat != s->cat)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is computed (%s): it can't be divided along dimension %u",
                          s->t->name, of->ops->name, s->dim);
-    if (ckpt_tensor_slice(s->cat, of->arg[0].tensor, s->dim, part, npart, operand, err) < 0)
+    if (ckpt_tensor_slice(s->cat, of->arg[0], s->dim, part, npart, operand, err) < 0)
         return -1;
-    *arg = (struct ckpt_operand){s->cat, operand};
+    *arg = operand;
     *v = *of;
     v->arg = arg;
     ret->value = v;

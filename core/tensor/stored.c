@@ -20,7 +20,6 @@ struct clipped {
 
 struct request {
     const struct ckpt_strided_reader *reader;
-    const struct ckpt_catalog *cat;
     const struct ckpt_box_read *read;
     uint64_t stride[CKPT_MAX_RANK]; /* of the buffer, in bytes */
     struct clipped clip;
@@ -102,7 +101,7 @@ static int read_product(struct request *r, const struct ckpt_span *const *span,
                 (struct ckpt_step_axis){span[d]->n[k - c->first[d]], c->step[k] * r->stride[d],
                                         c->piece->axis[c->axis[k]].src};
     }
-    return ckpt_strided_read(r->reader, r->cat->sources.ptr[c->piece->source], axis,
+    return ckpt_strided_read(r->reader, r->read->tensor->cat->sources.ptr[c->piece->source], axis,
                              c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
 }
 
@@ -119,8 +118,8 @@ static int read_spans(struct request *r, const struct ckpt_span **span, uint32_t
     return 0;
 }
 
-int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
-                     const struct ckpt_box_read *read, struct ckpt_err *err)
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
+                     struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = read->tensor;
     const uint64_t *dim = shape_of(t, &read->box);
@@ -130,7 +129,6 @@ int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_catal
 
     reader->esize = ckpt_dtype_size(t->dtype);
     r.reader = reader;
-    r.cat = cat;
     r.read = read;
     ckpt_box_range(&read->box, dim, &lo, &hi);
     ckpt_box_strides(&read->box, reader->esize, r.stride);

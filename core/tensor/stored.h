@@ -20,10 +20,10 @@ struct ckpt_box_read {
     void *buf;
 };
 
-/* Queue the reads of a box, which is not empty, of a tensor of cat that has pieces. The bytes are
+/* Queue the reads of a box, which is not empty, of a tensor that has pieces. The bytes are
  * in buf after ckpt_batch_finish. Sets the reader's element size. */
-int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
-                     const struct ckpt_box_read *read, struct ckpt_err *err);
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
+                     struct ckpt_err *err);
 
 /* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed
  * tensors, and if nothing is stored there. */

@@ -34,14 +34,14 @@ static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ck
 {
     struct {
         struct ckpt_value value;
-        struct ckpt_operand arg;
+        const struct ckpt_tensor *arg;
         struct ckpt_tensor operand;
     } *v = ckpt_arena_alloc(&cat->arena, sizeof *v);
 
     if (!v)
         return ckpt_nomem(err);
     v->operand = *t;
-    v->arg = (struct ckpt_operand){.cat = cat, .tensor = &v->operand};
+    v->arg = &v->operand;
     v->value = (struct ckpt_value){.ops = ops, .narg = 1, .arg = &v->arg};
     return ckpt_tensor_compute(t, &v->value, dtype, err);
 }
@@ -60,9 +60,9 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     assert(ckpt_dtype_is_castable(t->dtype) && ckpt_dtype_is_castable(dtype));
     if (t->dtype == dtype)
         return 0;
-    if (v && v->ops == &cast_ops && v->arg[0].tensor->dtype == dtype) {
+    if (v && v->ops == &cast_ops && v->arg[0]->dtype == dtype) {
         const uint32_t block = t->block;
-        *t = *v->arg[0].tensor;
+        *t = *v->arg[0];
         t->block = block;
         return 0;
     }

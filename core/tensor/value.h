@@ -38,11 +38,8 @@ struct ckpt_value_ops {
 struct ckpt_value {
     const struct ckpt_value_ops *ops;
     uint32_t narg;
-    const struct ckpt_operand {
-        const struct ckpt_catalog *cat; /* the catalogue to whose sources its pieces refer; may be
-                                           another catalogue, which must outlive this one */
-        const struct ckpt_tensor *tensor;
-    } * arg;
+    const struct ckpt_tensor *const
+        *arg;          /* of this catalogue, or of another one that outlives it */
     uint64_t param[3]; /* other data on which the elements depend, for digests */
 };
 

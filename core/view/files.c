@@ -99,16 +99,15 @@ int ckpt_vfiles_add_side(struct ckpt_vfiles *f, const struct ckpt_side_file *sid
 
 static int64_t newest(int64_t a, int64_t b) { return a > b ? a : b; }
 
-int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                          int64_t mtime)
+int64_t ckpt_vfiles_mtime(const struct ckpt_tensor *t, int64_t mtime)
 {
     for (size_t i = 0; i < t->npiece; i++) {
         struct ckpt_file_id id;
-        if (ckpt_source_file_id(cat->sources.ptr[t->piece[i].source], &id))
+        if (ckpt_source_file_id(t->cat->sources.ptr[t->piece[i].source], &id))
             mtime = newest(mtime, id.mtime_ns);
     }
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        mtime = ckpt_vfiles_mtime(t->value->arg[i].cat, t->value->arg[i].tensor, mtime);
+        mtime = ckpt_vfiles_mtime(t->value->arg[i], mtime);
     return mtime;
 }
 

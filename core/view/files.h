@@ -59,8 +59,7 @@ int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options
 #define CKPT_VFILES_INDEX "model.safetensors.index.json"
 
 /* The time of the newest of the shards that a tensor is read from, and at least `mtime`. */
-int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                          int64_t mtime);
+int64_t ckpt_vfiles_mtime(const struct ckpt_tensor *t, int64_t mtime);
 
 /* Where a tensor of the catalogue lies in one piece, row-major; file is NULL if it does not. */
 struct ckpt_vplace {

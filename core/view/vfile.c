@@ -31,9 +31,8 @@ static int read_source(struct ckpt_source *s, void *buf, size_t len, uint64_t of
     return ckpt_source_check(s, err);
 }
 
-static int read_segment(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                        const struct ckpt_segment *s, void *buf, size_t len, uint64_t off,
-                        struct ckpt_err *err)
+static int read_segment(struct ckpt_reading *rd, const struct ckpt_segment *s, void *buf,
+                        size_t len, uint64_t off, struct ckpt_err *err)
 {
     assert(ckpt_range_ok(off, len, s->len));
     switch (s->kind) {
@@ -43,16 +42,15 @@ static int read_segment(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     case CKPT_SEGMENT_TEXT:
         return ckpt_text_pread(s->text, buf, len, s->from + off, err);
     case CKPT_SEGMENT_TENSOR:
-        return ckpt_tensor_pread(cat, s->tensor, rd, buf, len, s->from + off, err);
+        return ckpt_tensor_pread(s->tensor, rd, buf, len, s->from + off, err);
     case CKPT_SEGMENT_SOURCE:
         return read_source(s->source, buf, len, off, err);
     }
     return 0;
 }
 
-int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_vnode *file, void *buf, size_t len, uint64_t off,
-                     size_t *ret_len, struct ckpt_err *err)
+int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, void *buf, size_t len,
+                     uint64_t off, size_t *ret_len, struct ckpt_err *err)
 {
     unsigned char *out = buf;
     uint64_t left = off < file->size ? ckpt_min_u64(len, file->size - off) : 0;
@@ -62,7 +60,7 @@ int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     for (size_t i = left ? segment_at(file, off) : 0; left; i++) {
         const struct ckpt_segment *s = &file->segment[i];
         size_t n = (size_t)ckpt_min_u64(left, s->off + s->len - off);
-        if (n && read_segment(cat, rd, s, out, n, off - s->off, err) < 0)
+        if (n && read_segment(rd, s, out, n, off - s->off, err) < 0)
             return ckpt_err_in(err, "%s", file->name);
         out += n;
         off += n;

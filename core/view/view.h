@@ -108,9 +108,8 @@ void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ck
 /* Read up to len bytes of a file at off; *ret_len is less than len only at the end of the file (0
  * at or past it). This is the only clamp in the tree: all bytes asked for that exist are delivered,
  * or it fails. */
-int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_vnode *file, void *buf, size_t len, uint64_t off,
-                     size_t *ret_len, struct ckpt_err *err);
+int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, void *buf, size_t len,
+                     uint64_t off, size_t *ret_len, struct ckpt_err *err);
 
 /* How the config class of a model type differs from most others. */
 struct ckpt_generation_rule {

@@ -163,7 +163,7 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
     w->node.mtime_ns = INT64_MIN;
     for (size_t i = 0; i < w->ntensor; i++) {
         s[LEADING + i].off += w->data_off;
-        w->node.mtime_ns = ckpt_vfiles_mtime(t->cat, s[LEADING + i].tensor, w->node.mtime_ns);
+        w->node.mtime_ns = ckpt_vfiles_mtime(s[LEADING + i].tensor, w->node.mtime_ns);
     }
     if (w->node.mtime_ns == INT64_MIN)
         w->node.mtime_ns = mtime_ns;

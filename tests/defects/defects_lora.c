@@ -296,8 +296,8 @@ int main(int argc, char **argv)
         int result = ckpt_lora_merge(cat, adapter, &opt, &err);
         judge(&j, lie->name, result, &err, lie->code, NULL, lie->needle, begin);
         for (size_t k = 0; result == 0 && k < cat->tensors.len; k++)
-            free(stored_read(cat, &cat->tensors.ptr[k], NULL,
-                             ckpt_tensor_nbytes(&cat->tensors.ptr[k]), 0));
+            free(stored_read(&cat->tensors.ptr[k], NULL, ckpt_tensor_nbytes(&cat->tensors.ptr[k]),
+                             0));
         json_decref(config);
         ckpt_catalog_free(cat);
         ckpt_catalog_free(adapter);

@@ -27,7 +27,7 @@ static inline int read_all(const struct ckpt_catalog *cat, struct ckpt_err *err)
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
         size_t len = (size_t)ckpt_tensor_nbytes(t);
         void *buf = malloc(len + 1);
-        int result = ckpt_tensor_pread(cat, t, NULL, buf, len, 0, err);
+        int result = ckpt_tensor_pread(t, NULL, buf, len, 0, err);
         free(buf);
         if (result < 0)
             return -1;

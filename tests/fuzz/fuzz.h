@@ -74,18 +74,18 @@ enum { READ_MOST = 1 << 20 };
 
 /* Read all of a tensor (the beginning, if it is large), whole and in odd chunks; both must say the
  * same. */
-static inline void read_back(const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+static inline void read_back(const struct ckpt_tensor *t)
 {
     size_t len = (size_t)ckpt_min_u64(ckpt_tensor_nbytes(t), READ_MOST);
     unsigned char *whole = malloc(len + 1), *part = malloc(len + 1);
     struct ckpt_err err = {0};
 
     MUST(whole && part);
-    MUST(ckpt_tensor_pread(cat, t, NULL, whole, len, 0, &err) == 0);
+    MUST(ckpt_tensor_pread(t, NULL, whole, len, 0, &err) == 0);
     size_t step = len / 7 + 1;
     for (size_t off = 0; off < len; off += step) {
         size_t n = len - off < step ? len - off : step;
-        MUST(ckpt_tensor_pread(cat, t, NULL, part + off, n, off, &err) == 0);
+        MUST(ckpt_tensor_pread(t, NULL, part + off, n, off, &err) == 0);
     }
     MUST(memcmp(whole, part, len) == 0);
     free(whole);
@@ -95,7 +95,7 @@ static inline void read_back(const struct ckpt_catalog *cat, const struct ckpt_t
 static inline void read_back_all(const struct ckpt_catalog *cat)
 {
     for (size_t i = 0; i < cat->tensors.len; i++)
-        read_back(cat, &cat->tensors.ptr[i]);
+        read_back(&cat->tensors.ptr[i]);
 }
 
 /* An error has a code, and a text that is one printable line. */

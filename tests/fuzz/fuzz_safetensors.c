@@ -36,8 +36,7 @@ static void compare(const struct ckpt_catalog *cat, const struct ckpt_st *st, co
         MUST(ckpt_range_ok(t->off, t->len, size));
         unsigned char *buf = malloc(t->len + 1);
         MUST(buf);
-        MUST(ckpt_tensor_pread(cat, ckpt_catalog_find(cat, t->name), NULL, buf, t->len, 0, &err) ==
-             0);
+        MUST(ckpt_tensor_pread(ckpt_catalog_find(cat, t->name), NULL, buf, t->len, 0, &err) == 0);
         MUST(memcmp(buf, data + t->off, t->len) == 0);
         free(buf);
     }

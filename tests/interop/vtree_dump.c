@@ -72,8 +72,7 @@ static uint64_t add_tensor(struct ckpt_catalog *cat, const json_t *spec, uint32_
     return at + nbytes;
 }
 
-static void write_file(const struct ckpt_catalog *cat, const struct ckpt_vnode *node,
-                       const char *path, size_t chunk)
+static void write_file(const struct ckpt_vnode *node, const char *path, size_t chunk)
 {
     FILE *f = fopen(path, "wb");
     void *buf = malloc(chunk);
@@ -83,7 +82,7 @@ static void write_file(const struct ckpt_catalog *cat, const struct ckpt_vnode *
     if (!f || !buf)
         exit(2);
     do {
-        if (ckpt_vfile_pread(cat, NULL, node, buf, chunk, off, &n, &err) < 0)
+        if (ckpt_vfile_pread(NULL, node, buf, chunk, off, &n, &err) < 0)
             die();
         if (fwrite(buf, 1, n, f) != n)
             exit(2);
@@ -105,7 +104,7 @@ static void write_dir(const struct ckpt_catalog *cat, const struct ckpt_vnode *d
         if (dir->child[i]->kind == CKPT_NODE_DIR)
             write_dir(cat, dir->child[i], below, chunk);
         else
-            write_file(cat, dir->child[i], below, chunk);
+            write_file(dir->child[i], below, chunk);
     }
 }
 

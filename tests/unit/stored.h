@@ -67,24 +67,22 @@ static inline size_t stored_add(struct ckpt_catalog *cat, const char *name, enum
     return index;
 }
 
-static inline unsigned char *stored_read(const struct ckpt_catalog *cat,
-                                         const struct ckpt_tensor *t, struct ckpt_reading *rd,
+static inline unsigned char *stored_read(const struct ckpt_tensor *t, struct ckpt_reading *rd,
                                          size_t len, uint64_t off)
 {
     unsigned char *buf = malloc(len + 1);
     struct ckpt_err err = {0};
 
-    if (ckpt_tensor_pread(cat, t, rd, buf, len, off, &err) < 0)
+    if (ckpt_tensor_pread(t, rd, buf, len, off, &err) < 0)
         stored_fail(err.text);
     return buf;
 }
 
 /* Random byte ranges give the bytes of the whole, with slabs and without. */
-static inline void stored_check_ranges(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                                       uint64_t *random, int times)
+static inline void stored_check_ranges(const struct ckpt_tensor *t, uint64_t *random, int times)
 {
     const uint64_t len = ckpt_tensor_nbytes(t);
-    unsigned char *whole = stored_read(cat, t, NULL, len, 0);
+    unsigned char *whole = stored_read(t, NULL, len, 0);
     struct ckpt_err err = {0};
     struct ckpt_slabs *slabs;
 
@@ -94,8 +92,7 @@ static inline void stored_check_ranges(const struct ckpt_catalog *cat, const str
     for (int i = 0; i < times; i++) {
         const uint64_t lo = random_range(random, 0, len + 1),
                        hi = random_range(random, lo, len + 1);
-        unsigned char *part =
-            stored_read(cat, t, random_next(random) % 2 ? &rd : NULL, hi - lo, lo);
+        unsigned char *part = stored_read(t, random_next(random) % 2 ? &rd : NULL, hi - lo, lo);
         if (memcmp(part, whole + lo, hi - lo) != 0)
             stored_fail("a range of bytes is not that of the whole");
         free(part);

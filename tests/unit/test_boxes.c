@@ -107,8 +107,7 @@ static void slice(const struct ckpt_tensor *t, const unsigned char *whole,
     }
 }
 
-static void check_boxes(const struct ckpt_catalog *cat, size_t n,
-                        const struct ckpt_tensor *const *t, uint64_t *rng)
+static void check_boxes(size_t n, const struct ckpt_tensor *const *t, uint64_t *rng)
 {
     struct ckpt_err err = {0};
     struct ckpt_box_read read[MOST];
@@ -121,13 +120,12 @@ static void check_boxes(const struct ckpt_catalog *cat, size_t n,
         size_t len = ckpt_box_numel(&box) * ckpt_dtype_size(t[i]->dtype);
         whole = malloc(ckpt_tensor_nbytes(t[i]) + 1);
         expect[i] = malloc(len);
-        must(ckpt_tensor_pread(cat, t[i], NULL, whole, ckpt_tensor_nbytes(t[i]), 0, &err) == 0,
-             &err);
+        must(ckpt_tensor_pread(t[i], NULL, whole, ckpt_tensor_nbytes(t[i]), 0, &err) == 0, &err);
         slice(t[i], whole, &box, expect[i]);
         free(whole);
         read[i] = (struct ckpt_box_read){t[i], box, malloc(len)};
     }
-    must(ckpt_boxes_pread(cat, NULL, read, n, &cost, &err) == 0, &err);
+    must(ckpt_boxes_pread(NULL, read, n, &cost, &err) == 0, &err);
     for (size_t i = 0; i < n; i++) {
         size_t len = ckpt_box_numel(&read[i].box) * ckpt_dtype_size(t[i]->dtype);
         assert_memory_equal(read[i].buf, expect[i], len);
@@ -152,7 +150,7 @@ TEST(boxes, are_slices_of_stored_tensors)
         }
         for (int i = 0; i < MOST; i++)
             t[i] = &f.cat->tensors.ptr[i];
-        check_boxes(f.cat, MOST, t, &rng);
+        check_boxes(MOST, t, &rng);
         ckpt_catalog_free(f.cat);
     }
 }
@@ -168,7 +166,7 @@ TEST(boxes, are_slices_of_casts)
         size_t index = add_random(&f, "t", &rng, CKPT_F32);
         must(ckpt_value_cast(f.cat, index, CKPT_BF16, &err) == 0, &err);
         const struct ckpt_tensor *t = &f.cat->tensors.ptr[index];
-        check_boxes(f.cat, 1, &t, &rng);
+        check_boxes(1, &t, &rng);
         ckpt_catalog_free(f.cat);
     }
 }
@@ -181,13 +179,12 @@ TEST(boxes, are_slices_of_elementwise_values)
     for (int round = 0; round < 100; round++) {
         struct ckpt_err err = {0};
         struct fixture f = setup(&err);
-        const struct ckpt_catalog *of;
         size_t index = add_random(&f, "t", &rng, CKPT_F32);
         must(ckpt_value_apply(f.cat, index, &ckpt_value_plus_one, &err) == 0, &err);
         must(ckpt_value_cast(f.cat, index, CKPT_F16, &err) == 0, &err);
         const struct ckpt_tensor *t = &f.cat->tensors.ptr[index];
-        CHECK(ckpt_tensor_stored(f.cat, t, &of)->dtype == CKPT_F32);
-        check_boxes(f.cat, 1, &t, &rng);
+        CHECK(ckpt_tensor_stored(t)->dtype == CKPT_F32);
+        check_boxes(1, &t, &rng);
         ckpt_catalog_free(f.cat);
     }
 }
@@ -206,9 +203,9 @@ TEST(boxes, of_rank_one_are_ranges_of_elements)
         uint64_t lo = random_range(&rng, 0, t->numel), n = random_range(&rng, 0, t->numel - lo + 1);
         uint32_t *whole = malloc(t->numel * 4), *part = malloc(n * 4 + 4), end = 0xa5a5a5a5;
         struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {n}}, part};
-        must(ckpt_tensor_pread(f.cat, t, NULL, whole, t->numel * 4, 0, &err) == 0, &err);
+        must(ckpt_tensor_pread(t, NULL, whole, t->numel * 4, 0, &err) == 0, &err);
         part[n] = end;
-        must(ckpt_boxes_pread(f.cat, NULL, &read, 1, &cost, &err) == 0, &err);
+        must(ckpt_boxes_pread(NULL, &read, 1, &cost, &err) == 0, &err);
         CHECK(memcmp(part, whole + lo, n * 4) == 0 && part[n] == end);
         free(whole);
         free(part);
@@ -242,7 +239,7 @@ TEST(boxes, are_slices_of_other_values)
         t->value = &value;
         t->npiece = 0;
         t->piece = NULL;
-        check_boxes(f.cat, 1, &shown, &rng);
+        check_boxes(1, &shown, &rng);
         ckpt_catalog_free(f.cat);
     }
 }
@@ -269,7 +266,7 @@ TEST(boxes, neighbours_are_one_read)
     }
     for (size_t i = 0; i < 3; i++)
         read[i] = (struct ckpt_box_read){&f.cat->tensors.ptr[i], {.rank = 1, .n = {8}}, buf[i]};
-    CHECK_OK(ckpt_boxes_pread(f.cat, &rd, read, 3, &cost, &err));
+    CHECK_OK(ckpt_boxes_pread(&rd, read, 3, &cost, &err));
     CHECK_EQ(stats.source_reads, 1);
     CHECK_EQ(stats.source_bytes, 96);
     ckpt_catalog_free(f.cat);
@@ -298,7 +295,7 @@ TEST(boxes, what_lies_in_holes_is_not_read_twice)
     }
     for (size_t i = 0; i < 2; i++)
         read[i] = (struct ckpt_box_read){&f.cat->tensors.ptr[i], {.rank = 2, .n = {4, 4}}, buf[i]};
-    CHECK_OK(ckpt_boxes_pread(f.cat, &rd, read, 2, &cost, &err));
+    CHECK_OK(ckpt_boxes_pread(&rd, read, 2, &cost, &err));
     CHECK_EQ(stats.source_bytes, 128);
     ckpt_catalog_free(f.cat);
 }

@@ -68,7 +68,7 @@ static void check_fp8(uint64_t lead, uint64_t rows, uint64_t cols, const uint64_
     if (ckpt_value_fp8(cat, w, &cat->tensors.ptr[s], block, CKPT_F32, &err) < 0)
         fail_msg("%s", err.text);
     const struct ckpt_tensor *t = &cat->tensors.ptr[w];
-    float *got = (float *)stored_read(cat, t, NULL, n * sizeof *got, 0);
+    float *got = (float *)stored_read(t, NULL, n * sizeof *got, 0);
     for (uint64_t i = 0; i < n; i++) {
         const uint64_t row = i / cols % rows, col = i % cols, e = i / cols / rows;
         const float want =
@@ -77,17 +77,17 @@ static void check_fp8(uint64_t lead, uint64_t rows, uint64_t cols, const uint64_
             fail_msg("element %llu is %a, not %a", (unsigned long long)i, (double)got[i],
                      (double)want);
     }
-    stored_check_ranges(cat, t, random, 40);
+    stored_check_ranges(t, random, 40);
 
     /* a cast of it rounds F32 once */
     unsigned char *half = malloc(n * 2), *cast;
     if (ckpt_value_cast(cat, w, CKPT_BF16, &err) < 0)
         fail_msg("%s", err.text);
     ckpt_dtype_cast(half, CKPT_BF16, got, CKPT_F32, n);
-    cast = stored_read(cat, t, NULL, n * 2, 0);
+    cast = stored_read(t, NULL, n * 2, 0);
     assert_memory_equal(half, cast, n * 2);
     assert_string_equal(t->value->ops->name, "fp8 dequantisation");
-    stored_check_ranges(cat, t, random, 40);
+    stored_check_ranges(t, random, 40);
     free(half);
     free(cast);
     free(got);
@@ -169,7 +169,7 @@ TEST(dequant, mxfp4_is_the_code_times_a_power_of_two_and_transposed)
     const struct ckpt_tensor *t = ckpt_catalog_find(cat, "x");
     CHECK(t && t->rank == 3 && t->dim[0] == E && t->dim[1] == K && t->dim[2] == N);
     CHECK_STR(json_string_value(json_object_get(map, "x")), "a");
-    float *got = (float *)stored_read(cat, t, NULL, sizeof(float) * E * K * N, 0);
+    float *got = (float *)stored_read(t, NULL, sizeof(float) * E * K * N, 0);
     for (size_t i = 0; i < E * K * N; i++) {
         const size_t e = i / N / K, k = i / N % K, n = i % N;
         const unsigned code = blocks[e][n][k / 32][k % 32 / 2] >> (k % 2 * 4) & 15;
@@ -178,7 +178,7 @@ TEST(dequant, mxfp4_is_the_code_times_a_power_of_two_and_transposed)
         if (!same(got[i], want) || (want == 0 && signbit(want) != signbit(got[i])))
             fail_msg("[%zu, %zu, %zu] is %a, not %a", e, k, n, (double)got[i], (double)want);
     }
-    stored_check_ranges(cat, t, &random, 200);
+    stored_check_ranges(t, &random, 200);
     free(got);
     json_decref(config);
     json_decref(map);
@@ -202,7 +202,7 @@ TEST(dequant, mxfp4_of_many_rows)
     CHECK_OK(ckpt_dequantize(cat, NULL, NULL, &err));
     const struct ckpt_tensor *t = ckpt_catalog_find(cat, "x");
     CHECK(t && t->dtype == CKPT_BF16);
-    uint16_t *got = (uint16_t *)stored_read(cat, t, NULL, 2 * t->numel, 0);
+    uint16_t *got = (uint16_t *)stored_read(t, NULL, 2 * t->numel, 0);
     for (size_t i = 0; i < t->numel; i++) {
         const size_t k = i / N, n = i % N;
         const float want =
@@ -212,7 +212,7 @@ TEST(dequant, mxfp4_of_many_rows)
         ckpt_dtype_cast(&bf16, CKPT_BF16, &want, CKPT_F32, 1);
         CHECK_EQ(got[i], bf16);
     }
-    stored_check_ranges(cat, t, &random, 25);
+    stored_check_ranges(t, &random, 25);
     free(got);
     free(blocks);
     free(scales);

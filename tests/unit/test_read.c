@@ -116,7 +116,7 @@ TEST(read, any_range_of_random_pieces_is_what_they_say)
             size_t off = random_range(&rng, 0, nbytes + 1),
                    len = random_range(&rng, 0, nbytes - off + 1);
             got[0] = got[len + 1] = 0xa5;
-            CHECK_OK(ckpt_tensor_pread(cat, t, NULL, got + 1, len, off, &err));
+            CHECK_OK(ckpt_tensor_pread(t, NULL, got + 1, len, off, &err));
             CHECK(memcmp(got + 1, expected + off, len) == 0);
             CHECK(got[0] == 0xa5 && got[len + 1] == 0xa5);
         }
@@ -167,7 +167,7 @@ TEST(cost, a_mebibyte_of_an_eight_way_row_parallel_tensor_is_eight_reads)
     setup(&f, dim, WAYS, ROWS * COLS / WAYS * 2, piece, WAYS);
     for (uint64_t off = 2 * MIB; off < 3 * MIB; off += 1234 * 2) {
         f.stats.source_reads = f.stats.source_bytes = 0;
-        CHECK_OK(ckpt_tensor_pread(f.cat, f.t, &f.rd, buf, MIB, off, &err));
+        CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, MIB, off, &err));
         CHECK_EQ(f.stats.source_reads, WAYS);
         CHECK_EQ(f.stats.source_bytes, MIB);
     }
@@ -188,7 +188,7 @@ TEST(cost, a_contiguous_tensor_in_two_files_is_one_read_each)
         ckpt_piece_from_box(dim, &b, i, 0, stride, &piece[i]);
     }
     setup(&f, dim, 2, ROWS * COLS, piece, 2);
-    CHECK_OK(ckpt_tensor_pread(f.cat, f.t, &f.rd, buf, MIB, 0, &err));
+    CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, MIB, 0, &err));
     CHECK_EQ(f.stats.source_reads, 2);
     CHECK_EQ(f.stats.source_bytes, MIB);
     free(buf);
@@ -208,7 +208,7 @@ TEST(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for)
     setup(&f, dim, 1, BYTES, &piece, 1);
     CHECK_OK(ckpt_slabs_new(64 << 20, &f.rd.slabs, &err));
     for (uint64_t off = 0; off < BYTES; off += ASK) {
-        CHECK_OK(ckpt_tensor_pread(f.cat, f.t, &f.rd, buf, ASK, off, &err));
+        CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, ASK, off, &err));
         for (uint64_t i = 0; i < ASK / 2; i += 997) {
             uint64_t e = off / 2 + i, src = e / COLS * 2 + e % COLS * ROWS * 2;
             CHECK_EQ(buf[i * 2], source_byte(0, src));
@@ -254,7 +254,7 @@ TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
         setup(&f, dim, 0, 0, NULL, 0);
         CHECK_EQ(ckpt_catalog_add_source(f.cat, window ? s : file, &err), 0);
         CHECK_OK(ckpt_catalog_set_pieces(f.cat, 0, &piece, 1, &err));
-        CHECK_OK(ckpt_tensor_pread(f.cat, f.t, &f.rd, buf, BYTES, 0, &err));
+        CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, BYTES, 0, &err));
         for (size_t i = 0; i < BYTES; i++)
             CHECK_EQ(buf[i], data[BEFORE + i / (COLS / WAYS * 2) * COLS * 2 + 3 * COLS / WAYS * 2 +
                                   i % (COLS / WAYS * 2)]);

@@ -73,7 +73,7 @@ static char *joined(struct ckpt_catalog *src, const char *model, const char *rul
     } else {
         for (size_t k = 0; k < m->catalog->tensors.len; k++) {
             const struct ckpt_tensor *t = &m->catalog->tensors.ptr[k];
-            if (ckpt_tensor_pread(m->catalog, t, NULL, got, (size_t)t->numel, 0, &err) < 0)
+            if (ckpt_tensor_pread(t, NULL, got, (size_t)t->numel, 0, &err) < 0)
                 fail_msg("%s", err.text);
             ckpt_str_printf(&s, "%s%s", k ? "; " : "",
                             ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));

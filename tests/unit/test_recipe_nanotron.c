@@ -62,8 +62,8 @@ static void compare_tensors(const char *what, const struct ckpt_catalog *got,
             fail_msg("%s: '%s' has another shape or type", what, w->name);
         size_t n = ckpt_tensor_nbytes(w);
         char *a = malloc(n + 1), *b = malloc(n + 1);
-        if (ckpt_tensor_pread(want, w, &rd, a, n, 0, &err) < 0 ||
-            ckpt_tensor_pread(got, g, &rd, b, n, 0, &err) < 0)
+        if (ckpt_tensor_pread(w, &rd, a, n, 0, &err) < 0 ||
+            ckpt_tensor_pread(g, &rd, b, n, 0, &err) < 0)
             fail_msg("%s: '%s': %s", what, w->name, err.text);
         if (memcmp(a, b, n) != 0)
             fail_msg("%s: '%s' has other bytes", what, w->name);

@@ -210,20 +210,20 @@ TEST(fault, whatever_read_fails_the_request_fails)
         CHECK_OK(ckpt_catalog_add(cat, name, CKPT_BF16, dim, 2, &index, &err));
         CHECK_OK(ckpt_catalog_set_pieces(cat, index, piece, n, &err));
         const struct ckpt_tensor *t = ckpt_catalog_find(cat, name);
-        CHECK_OK(ckpt_tensor_pread(cat, t, NULL, want, BYTES, 0, &err));
+        CHECK_OK(ckpt_tensor_pread(t, NULL, want, BYTES, 0, &err));
         int succeeded = 0;
         for (int at = 0; at < MOST && !succeeded; at++) {
             struct ckpt_reading rd = {0};
             CHECK_OK(ckpt_slabs_new(16 << 20, &rd.slabs, &err));
             f.until = at;
             err = (struct ckpt_err){0};
-            if (ckpt_tensor_pread(cat, t, &rd, got, BYTES, 0, &err) == 0) {
+            if (ckpt_tensor_pread(t, &rd, got, BYTES, 0, &err) == 0) {
                 succeeded = at;
             } else {
                 CHECK(err.code == CKPT_IO && strstr(err.text, "the disk is gone"));
                 f.until = -1; /* the disk is back: nothing of the failure was kept */
                 err = (struct ckpt_err){0};
-                CHECK_OK(ckpt_tensor_pread(cat, t, &rd, got, BYTES, 0, &err));
+                CHECK_OK(ckpt_tensor_pread(t, &rd, got, BYTES, 0, &err));
             }
             CHECK(memcmp(got, want, BYTES) == 0);
             ckpt_slabs_free(rd.slabs);
@@ -231,7 +231,7 @@ TEST(fault, whatever_read_fails_the_request_fails)
         CHECK(succeeded > 0);
         f.until = -1;
         f.checks = 0;
-        CHECK_FAILS(ckpt_tensor_pread(cat, t, NULL, got, BYTES, 0, &err), CKPT_STALE, "it changed");
+        CHECK_FAILS(ckpt_tensor_pread(t, NULL, got, BYTES, 0, &err), CKPT_STALE, "it changed");
         f.checks = -1;
         err = (struct ckpt_err){0};
     }

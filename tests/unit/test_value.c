@@ -11,7 +11,7 @@ static bool reads(const struct small_catalog *c, size_t i, const unsigned char *
     static unsigned char buf[SMALL_SOURCE];
     struct ckpt_err err = {0};
 
-    return ckpt_tensor_pread(c->cat, &c->cat->tensors.ptr[i], NULL, buf, len, off, &err) == 0 &&
+    return ckpt_tensor_pread(&c->cat->tensors.ptr[i], NULL, buf, len, off, &err) == 0 &&
            memcmp(buf, whole + off, len) == 0;
 }
 
@@ -58,8 +58,7 @@ TEST(value, a_large_cast_is_read_in_chunks)
     unsigned char src[2] = {small_byte(8), small_byte(9)};
     double want, *got = malloc(390000 * sizeof *got);
     ckpt_dtype_cast(&want, CKPT_F64, src, CKPT_BF16, 1);
-    CHECK_OK(
-        ckpt_tensor_pread(c.cat, &c.cat->tensors.ptr[i], NULL, got, 390000 * sizeof *got, 0, &err));
+    CHECK_OK(ckpt_tensor_pread(&c.cat->tensors.ptr[i], NULL, got, 390000 * sizeof *got, 0, &err));
     for (size_t k = 0; k < 390000; k++)
         CHECK(memcmp(&got[k], &want, sizeof want) == 0);
     free(got);
@@ -155,7 +154,7 @@ TEST(value, plus_one_is_rounded_once)
         CHECK_EQ(cat->tensors.ptr[index].dtype, cases[i].dtype);
         CHECK_OK(ckpt_value_cast(cat, index, CKPT_F64, &err));
         double got[N];
-        CHECK_OK(ckpt_tensor_pread(cat, &cat->tensors.ptr[index], NULL, got, sizeof got, 0, &err));
+        CHECK_OK(ckpt_tensor_pread(&cat->tensors.ptr[index], NULL, got, sizeof got, 0, &err));
         for (size_t k = 0; k < N; k++)
             if (got[k] != cases[i].want)
                 fail_msg("%s: %a + 1 is %a, not %a", ckpt_dtype_name(cases[i].dtype), cases[i].x,

@@ -76,8 +76,8 @@ static bool reads(const struct sample *s, size_t len, uint64_t off)
     struct ckpt_err err = {0};
 
     memset(buf, 0x5a, sizeof buf);
-    return ckpt_vfile_pread(s->c.cat, NULL, &s->node, buf, len, off, &got, &err) == 0 &&
-           got == want && memcmp(buf, s->want + (want ? off : 0), want) == 0 && buf[want] == 0x5a;
+    return ckpt_vfile_pread(NULL, &s->node, buf, len, off, &got, &err) == 0 && got == want &&
+           memcmp(buf, s->want + (want ? off : 0), want) == 0 && buf[want] == 0x5a;
 }
 
 TEST(vfile, every_range_is_delivered_in_full)
@@ -101,7 +101,7 @@ TEST(vfile, ranges_at_the_end_of_the_world_do_not_wrap)
     sample_init(&s);
     CHECK(reads(&s, 10, UINT64_MAX));
     CHECK(reads(&s, 10, UINT64_MAX - 5));
-    CHECK_OK(ckpt_vfile_pread(s.c.cat, NULL, &s.node, buf, SIZE_MAX, s.len - 3, &got, &err));
+    CHECK_OK(ckpt_vfile_pread(NULL, &s.node, buf, SIZE_MAX, s.len - 3, &got, &err));
     CHECK_EQ(got, 3);
     sample_release(&s);
 }
@@ -112,7 +112,7 @@ TEST(vfile, an_empty_file_reads_as_nothing)
     size_t got = 1;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_vfile_pread(NULL, NULL, &empty, NULL, 10, 0, &got, &err));
+    CHECK_OK(ckpt_vfile_pread(NULL, &empty, NULL, 10, 0, &got, &err));
     CHECK_EQ(got, 0);
 }
 
@@ -135,7 +135,7 @@ TEST(vfile, a_failed_segment_fails_the_read_and_names_the_file)
     sample_init(&s);
     s.c.cat->tensors.ptr[0].value = &value;
     CHECK(reads(&s, 25, 0));
-    CHECK_FAILS(ckpt_vfile_pread(s.c.cat, NULL, &s.node, buf, 26, 0, &got, &err), CKPT_IO,
+    CHECK_FAILS(ckpt_vfile_pread(NULL, &s.node, buf, 26, 0, &got, &err), CKPT_IO,
                 "sample: the disk is gone");
     CHECK_EQ(got, 77);
     sample_release(&s);

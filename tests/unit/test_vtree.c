@@ -30,13 +30,13 @@ static const char *listing(const struct ckpt_vnode *dir)
     return text;
 }
 
-static const char *content(const struct small_catalog *c, const struct ckpt_vnode *file)
+static const char *content(const struct ckpt_vnode *file)
 {
     static char text[4096];
     struct ckpt_err err = {0};
     size_t n;
 
-    if (!file || ckpt_vfile_pread(c->cat, NULL, file, text, sizeof text - 1, 0, &n, &err) < 0)
+    if (!file || ckpt_vfile_pread(NULL, file, text, sizeof text - 1, 0, &n, &err) < 0)
         return "";
     text[n] = '\0';
     return text;
@@ -58,7 +58,7 @@ TEST(vtree, few_tensors_lie_in_one_file)
                          "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                          "\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]},"
                          "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[14,22]}}";
-    const char *got = content(&c, model);
+    const char *got = content(model);
     size_t padded = (strlen(header) + 7) / 8 * 8;
     CHECK_EQ((unsigned char)got[0], padded);
     CHECK(memcmp(got + 8, header, strlen(header)) == 0);
@@ -86,7 +86,7 @@ TEST(vtree, several_files_have_an_index)
     CHECK_STR(listing(ckpt_vtree_root(t)),
               "model-00001-of-00003.safetensors model-00002-of-00003.safetensors "
               "model-00003-of-00003.safetensors model.safetensors.index.json ");
-    CHECK(strstr(content(&c, ckpt_vtree_find(t, "model.safetensors.index.json")),
+    CHECK(strstr(content(ckpt_vtree_find(t, "model.safetensors.index.json")),
                  "\"a\": \"model-00002-of-00003.safetensors\",\n"));
     ckpt_vtree_free(t);
     small_catalog_free(&c);
@@ -135,9 +135,9 @@ TEST(vtree, configs_are_written_as_transformers_does)
     CHECK_OK(ckpt_generation_config(config, &(struct ckpt_generation_rule){0}, &generation, &err));
     struct ckpt_vtree_options opt = {.config = config, .generation = generation};
     CHECK_OK(ckpt_vtree_new(c.cat, &opt, &t, &err));
-    CHECK_STR(content(&c, ckpt_vtree_find(t, "config.json")),
+    CHECK_STR(content(ckpt_vtree_find(t, "config.json")),
               "{\n  \"bos_token_id\": null,\n  \"eps\": 1e-05,\n  \"model_type\": \"llama\"\n}\n");
-    CHECK_STR(content(&c, ckpt_vtree_find(t, "generation_config.json")),
+    CHECK_STR(content(ckpt_vtree_find(t, "generation_config.json")),
               "{\n  \"_from_model_config\": true,\n  \"output_attentions\": false,\n"
               "  \"output_hidden_states\": false,\n  \"use_cache\": true\n}\n");
     ckpt_vtree_free(t);
@@ -201,7 +201,7 @@ TEST(vtree, side_files_make_directories)
               "a/ a-b a.b config.json model.safetensors tokenizer.json z/ ");
     CHECK_STR(listing(ckpt_vtree_find(t, "a")), "a b ");
     CHECK_STR(listing(ckpt_vtree_find(t, "z")), "x y/ ");
-    CHECK_STR(content(&c, ckpt_vtree_find(t, "z/y/deep.py")), "z/y/deep.py");
+    CHECK_STR(content(ckpt_vtree_find(t, "z/y/deep.py")), "z/y/deep.py");
     CHECK_EQ(ckpt_vtree_find(t, "a/b")->size, 3);
     ckpt_vtree_free(t);
     small_catalog_free(&c);
@@ -234,8 +234,8 @@ TEST(vtree, generated_files_go_before_side_files)
     CHECK(t);
     CHECK_STR(listing(ckpt_vtree_root(t)),
               "config.json generation_config.json model.safetensors sub/ ");
-    CHECK_STR(content(&c, ckpt_vtree_find(t, "config.json")), "{\n  \"n\": 1\n}\n");
-    CHECK_STR(content(&c, ckpt_vtree_find(t, "generation_config.json")), "generation_config.json");
+    CHECK_STR(content(ckpt_vtree_find(t, "config.json")), "{\n  \"n\": 1\n}\n");
+    CHECK_STR(content(ckpt_vtree_find(t, "generation_config.json")), "generation_config.json");
     ckpt_vtree_free(t);
     small_catalog_free(&c);
 }
@@ -321,7 +321,7 @@ TEST(vtree, empty_and_cast_tensors_have_their_place)
         ckpt_vtree_place(t, i, &file, &off[i]);
     CHECK(off[1] == off[0] + 20 && off[3] == off[1] && off[2] == off[3]);
     CHECK_EQ(file->size, off[2] + 10);
-    CHECK(strstr(content(&c, file) + 8,
+    CHECK(strstr(content(file) + 8,
                  "\"c\":{\"dtype\":\"F16\",\"shape\":[5],\"data_offsets\":[20,30]}}"));
     ckpt_vtree_free(t);
     small_catalog_free(&c);
@@ -398,13 +398,11 @@ TEST(vtree, files_are_as_old_as_what_they_are_made_of)
     CHECK_EQ(ckpt_vtree_root(t)->child[2]->mtime_ns, INT64_C(2000000000005)); /* a */
     CHECK_EQ(ckpt_vtree_find(t, "side")->mtime_ns, INT64_C(1000000000005));
     CHECK_EQ(ckpt_vtree_find(t, "config.json")->mtime_ns, 7);
-    CHECK_OK(
-        ckpt_vfile_pread(c.cat, NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err));
+    CHECK_OK(ckpt_vfile_pread(NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err));
     CHECK(n == 16 && memcmp(buf, "0123456789abcdef", 16) == 0);
     set_mtime(&f, "0", 3000);
-    CHECK_FAILS(
-        ckpt_vfile_pread(c.cat, NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err),
-        CKPT_STALE, "side: ");
+    CHECK_FAILS(ckpt_vfile_pread(NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err),
+                CKPT_STALE, "side: ");
     ckpt_vtree_free(t);
     json_decref(config);
     small_catalog_free(&c);

@@ -134,7 +134,7 @@ static int put_file(struct state *s, struct file *f, const char *path, struct ck
                                                  .kind = CKPT_SEGMENT_TENSOR,
                                                  .from = p->rows.from,
                                                  .tensor = p->rows.tensor};
-        mtime = ckpt_vfiles_mtime(s->w->cat, p->rows.tensor, mtime);
+        mtime = ckpt_vfiles_mtime(p->rows.tensor, mtime);
     }
     if (ckpt_vfiles_add_segments(s->w->files, path, seg, f->n + LEADING,
                                  mtime == INT64_MIN ? s->w->model->mtime_ns : mtime, err) < 0)

@@ -123,7 +123,7 @@ static int add_file(struct out *o, uint32_t rank, size_t first, size_t n, struct
         return -1;
     for (size_t i = 0; i < n; i++)
         if (seg[2 * i + 1].kind == CKPT_SEGMENT_TENSOR)
-            mtime = ckpt_vfiles_mtime(o->w->cat, seg[2 * i + 1].tensor, mtime);
+            mtime = ckpt_vfiles_mtime(seg[2 * i + 1].tensor, mtime);
     if (ckpt_vfiles_add_segments(o->w->files, path, seg, n ? 2 * n + 1 : 0,
                                  mtime == INT64_MIN ? o->w->model->mtime_ns : mtime, err) < 0)
         return -1;

@@ -123,7 +123,7 @@ static int put_tensor(struct state *s, struct file *f, const struct rank *r,
     ckpt_pickle_out_text(&f->p, name);
     ckpt_torch_out_tensor(&f->p, &out, key);
     put_extra(f, name);
-    f->mtime = ckpt_vfiles_mtime(s->w->cat, t, f->mtime);
+    f->mtime = ckpt_vfiles_mtime(t, f->mtime);
     return ckpt_vec_push(&f->tensor, own) < 0 || ckpt_vec_push(&f->nbytes, out.nbytes) < 0
                ? ckpt_nomem(err)
                : 0;

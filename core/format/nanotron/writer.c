@@ -161,7 +161,7 @@ static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t
                                    .kind = CKPT_SEGMENT_TENSOR,
                                    .tensor = whole ? t : own};
     if (ckpt_vfiles_add_segments(s->w->files, path, seg, 2,
-                                 ckpt_vfiles_mtime(s->w->cat, t, s->w->model->mtime_ns), err) < 0)
+                                 ckpt_vfiles_mtime(t, s->w->model->mtime_ns), err) < 0)
         return -1;
     if (whole)
         s->w->place[t - s->w->cat->tensors.ptr] = (struct ckpt_vplace){

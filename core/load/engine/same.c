@@ -62,7 +62,7 @@ static void add_tensor(const struct digest *d, const struct ckpt_catalog *cat,
     (void)XXH3_128bits_update(d->h, t->value->ops->name, strlen(t->value->ops->name) + 1);
     (void)XXH3_128bits_update(d->h, t->value->param, sizeof t->value->param);
     for (uint32_t i = 0; i < t->value->narg; i++)
-        add_tensor(d, t->value->arg[i].cat, t->value->arg[i].tensor);
+        add_tensor(d, t->value->arg[i]->cat, t->value->arg[i]);
 }
 
 int ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16], struct ckpt_err *err)
@@ -183,7 +183,7 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
                         samples *out)
 {
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        if (find_samples(t->value->arg[i].cat, t->value->arg[i].tensor, vectors, out) < 0)
+        if (find_samples(t->value->arg[i]->cat, t->value->arg[i], vectors, out) < 0)
             return -1;
     if (t->npiece == 0 || (t->rank > 1) == vectors)
         return 0;

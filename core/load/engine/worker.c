@@ -240,7 +240,7 @@ static int read_job(struct job *j, struct ckpt_err *err)
         j->read[u - j->lo].buf = j->slot->buf + j->slot->unit_off[u - j->slot->lo];
     cost.route.bounce = &j->w->bounce;
     reading_begin(j->w, j->read->tensor, unit->source, unit->off);
-    int rc = ckpt_boxes_pread(e->cat, &e->reading, j->read, j->hi - j->lo, &cost, err);
+    int rc = ckpt_boxes_pread(&e->reading, j->read, j->hi - j->lo, &cost, err);
     reading_end(j->w);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;
@@ -345,7 +345,7 @@ static bool read_direct(struct job *j)
     for (uint32_t i = 0; i < n; i++)
         touch(j->read[i].buf, bytes[i]);
     reading_begin(j->w, j->read->tensor, unit->source, unit->off);
-    good = ckpt_boxes_pread_cached(e->cat, &e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
+    good = ckpt_boxes_pread_cached(&e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
     reading_end(j->w);
     for (uint32_t i = 0; i < n && good; i++)
         ckpt_engine_land(e, entry[i], bytes[i]);

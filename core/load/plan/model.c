@@ -123,9 +123,7 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
         traffic->reads += piece->hi - piece->lo;
         read[piece->reader] += piece->len;
         for (uint32_t u = piece->lo; u < piece->hi; u++) {
-            const struct ckpt_catalog *cat;
-            const struct ckpt_tensor *t =
-                ckpt_tensor_stored(m->job_wants.cat, ckpt_plan_unit_tensor(p, u), &cat);
+            const struct ckpt_tensor *t = ckpt_tensor_stored(ckpt_plan_unit_tensor(p, u));
             struct ckpt_box box;
             ckpt_plan_unit_box(p, u, &box);
             traffic->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);

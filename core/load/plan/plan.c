@@ -73,8 +73,7 @@ static uint64_t region_bytes(const struct ckpt_plan *p, const struct ckpt_region
  * that is stored transposed is cut as it is stored. */
 static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
 {
-    const struct ckpt_tensor *t =
-        ckpt_tensor_stored(cat, &cat->tensors.ptr[r->tensor], &(const struct ckpt_catalog *){0});
+    const struct ckpt_tensor *t = ckpt_tensor_stored(&cat->tensors.ptr[r->tensor]);
     uint64_t widest[CKPT_MAX_RANK] = {0}, unit[CKPT_MAX_RANK];
 
     for (uint32_t d = 0; d < t->rank; d++)
@@ -159,9 +158,7 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
  * read for it). If it has none, `off` becomes a key that keeps such units in order. */
 static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_unit *u)
 {
-    const struct ckpt_catalog *cat;
-    const struct ckpt_tensor *t =
-        ckpt_tensor_stored(p->job_wants->cat, ckpt_plan_unit_tensor(p, unit), &cat);
+    const struct ckpt_tensor *t = ckpt_tensor_stored(ckpt_plan_unit_tensor(p, unit));
     uint64_t stride[CKPT_MAX_RANK], at = 0;
     struct ckpt_box box;
 
@@ -368,15 +365,12 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
 static uint64_t stored_bytes(const struct ckpt_job_wants *job_wants,
                              const struct ckpt_wanted_box *box, size_t n)
 {
-    const struct ckpt_catalog *cat;
     uint64_t bytes = 0;
 
     for (size_t i = 0; i < n; i++)
         bytes +=
             ckpt_box_numel(&box[i].box) *
-            ckpt_dtype_size(ckpt_tensor_stored(job_wants->cat,
-                                               &job_wants->cat->tensors.ptr[box[i].tensor], &cat)
-                                ->dtype);
+            ckpt_dtype_size(ckpt_tensor_stored(&job_wants->cat->tensors.ptr[box[i].tensor])->dtype);
     return bytes;
 }
 

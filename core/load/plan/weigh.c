@@ -33,7 +33,6 @@ int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint
 {
     const struct ckpt_wants *w = &job_wants->table[job_wants->class_of[rank]];
     ckpt_cleanup(ckpt_freep) struct position *position = calloc(w->specs.len + 1, sizeof *position);
-    const struct ckpt_catalog *cat;
 
     *ret_bytes = *ret_stored = 0;
     if (!position)
@@ -47,7 +46,7 @@ int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint
         const uint64_t numel =
             ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : position[e->spec].index);
         *ret_bytes += numel * ckpt_dtype_size(t->dtype);
-        *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(job_wants->cat, t, &cat)->dtype);
+        *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(t)->dtype);
     }
     return 0;
 }

@@ -119,7 +119,7 @@ static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
     if (!of || ap->lacks || !(copy = stored(ap)))
         return 0;
     ap->used[copy - ap->src->tensors.ptr] = true;
-    if (ckpt_tensor_same(ap->src, copy, ap->src, of, &same, ap->err) < 0)
+    if (ckpt_tensor_same(copy, of, &same, ap->err) < 0)
         return -1;
     return same ? 0
                 : ckpt_copy_differs(ap->cat, ckpt_str_get(&ap->name), ap->tied,

@@ -123,7 +123,7 @@ static int check_copy(const struct ckpt_tied_copies *c, size_t i, bool allow,
     const struct ckpt_tensor *original = ckpt_catalog_find(model, c->original.ptr[i]);
     bool same = false;
 
-    if (original && ckpt_tensor_same(c->cat, copy, model, original, &same, err) < 0)
+    if (original && ckpt_tensor_same(copy, original, &same, err) < 0)
         return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it", copy->name,
                            c->original.ptr[i]);
     return same ? 0 : ckpt_copy_differs(model, copy->name, c->original.ptr[i], allow, err);
