@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "model/opening.h"
 #include "recipe/apply/rearrange.h"
 #include "tensor/dequant.h"
 
@@ -143,10 +144,8 @@ static void read_config(struct dequantize *d, const json_t *config)
 {
     const json_t *quant = json_object_get(config, "quantization_config"),
                  *block = json_object_get(quant, "weight_block_size");
-    const char *dtype = ckpt_json_str(config, "dtype");
+    const char *dtype = ckpt_config_dtype(config);
 
-    if (!dtype)
-        dtype = ckpt_json_str(config, "torch_dtype");
     if (!dtype || !ckpt_dtype_parse(dtype, strlen(dtype), &d->dtype) ||
         !ckpt_dtype_is_castable(d->dtype))
         d->dtype = CKPT_BF16;

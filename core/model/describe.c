@@ -86,10 +86,7 @@ json_t *ckpt_describe_ties(const struct ckpt_view *v)
             continue;
         if (!to || ckpt_catalog_find(v->cat, tie->from) || !ckpt_catalog_find(v->cat, to))
             continue;
-        if (json_object_set_new(tied, tie->from, json_string(to)) < 0) {
-            json_decref(tied);
-            return NULL;
-        }
+        ckpt_json_set(&tied, tie->from, json_string(to));
     }
     return tied;
 }

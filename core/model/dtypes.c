@@ -7,13 +7,17 @@
 #include "base/str.h"
 #include "format/automodel/export.h"
 
-/* The dtype that config.json states, under its new key or its old one. */
-static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
+const char *ckpt_config_dtype(const json_t *config)
 {
     const char *name = ckpt_json_str(config, "dtype");
 
-    if (!name)
-        name = ckpt_json_str(config, "torch_dtype");
+    return name ? name : ckpt_json_str(config, "torch_dtype");
+}
+
+static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
+{
+    const char *name = ckpt_config_dtype(config);
+
     return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
 }
 

@@ -30,11 +30,9 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
  * float32. */
 static bool has_base_dtype(const struct ckpt_opening *o)
 {
-    const json_t *config = ckpt_opening_base_config(o);
-    const char *says, *is = ckpt_main_dtype(o->cat, false);
+    const char *says = ckpt_config_dtype(ckpt_opening_base_config(o)),
+               *is = ckpt_main_dtype(o->cat, false);
 
-    if (!(says = ckpt_json_str(config, "dtype")))
-        says = ckpt_json_str(config, "torch_dtype");
     return is && strcmp(says ? says : "float32", is) == 0;
 }
 

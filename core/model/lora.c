@@ -13,6 +13,7 @@
 #include "model/experts.h"
 #include "model/lora_config.h"
 #include "recipe/apply/rearrange.h"
+#include "recipe/language/field.h"
 #include "tensor/lora.h"
 #include "tensor/value.h"
 
@@ -314,16 +315,6 @@ static int resize(struct merge *m, const struct ckpt_tensor *old, const struct c
                : 0;
 }
 
-static bool lists(const json_t *names, const char *name)
-{
-    for (size_t i = 0; i < json_array_size(names); i++) {
-        const char *s = json_string_value(json_array_get(names, i));
-        if (s && strcmp(s, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* The output embedding that the adapter's tensor replaces, or NULL. */
 static const char *output_of(const struct merge *m, const struct ckpt_tensor *t)
 {
@@ -348,7 +339,7 @@ static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
         return false;
     *leaf = '\0';
     return ckpt_json_bool(m->opt->config, "tie_word_embeddings", false) &&
-           !lists(json_object_get(m->opt->adapter, "modules_to_save"), module);
+           !ckpt_field_lists(json_object_get(m->opt->adapter, "modules_to_save"), module);
 }
 
 /* Add an output embedding, which the base ties to the input embedding, as a tensor of its own. */

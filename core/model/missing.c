@@ -30,12 +30,8 @@ static json_t *reverse(const json_t *names)
     json_t *back = json_object(), *other;
     const char *name;
 
-    json_object_foreach((json_t *)names, name, other) {
-        if (back && json_object_set_new(back, json_string_value(other), json_string(name)) < 0) {
-            json_decref(back);
-            return NULL;
-        }
-    }
+    json_object_foreach((json_t *)names, name, other)
+        ckpt_json_set(&back, json_string_value(other), json_string(name));
     return back;
 }
 

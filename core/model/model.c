@@ -46,15 +46,18 @@ static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 static int rename_base(struct ckpt_opening *o, const struct ckpt_renames *renames,
                        const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *names = json_object();
+    const char *name;
+    json_t *file;
 
-    if (!names)
+    if (!(o->base_names = json_object()))
         return ckpt_nomem(err);
     for (size_t i = 0; cat && i < cat->tensors.len; i++)
-        if (json_object_set_new(names, cat->tensors.ptr[i].name, json_null()) < 0)
-            return ckpt_nomem(err);
-    return ckpt_renames_invert(renames, cat ? names : o->shared->base->weight_map, &o->base_names,
-                               err);
+        if (ckpt_renames_note(renames, cat->tensors.ptr[i].name, o->base_names, err) < 0)
+            return -1;
+    json_object_foreach(cat ? NULL : o->shared->base->weight_map, name, file)
+        if (ckpt_renames_note(renames, name, o->base_names, err) < 0)
+            return -1;
+    return 0;
 }
 
 /* Match names: a run saves the names in memory, while the base may have the hub's. */

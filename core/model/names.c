@@ -425,22 +425,13 @@ static int drop_tied(struct naming *n, struct ckpt_err *err)
 
 /* ---- against the base ---- */
 
-static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint64_t *dim,
-                      uint32_t rank, struct ckpt_err *err)
-{
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
-
-    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, config.json says %s", name,
-                     ckpt_shape_text(t->dim, t->rank, a, sizeof a),
-                     ckpt_shape_text(dim, rank, b, sizeof b));
-}
-
 /* Check the embedding's shape against the config, which always states it; in a few families it is
  * narrower than the layers. */
 static int check_config(const struct naming *n, struct ckpt_err *err)
 {
     const size_t at = find(n, n->anchor);
     const struct ckpt_tensor *t = at == SIZE_MAX ? NULL : &n->cat->tensors.ptr[at];
+    char here[CKPT_SHAPE_TEXT], said[CKPT_SHAPE_TEXT];
     uint64_t dim[2];
 
     if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
@@ -448,7 +439,11 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
         return 0;
     for (size_t i = 0; i < n->type->widths.n; i++)
         (void)ckpt_json_u64(n->config, n->type->widths.text[i], &dim[1]);
-    return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
+    if (memcmp(t->dim, dim, sizeof dim) == 0)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, config.json says %s", n->anchor,
+                     ckpt_shape_text(t->dim, t->rank, here, sizeof here),
+                     ckpt_shape_text(dim, 2, said, sizeof said));
 }
 
 int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err)

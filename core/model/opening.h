@@ -138,6 +138,9 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_opening *o, const struct ck
  * t. */
 bool ckpt_dtypes_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t);
 
+/* The dtype that a config.json states, under its new key or its old one; or NULL. */
+const char *ckpt_config_dtype(const json_t *config);
+
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
  * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */
 const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);

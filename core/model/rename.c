@@ -108,22 +108,14 @@ int ckpt_renames_apply(const struct ckpt_renames *r, const char *name, char **re
     return 0;
 }
 
-int ckpt_renames_invert(const struct ckpt_renames *r, const json_t *names, json_t **ret,
-                        struct ckpt_err *err)
+int ckpt_renames_note(const struct ckpt_renames *r, const char *name, json_t *map,
+                      struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *map = json_object();
-    const char *name;
-    json_t *value;
+    ckpt_cleanup(ckpt_freep) char *other = NULL;
 
-    if (!map)
-        return ckpt_nomem(err);
-    json_object_foreach((json_t *)names, name, value) {
-        ckpt_cleanup(ckpt_freep) char *other = NULL;
-        if (ckpt_renames_apply(r, name, &other, err) < 0)
-            return -1;
-        if (strcmp(other, name) != 0 && json_object_set_new(map, other, json_string(name)) < 0)
-            return ckpt_fail(err, CKPT_USAGE, "'%s' is renamed to a name that is not UTF-8", name);
-    }
-    *ret = ckpt_steal(&map);
+    if (ckpt_renames_apply(r, name, &other, err) < 0)
+        return -1;
+    if (strcmp(other, name) != 0 && json_object_set_new(map, other, json_string(name)) < 0)
+        return ckpt_fail(err, CKPT_USAGE, "'%s' is renamed to a name that is not UTF-8", name);
     return 0;
 }

@@ -23,8 +23,8 @@ void ckpt_renames_free(struct ckpt_renames *r);
 int ckpt_renames_apply(const struct ckpt_renames *r, const char *name, char **ret_name,
                        struct ckpt_err *err);
 
-/* Make a new object {new name: name} of all keys of the object `names` that are renamed. */
-int ckpt_renames_invert(const struct ckpt_renames *r, const json_t *names, json_t **ret,
-                        struct ckpt_err *err);
+/* If a name is renamed, add it to the object {new name: name}. */
+int ckpt_renames_note(const struct ckpt_renames *r, const char *name, json_t *map,
+                      struct ckpt_err *err);
 
 #endif

@@ -79,21 +79,14 @@ static const char *const fields[] = {
     "watermarking_config",
 };
 
-static int set(json_t *obj, const char *key, json_t *value, struct ckpt_err *err)
-{
-    return json_object_set_new(obj, key, value) < 0 ? ckpt_nomem(err) : 0;
-}
-
 /* Copy what `from` says and the result does not say yet. */
-static int take_fields(json_t *g, const json_t *from, struct ckpt_err *err)
+static void take_fields(json_t **g, const json_t *from)
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        json_t *v = json_object_get(from, fields[i]);
-        if (v && !json_is_null(v) && !json_object_get(g, fields[i]) &&
-            set(g, fields[i], json_deep_copy(v), err) < 0)
-            return -1;
+        const json_t *v = json_object_get(from, fields[i]);
+        if (v && !json_is_null(v) && !json_object_get(*g, fields[i]))
+            ckpt_json_set(g, fields[i], json_deep_copy(v));
     }
-    return 0;
 }
 
 /* The decoder's config of a composite model, or NULL. */
@@ -110,21 +103,21 @@ static const json_t *text_config(const json_t *config, const char *decoder)
 }
 
 /* What a config class has although config.json may leave it out. */
-static int add_defaults(json_t *g, bool no_use_cache, struct ckpt_err *err)
+static void add_defaults(json_t **g, bool no_use_cache)
 {
-    static const char *const outputs[] = {"output_attentions", "output_hidden_states"};
+    static const char *const outputs[] = {"output_attentions", "output_hidden_states",
+                                          "output_scores", "output_logits"};
+    bool any = false;
 
-    for (size_t i = 0; i < 2; i++)
-        if (!json_object_get(g, outputs[i]) && set(g, outputs[i], json_false(), err) < 0)
-            return -1;
-    if (!no_use_cache && !json_object_get(g, "use_cache") &&
-        set(g, "use_cache", json_true(), err) < 0)
-        return -1;
-    bool any = ckpt_json_bool(g, "output_attentions", false) ||
-               ckpt_json_bool(g, "output_hidden_states", false) ||
-               ckpt_json_bool(g, "output_scores", false) ||
-               ckpt_json_bool(g, "output_logits", false);
-    return any ? set(g, "return_dict_in_generate", json_true(), err) : 0;
+    for (size_t i = 0; i < 4; i++) {
+        if (i < 2 && !json_object_get(*g, outputs[i]))
+            ckpt_json_set(g, outputs[i], json_false());
+        any |= ckpt_json_bool(*g, outputs[i], false);
+    }
+    if (!no_use_cache && !json_object_get(*g, "use_cache"))
+        ckpt_json_set(g, "use_cache", json_true());
+    if (any)
+        ckpt_json_set(g, "return_dict_in_generate", json_true());
 }
 
 int ckpt_generation_config(const json_t *config, const struct ckpt_generation_rule *rule,
@@ -133,14 +126,14 @@ int ckpt_generation_config(const json_t *config, const struct ckpt_generation_ru
     ckpt_cleanup(ckpt_json_decrefp) json_t *g = json_object();
     const char *version = ckpt_json_str(config, "transformers_version");
 
+    ckpt_json_set(&g, "_from_model_config", json_true());
+    take_fields(&g, config);
+    take_fields(&g, text_config(config, rule->decoder));
+    add_defaults(&g, rule->no_use_cache);
+    if (version)
+        ckpt_json_set(&g, "transformers_version", json_string(version));
     if (!g)
         return ckpt_nomem(err);
-    if (set(g, "_from_model_config", json_true(), err) < 0 || take_fields(g, config, err) < 0 ||
-        take_fields(g, text_config(config, rule->decoder), err) < 0 ||
-        add_defaults(g, rule->no_use_cache, err) < 0)
-        return -1;
-    if (version && set(g, "transformers_version", json_string(version), err) < 0)
-        return -1;
     *ret = ckpt_steal(&g);
     return 0;
 }

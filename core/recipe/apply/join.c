@@ -342,30 +342,20 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
     return rule ? add_joined(cat, t, &first, err) : ckpt_catalog_copy(cat, t, 0, err);
 }
 
-static int join(struct ckpt_resolver *rs, const struct ckpt_catalog *src, struct ckpt_catalog *cat,
-                struct ckpt_err *err)
-{
-    for (size_t i = 0; i < src->tensors.len; i++) {
-        const struct ckpt_tensor *t = &src->tensors.ptr[i];
-        if ((t->ranks ? join_tensor(rs, t, cat, err) : ckpt_catalog_copy(cat, t, 0, err)) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 int ckpt_join(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
               struct ckpt_settings *set, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-    struct ckpt_resolver rs = {0};
-    int result = ckpt_resolver_init(&rs, recipe, src, set, err);
+    ckpt_cleanup(ckpt_resolver_release) struct ckpt_resolver rs = {0};
 
-    if (result == 0)
-        result = ckpt_catalog_new_like(src, &cat, err);
-    if (result == 0)
-        result = join(&rs, src, cat, err);
-    ckpt_resolver_release(&rs);
-    if (result == 0)
-        *ret = ckpt_steal(&cat);
-    return result;
+    if (ckpt_resolver_init(&rs, recipe, src, set, err) < 0 ||
+        ckpt_catalog_new_like(src, &cat, err) < 0)
+        return -1;
+    for (size_t i = 0; i < src->tensors.len; i++) {
+        const struct ckpt_tensor *t = &src->tensors.ptr[i];
+        if ((t->ranks ? join_tensor(&rs, t, cat, err) : ckpt_catalog_copy(cat, t, 0, err)) < 0)
+            return -1;
+    }
+    *ret = ckpt_steal(&cat);
+    return 0;
 }

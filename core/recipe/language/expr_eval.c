@@ -241,11 +241,6 @@ static const struct ckpt_tensor *find_tensor(struct eval *ev, const struct ckpt_
     return NULL;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    return ckpt_u64_cmp(*(const uint64_t *)a, *(const uint64_t *)b);
-}
-
 /* The values of the first number in the matching names, ascending, each once. */
 static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
 {
@@ -260,7 +255,7 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
         if (any_match(e, cat->tensors.ptr[i].name, value) && ckpt_vec_push(&found, value[0]) < 0)
             break;
     if (found.len)
-        qsort(found.ptr, found.len, sizeof *found.ptr, by_value);
+        qsort(found.ptr, found.len, sizeof *found.ptr, ckpt_u64s_cmp);
     for (size_t i = 0; list && i < found.len; i++)
         if (i == 0 || found.ptr[i] != found.ptr[i - 1])
             ckpt_json_append(&list, json_integer((json_int_t)found.ptr[i]));

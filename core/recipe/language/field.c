@@ -76,3 +76,13 @@ int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *k
     *ret = ckpt_arena_strdup(arena, json_string_value(v));
     return *ret ? 0 : ckpt_nomem(err);
 }
+
+bool ckpt_field_lists(const json_t *list, const char *word)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *s = json_string_value(json_array_get(list, i));
+        if (s && strcmp(s, word) == 0)
+            return true;
+    }
+    return false;
+}

@@ -4,6 +4,7 @@
 #ifndef CKPT_RECIPE_LANGUAGE_FIELD_H
 #define CKPT_RECIPE_LANGUAGE_FIELD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -25,5 +26,8 @@ int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *wh
 /* Read an optional string member; *ret is NULL if it is absent. Copied into the arena. */
 int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key,
                       const char *where, const char **ret, struct ckpt_err *err);
+
+/* Is the word among the strings of a list? */
+bool ckpt_field_lists(const json_t *list, const char *word);
 
 #endif

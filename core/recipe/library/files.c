@@ -152,16 +152,6 @@ int ckpt_file_read(const char *path, struct ckpt_dir **ret_dir, char **ret_text,
 
 /* ---- keys of the embedded model files ---- */
 
-static bool lists(const json_t *list, const char *key)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *s = json_string_value(json_array_get(list, i));
-        if (s && strcmp(s, key) == 0)
-            return true;
-    }
-    return false;
-}
-
 static bool names(const struct ckpt_recipe_blob *b, const char *key)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
@@ -169,7 +159,8 @@ static bool names(const struct ckpt_recipe_blob *b, const char *key)
     if (ckpt_json_parse((const char *)b->data, b->len, b->name, &j, NULL) < 0)
         return false;
     const json_t *fixed = json_object_get(json_object_get(j, "config"), key);
-    return lists(json_object_get(j, "needs"), key) || lists(json_object_get(j, "takes"), key) ||
+    return ckpt_field_lists(json_object_get(j, "needs"), key) ||
+           ckpt_field_lists(json_object_get(j, "takes"), key) ||
            (fixed && !json_is_array(fixed) && !json_is_object(fixed));
 }
 
