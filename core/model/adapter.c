@@ -14,41 +14,34 @@
 #define FILE_NAME "adapter_model.safetensors"
 
 /* Parts of names that LoRA adds, after which the adapter's name may follow. */
-static const char *const lora_words[] = {"lora_A",
+static const char *const lora_parts[] = {"lora_A",
                                          "lora_B",
                                          "lora_embedding_A",
                                          "lora_embedding_B",
                                          "lora_magnitude_vector",
                                          "trainable_tokens_delta"};
+static const struct ckpt_texts lora_words = {lora_parts, sizeof lora_parts / sizeof *lora_parts};
 
 static bool is(const char *word, size_t len, const char *text)
 {
     return strlen(text) == len && memcmp(word, text, len) == 0;
 }
 
-static bool is_lora_word(const char *word, size_t len)
+/* Is one of the words a part of the name? */
+static bool has_any(const char *name, const struct ckpt_texts *words)
 {
-    for (size_t i = 0; i < sizeof lora_words / sizeof lora_words[0]; i++)
-        if (is(word, len, lora_words[i]))
+    for (const char *p = name; p; p = strchr(p, '.'), p = p ? p + 1 : NULL)
+        if (ckpt_texts_have(words, p, strcspn(p, ".")))
             return true;
     return false;
 }
 
 static bool has_word(const char *name, const char *word)
 {
-    for (const char *p = name; p; p = strchr(p, '.'), p = p ? p + 1 : NULL)
-        if (is(p, strcspn(p, "."), word))
-            return true;
-    return false;
+    return has_any(name, &(struct ckpt_texts){&word, 1});
 }
 
-static bool is_lora(const char *name)
-{
-    for (const char *p = name; p; p = strchr(p, '.'), p = p ? p + 1 : NULL)
-        if (is_lora_word(p, strcspn(p, ".")))
-            return true;
-    return false;
-}
+static bool is_lora(const char *name) { return has_any(name, &lora_words); }
 
 struct adapter {
     const struct ckpt_catalog *cat;
@@ -83,7 +76,8 @@ static int canonical(const struct adapter *a, const char *name, const char **ret
 
     for (const char *p = name; *p && !last;) {
         size_t len = strcspn(p, "."), next;
-        const bool saved = is(p, len, "modules_to_save"), lora = is_lora_word(p, len);
+        const bool saved = is(p, len, "modules_to_save"),
+                   lora = ckpt_texts_have(&lora_words, p, len);
         if (!saved)
             put_part(&s, p, len);
         last = is(p, len,

@@ -132,13 +132,13 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
 
     if (!b)
         return ckpt_nomem(err);
-    result = ckpt_base_find(name, &path, err);
-    if (result == 0)
-        result = ckpt_archive_open(path, links, recording, &b->dir, err);
-    if (result == 0)
-        result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
-    if (result == 0)
-        result = read_weights(b, pool, err);
+    result = ckpt_base_find(name, &path, err) < 0 ||
+                     ckpt_archive_open(path, links, recording, &b->dir, err) < 0 ||
+                     ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config,
+                                         err) < 0 ||
+                     read_weights(b, pool, err) < 0
+                 ? -1
+                 : 0;
     if (result == 0 && !b->config && !b->cat && !ckpt_dir_has_file(b->dir, "adapter_config.json"))
         result =
             ckpt_fail(err, CKPT_MISSING, "base '%s' has neither config.json nor weights", path);

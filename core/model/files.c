@@ -246,9 +246,8 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
     if (o->config && o->decision.write_generation &&
         !ckpt_sides_has(&sides, "generation_config.json")) {
         const struct ckpt_type *type = ckpt_opening_type(o);
-        const struct ckpt_generation_rule rule = {.decoder = type->decoder_config,
-                                                  .no_use_cache = type->no_use_cache};
-        if (ckpt_generation_config(o->config, &rule, &generation, err) < 0)
+        if (ckpt_generation_config(o->config, type->decoder_config, type->no_use_cache, &generation,
+                                   err) < 0)
             return -1;
         opt.generation = generation;
     }

@@ -298,20 +298,15 @@ static int state_dtype(struct ckpt_opening *o, struct ckpt_err *err)
 
     if (!o->config || !name)
         return 0;
-    if (o->decision.way != CKPT_WAY_RECIPE || o->config_changed) {
-        /* a config without a dtype says float32 */
-        bool old = json_object_get(o->config, "torch_dtype") != NULL;
-        bool now =
-            json_object_get(o->config, "dtype") != NULL || (!old && strcmp(name, "float32") != 0);
-        if ((old && json_object_set_new(o->config, "torch_dtype", json_string(name)) < 0) ||
-            (now && json_object_set_new(o->config, "dtype", json_string(name)) < 0))
-            return ckpt_nomem(err);
-        return 0;
-    }
-    if (json_object_set_new(o->config, "dtype", json_string(name)) < 0 ||
-        json_object_set_new(o->config, "torch_dtype", json_string(name)) < 0)
-        return ckpt_nomem(err);
-    return 0;
+    const bool made = o->decision.way == CKPT_WAY_RECIPE && !o->config_changed;
+    const bool old = made || json_object_get(o->config, "torch_dtype");
+    /* a config without a dtype says float32 */
+    const bool now =
+        made || json_object_get(o->config, "dtype") || (!old && strcmp(name, "float32") != 0);
+    return (old && json_object_set_new(o->config, "torch_dtype", json_string(name)) < 0) ||
+                   (now && json_object_set_new(o->config, "dtype", json_string(name)) < 0)
+               ? ckpt_nomem(err)
+               : 0;
 }
 
 /* ---- all of it ---- */

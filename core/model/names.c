@@ -25,21 +25,13 @@ static const char *const other_roots[] = {"optimizer", "optimizers", "optim",   
 static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
                                        "_fsdp_wrapped_module."};
 
-static bool among(const char *word, size_t len, const char *const *list, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (strlen(list[i]) == len && memcmp(list[i], word, len) == 0)
-            return true;
-    return false;
-}
-#define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
-
 bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
 {
-    size_t root = strcspn(name, ".");
+    static const struct ckpt_texts roots = {other_roots, sizeof other_roots / sizeof *other_roots};
 
-    return !AMONG(name, root, other_roots) && !ckpt_has_prefix(name, "optimizer_") &&
-           !ckpt_has_suffix(name, "._extra_state") && !ckpt_texts_end(&type->computed, name);
+    return !ckpt_texts_have(&roots, name, strcspn(name, ".")) &&
+           !ckpt_has_prefix(name, "optimizer_") && !ckpt_has_suffix(name, "._extra_state") &&
+           !ckpt_texts_end(&type->computed, name);
 }
 
 /* ---- models without a head, as transformers' AutoModel makes them ---- */

@@ -100,7 +100,14 @@ static uint32_t widest_axis(const struct ckpt_ndcopy *c)
     return at;
 }
 
-/* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
+/* A region is divided along the axis with the widest steps in the source. What one step takes
+ * (`inner`) may have holes of faster axes; between the steps there is a hole, too, unless they
+ * overlap:
+ *
+ *      [ inner ]   hole   [ inner ]   hole   [ inner ]
+ *      |---- a->src -----|
+ *
+ * How many steps of the widest axis may be read in one bounding range: 1 when the holes between
  * them are large. */
 static uint64_t steps_at_once(const struct ckpt_strided_reader *r, const struct ckpt_ndcopy *c,
                               uint32_t widest)

@@ -120,7 +120,7 @@ static void add_defaults(json_t **g, bool no_use_cache)
         ckpt_json_set(g, "return_dict_in_generate", json_true());
 }
 
-int ckpt_generation_config(const json_t *config, const struct ckpt_generation_rule *rule,
+int ckpt_generation_config(const json_t *config, const char *decoder, bool no_use_cache,
                            json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *g = json_object();
@@ -128,8 +128,8 @@ int ckpt_generation_config(const json_t *config, const struct ckpt_generation_ru
 
     ckpt_json_set(&g, "_from_model_config", json_true());
     take_fields(&g, config);
-    take_fields(&g, text_config(config, rule->decoder));
-    add_defaults(&g, rule->no_use_cache);
+    take_fields(&g, text_config(config, decoder));
+    add_defaults(&g, no_use_cache);
     if (version)
         ckpt_json_set(&g, "transformers_version", json_string(version));
     if (!g)

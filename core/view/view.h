@@ -111,16 +111,12 @@ void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ck
 int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, void *buf, size_t len,
                      uint64_t off, size_t *ret_len, struct ckpt_err *err);
 
-/* How the config class of a model type differs from most others. */
-struct ckpt_generation_rule {
-    const char *decoder; /* the key of the decoder's config; NULL: transformers' usual names */
-    bool no_use_cache;   /* the class has no attribute use_cache */
-};
-
-/* generation_config.json as transformers derives it from a model's config; a new object. Its
+/* generation_config.json as transformers derives it from a model's config; a new object. decoder:
+ * the key of the decoder's config (NULL: transformers' usual names); no_use_cache: the config class
+ * has no attribute use_cache. Its
  * transformers_version is the config's, if that has one: what we say about ourselves must not
  * change from one of our versions to the next. */
-int ckpt_generation_config(const json_t *config, const struct ckpt_generation_rule *rule,
+int ckpt_generation_config(const json_t *config, const char *decoder, bool no_use_cache,
                            json_t **ret, struct ckpt_err *err);
 
 #endif

@@ -149,8 +149,7 @@ int main(int argc, char **argv)
     uint32_t source = ckpt_catalog_add_source(cat, data, &err);
     json_array_foreach(json_object_get(spec, "tensors"), i, tensor)
         at = add_tensor(cat, tensor, source, at);
-    if (opt.config && ckpt_generation_config(opt.config, &(struct ckpt_generation_rule){0},
-                                             &generation, &err) < 0)
+    if (opt.config && ckpt_generation_config(opt.config, NULL, false, &generation, &err) < 0)
         die();
     opt.generation = generation;
     if (ckpt_vtree_new(cat, &opt, &tree, &err) < 0)

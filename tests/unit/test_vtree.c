@@ -132,7 +132,7 @@ TEST(vtree, configs_are_written_as_transformers_does)
     struct ckpt_err err = {0};
     struct ckpt_vtree *t;
 
-    CHECK_OK(ckpt_generation_config(config, &(struct ckpt_generation_rule){0}, &generation, &err));
+    CHECK_OK(ckpt_generation_config(config, NULL, false, &generation, &err));
     struct ckpt_vtree_options opt = {.config = config, .generation = generation};
     CHECK_OK(ckpt_vtree_new(c.cat, &opt, &t, &err));
     CHECK_STR(content(ckpt_vtree_find(t, "config.json")),
@@ -156,7 +156,7 @@ TEST(vtree, generation_config_takes_what_the_config_says)
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_generation_config(config, &(struct ckpt_generation_rule){0}, &g, &err));
+    CHECK_OK(ckpt_generation_config(config, NULL, false, &g, &err));
     CHECK_OK(ckpt_json_dump(g, CKPT_JSON_COMPACT, true, &text, NULL, &err));
     CHECK(strstr(text, "\"bos_token_id\":1") && strstr(text, "\"pad_token_id\":7"));
     CHECK(strstr(text, "\"use_cache\":false") && strstr(text, "\"output_attentions\":true"));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Applying a recipe, in three parts: one tensor of the model (apply_target.c), the tensors that a
- * model file lists (apply_items.c), and, for models without a list, those that the checkpoint has
- * (apply_sources.c). */
+/* Applying a recipe, in three parts: one tensor of the model (target.c), the tensors that a model
+ * file lists (items.c), and, for models without a list, those that the checkpoint has (sources.c).
+ */
 #ifndef CKPT_RECIPE_APPLY_APPLY_H
 #define CKPT_RECIPE_APPLY_APPLY_H
 

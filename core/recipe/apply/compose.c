@@ -203,7 +203,13 @@ static size_t join_neighbours(struct ckpt_piece_draft *piece, size_t n, const ui
     return kept;
 }
 
-/* One round over all pieces. */
+/* One round over all pieces. Pieces of equal axes whose distances are equal become one piece with
+ * an axis more; the next round may find such a row of rows:
+ *
+ *      tensor   0    8   16  |  64   72   80        round 1: two pieces of 3 steps (8, 100)
+ *      source   0  100  200  | 900 1000 1100        round 2: one piece of 2 steps (64, 900) of
+ * those
+ */
 static size_t fold_once(struct ckpt_piece_draft *piece, size_t n, const uint64_t *unit,
                         const uint64_t *dim, uint32_t rank)
 {

@@ -14,6 +14,14 @@
 
 enum { MAX_RUNS = 1 << 16 };
 
+/* Of "(gate=f/tp + up=f/tp)" with f 4 and two ranks, a part has two runs, which lie apart in the
+ * whole:
+ *
+ *      rank 0   g0 g1 u0 u1
+ *      rank 1   g2 g3 u2 u3
+ *      whole    g0 g1 g2 g3 u0 u1 u2 u3
+ *
+ * Run 0 is {lo 0, n 2, at 0}, run 1 {lo 2, n 2, at 4}; both are ranked. */
 struct run {
     uint64_t lo, n, at; /* first index and length in the part; index in the whole for rank 0 */
     bool ranked;        /* the run of rank t is t * n further */
@@ -230,6 +238,8 @@ struct cutter {
     CKPT_VEC(struct ckpt_piece_draft) out;
 };
 
+static void cutter_release(struct cutter *c) { ckpt_vec_release(&c->out); }
+
 /* Add the part of box b, of rank t's part, that is in run which[d] of every dimension. */
 static int cut_runs(struct cutter *c, const struct ckpt_piece *piece, const struct ckpt_box *b,
                     uint64_t t, const size_t *which, struct ckpt_err *err)
@@ -287,22 +297,18 @@ static int cut_piece(struct cutter *c, const struct ckpt_piece *piece, struct ck
 static int add_joined(struct ckpt_catalog *cat, const struct ckpt_tensor *t, const struct plan *p,
                       struct ckpt_err *err)
 {
-    struct cutter c = {.t = t, .plan = p};
+    ckpt_cleanup(cutter_release) struct cutter c = {.t = t, .plan = p};
     size_t index;
-    int result = 0;
 
     for (uint32_t d = 0; d < p->rank; d++)
         c.dim[d] = p->d[d].whole;
-    for (size_t i = 0; i < t->npiece && result == 0; i++)
-        result = cut_piece(&c, &t->piece[i], err);
-    if (result == 0)
-        result = ckpt_catalog_add(cat, t->name, t->dtype, c.dim, p->rank, &index, err);
-    if (result == 0)
-        result = ckpt_catalog_set_pieces(cat, index, c.out.ptr, c.out.len, err);
-    if (result == 0)
-        cat->tensors.ptr[index].wanted = t->wanted;
-    ckpt_vec_release(&c.out);
-    return result;
+    for (size_t i = 0; i < t->npiece; i++)
+        if (cut_piece(&c, &t->piece[i], err) < 0)
+            return -1;
+    if (ckpt_catalog_add(cat, t->name, t->dtype, c.dim, p->rank, &index, err) < 0)
+        return -1;
+    cat->tensors.ptr[index].wanted = t->wanted;
+    return ckpt_catalog_set_pieces(cat, index, c.out.ptr, c.out.len, err);
 }
 
 /* ---- the catalogue ---- */
