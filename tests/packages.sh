@@ -69,6 +69,9 @@ python3 -m venv "$tmp/venv"
   use
   cd / && python -c "import ckptfs; print(ckptfs.__version__, len(ckptfs.open('$run').keys()), 'tensors')"
 )
+for file in man/man1/ckpt.1 bash-completion/completions/ckptfs; do
+  test -e "$tmp/venv/share/$file" || { echo "the wheel has no $file" >&2; exit 1; }
+done
 "$tmp/venv/bin/pip" -q uninstall -y ckptfs
 [[ -z $(find "$tmp/venv" -name '*ckpt*') ]] || { echo 'the wheel leaves something behind' >&2; exit 1; }
 say 'packages: all good'

@@ -88,6 +88,8 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
         return ckpt_fail(err, CKPT_USAGE, "tensor '%s' is %s: there is no cast to %s", tensor->name,
                          ckpt_dtype_name(tensor->dtype), ckpt_dtype_name(dtype));
     t->dtype = dtype;
+    if (!load->planned)
+        load->wants.entries.ptr[want].dtype = dtype;
     if (given)
         t->ptr = dest.ptr;
     ckpt_shape_strides(t->box.n, t->box.rank, t->stride);

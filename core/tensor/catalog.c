@@ -82,6 +82,20 @@ int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog
     return 0;
 }
 
+int ckpt_catalog_alias(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *alias = NULL;
+
+    if (ckpt_catalog_new(&alias, err) < 0 || ckpt_catalog_add_sources(alias, cat, err) < 0)
+        return -1;
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (ckpt_vec_push(&alias->tensors, cat->tensors.ptr[i]) < 0)
+            return ckpt_nomem(err);
+    *ret = ckpt_steal(&alias);
+    return 0;
+}
+
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err)
 {

@@ -113,6 +113,11 @@ int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struc
 /* Free memory that was reserved for more tensors and sources. Moves the tensors. */
 void ckpt_catalog_shrink(struct ckpt_catalog *cat);
 
+/* Make a catalogue of the same tensors over the same sources, to change them there. Names, shapes
+ * and pieces are those of cat, which must outlive it; tensors are found by number alone. */
+int ckpt_catalog_alias(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
+                       struct ckpt_err *err);
+
 /* Find a tensor by its name; NULL: it is not there. */
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name);
 

@@ -51,6 +51,15 @@ static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ck
 static const struct ckpt_value_ops cast_ops = {
     .name = "cast", .elements = ckpt_dtype_cast, .rounds = true};
 
+enum ckpt_dtype ckpt_value_unrounded(const struct ckpt_tensor *t)
+{
+    if (!t->value || !t->value->ops->rounds)
+        return t->dtype;
+    if (t->value->ops == &cast_ops)
+        return t->value->arg[0]->dtype;
+    return t->dtype == CKPT_F64 ? CKPT_F64 : CKPT_F32;
+}
+
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err)
 {
     struct ckpt_tensor *t = &cat->tensors.ptr[index];

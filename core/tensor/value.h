@@ -59,6 +59,10 @@ const struct ckpt_value_ops *ckpt_value_find(const char *name);
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
                      struct ckpt_err *err);
 
+/* The dtype in which nothing is lost of what is stored, or computed: the operand's, if t is a cast;
+ * F32 at least, if it is another operator's rounded result; else t's own. */
+enum ckpt_dtype ckpt_value_unrounded(const struct ckpt_tensor *t);
+
 /* Convert tensor `index` of cat to `dtype`. Does nothing if it has that dtype already. Both dtypes
  * must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);

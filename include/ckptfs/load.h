@@ -251,7 +251,8 @@ struct ckpt_dest {
                     be set by ckpt_load_set_dest */
     const uint64_t *stride; /* distance between neighbours in each dimension, in elements of dtype;
                                NULL: dense row-major */
-    const char *dtype;      /* "F32" or "float32" to convert to; NULL: as the view */
+    const char *dtype;      /* "F32" or "float32" to convert to; NULL: as the view. Unless the view
+                               was opened with dtype=, what is stored is rounded once, to this */
 };
 
 /* Declare a want: the elements [lo[d], lo[d]+n[d]) of a tensor in each dimension d; lo == NULL: the
@@ -400,7 +401,7 @@ CKPT_PUBLIC void ckpt_load_cancel(struct ckpt_load *load);
 
 struct ckpt_load_stats {
     size_t size;             /* sizeof(struct ckpt_load_stats), set before the call */
-    uint64_t needed_bytes;   /* size of this rank's wants, in the dtypes of the view */
+    uint64_t needed_bytes;   /* size of this rank's wants, in the dtypes in which they are read */
     uint64_t unique_bytes;   /* stored bytes that any rank needs, counted once */
     uint64_t read_bytes;     /* read from storage by this rank */
     uint64_t reads;          /* number of reads */

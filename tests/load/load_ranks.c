@@ -21,7 +21,11 @@
 #include "faults.h"
 #include "random.h"
 #include "random_wants.h"
+#include "model/view.h"
 #include "tensor/dtype.h"
+#include "tensor/read.h"
+#include "tensor/slab.h"
+#include "tensor/value.h"
 
 enum { MOST_RANKS = 1024, MOST_RUNS = 64 };
 
@@ -129,6 +133,32 @@ static bool same(const struct ckpt_want_info *info, const struct want *w, uint32
     return true;
 }
 
+/* A tensor as it is loaded: without dtype= not rounded to the view's dtype before it is to the
+ * destination's. The caller frees *ret. */
+static int read_unrounded(const struct ckpt_view *view, size_t index, unsigned char **ret,
+                          enum ckpt_dtype *ret_dtype, struct ckpt_err *err)
+{
+    struct ckpt_reading rd = view->reading;
+    struct ckpt_catalog *cat;
+    int rc;
+
+    if (ckpt_catalog_alias(view->cat, &cat, err) < 0)
+        return -1;
+    const struct ckpt_tensor *t = &cat->tensors.ptr[index];
+    *ret_dtype = view->shared->opt->dtype_rule == CKPT_DTYPE_AUTO ? ckpt_value_unrounded(t)
+                                                                  : (enum ckpt_dtype)t->dtype;
+    if (ckpt_dtype_is_castable(t->dtype) && ckpt_dtype_is_castable(*ret_dtype))
+        rc = ckpt_value_cast(cat, index, *ret_dtype, err);
+    else
+        rc = 0, *ret_dtype = t->dtype;
+    *ret = malloc(ckpt_tensor_nbytes(t) + 1);
+    if (rc == 0)
+        rc = ckpt_elements_pread(t, &rd, *ret, 0, t->numel, err);
+    ckpt_slabs_forget(rd.slabs, &rd);
+    ckpt_catalog_free(cat);
+    return rc;
+}
+
 static int check(struct rank *r, struct ckpt_load *load, const struct want *want)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
@@ -142,9 +172,8 @@ static int check(struct rank *r, struct ckpt_load *load, const struct want *want
         if (!ckpt_view_find_tensor(view, info.tensor, &index))
             return -1;
         ckpt_view_tensor(view, index, &t);
-        (void)ckpt_dtype_parse(t.dtype, strlen(t.dtype), &from);
-        unsigned char *whole = malloc(t.nbytes + 1);
-        if (ckpt_view_tensor_pread(view, index, whole, t.nbytes, 0, &r->err) < 0)
+        unsigned char *whole;
+        if (read_unrounded(view, index, &whole, &from, &r->err) < 0)
             return -1;
         for (uint32_t d = t.rank; d-- > 0;) {
             unit[d] = step;

@@ -444,6 +444,8 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
     rc = 0;
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
+    if (rc == 0 && load->view->shared->opt->dtype_rule == CKPT_DTYPE_AUTO)
+        rc = ckpt_job_wants_cast(load->parts.job_wants, load->view->cat, err);
     return plan_all(load, rc, job, err);
 }
 

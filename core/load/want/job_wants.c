@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/value.h"
+
 void ckpt_job_wants_release(struct ckpt_job_wants *r)
 {
     for (uint32_t c = 0; c < r->nclass; c++)
@@ -15,6 +17,7 @@ void ckpt_job_wants_release(struct ckpt_job_wants *r)
     free(r->class_rank);
     free(r->first);
     free(r->use);
+    ckpt_catalog_free(r->cast);
     memset(r, 0, sizeof *r);
 }
 
@@ -89,4 +92,56 @@ uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, ui
 {
     *ret_lo = first_use(r, tensor, class);
     return first_use(r, tensor, class + 1);
+}
+
+/* ---- dtypes ---- */
+
+/* The dtype of all destinations of tensor t; CKPT_NDTYPE: they have several. */
+static enum ckpt_dtype wanted_dtype(const struct ckpt_job_wants *r, uint32_t t,
+                                    enum ckpt_dtype viewed)
+{
+    enum ckpt_dtype wanted = viewed;
+
+    for (uint64_t u = r->first[t]; u < r->first[t + 1]; u++) {
+        const uint32_t d = r->table[r->use[u].class].entries.ptr[r->use[u].entry].dtype;
+        const enum ckpt_dtype dtype = d == CKPT_NONE ? viewed : (enum ckpt_dtype)d;
+        if (u > r->first[t] && dtype != wanted)
+            return CKPT_NDTYPE;
+        wanted = dtype;
+    }
+    return wanted;
+}
+
+static enum ckpt_dtype read_dtype(const struct ckpt_job_wants *r, const struct ckpt_tensor *t,
+                                  uint32_t index)
+{
+    const enum ckpt_dtype wanted = wanted_dtype(r, index, t->dtype);
+    const enum ckpt_dtype stored = ckpt_value_unrounded(t);
+
+    if (wanted == t->dtype || !ckpt_dtype_is_castable(t->dtype) || !ckpt_dtype_is_castable(stored))
+        return t->dtype;
+    return wanted != CKPT_NDTYPE && ckpt_dtype_is_castable(wanted) &&
+                   ckpt_dtype_size(wanted) <= ckpt_dtype_size(stored)
+               ? wanted
+               : stored;
+}
+
+int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+                        struct ckpt_err *err)
+{
+    ckpt_catalog_free(ckpt_steal(&r->cast));
+    r->cat = cat;
+    for (uint32_t i = 0; i < cat->tensors.len; i++) {
+        const enum ckpt_dtype dtype = read_dtype(r, &cat->tensors.ptr[i], i);
+        if (dtype == cat->tensors.ptr[i].dtype)
+            continue;
+        if ((!r->cast && ckpt_catalog_alias(cat, &r->cast, err) < 0) ||
+            ckpt_value_cast(r->cast, i, dtype, err) < 0) {
+            ckpt_catalog_free(ckpt_steal(&r->cast));
+            return -1;
+        }
+    }
+    if (r->cast)
+        r->cat = r->cast;
+    return 0;
 }

@@ -12,7 +12,8 @@
 #include "tensor/catalog.h"
 
 struct ckpt_job_wants {
-    const struct ckpt_catalog *cat; /* borrowed */
+    const struct ckpt_catalog *cat; /* of what is read: the view's, which is borrowed, or `cast` */
+    struct ckpt_catalog *cast;      /* the view's tensors in other dtypes; NULL: not needed */
     uint32_t nrank, nclass;
     uint32_t *class_of;       /* per rank */
     struct ckpt_wants *table; /* per class */
@@ -31,6 +32,13 @@ struct ckpt_job_wants {
  * NOMEM. */
 int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
                         uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
+                        struct ckpt_err *err);
+
+/* Read the tensors of a view (with the names, shapes and order of r->cat's) in the dtypes that
+ * are wanted, and not rounded to the view's before: the wanted dtype where all destinations of a
+ * tensor have the same one, and it is not wider than what is stored; else what is stored
+ * (ckpt_value_unrounded). Placing casts the rest. NOMEM, LIMIT; r->cat is the view's then. */
+int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
                         struct ckpt_err *err);
 
 /* Free what r owns, not r itself. */

@@ -10,7 +10,7 @@
 #include "base/str.h"
 #include "io/cursor.h"
 
-enum { MAGIC = 0x746e6177 }; /* "want" */
+enum { MAGIC = 0x32746e77 }; /* "wnt2" */
 
 void ckpt_wants_release(struct ckpt_wants *w)
 {
@@ -92,7 +92,7 @@ uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, str
 int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
                    struct ckpt_err *err)
 {
-    struct ckpt_want e = {tensor, spec, CKPT_NONE};
+    struct ckpt_want e = {tensor, spec, CKPT_NONE, CKPT_NONE};
 
     if (box) {
         e.box = (uint32_t)w->boxes.len;
@@ -335,6 +335,7 @@ int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret
         put32(&s, w->entries.ptr[i].tensor);
         put32(&s, w->entries.ptr[i].spec);
         put32(&s, w->entries.ptr[i].box);
+        put32(&s, w->entries.ptr[i].dtype);
     }
     *ret_len = s.len;
     if (ckpt_str_steal(&s, &text, err) < 0)
@@ -415,8 +416,10 @@ static int parse_entry(struct ckpt_cursor *c, struct ckpt_wants *w, const struct
     e.tensor = ckpt_cursor_le32(c);
     e.spec = ckpt_cursor_le32(c);
     e.box = ckpt_cursor_le32(c);
+    e.dtype = ckpt_cursor_le32(c);
     if (e.tensor >= cat->tensors.len || (e.spec != CKPT_NONE && e.spec >= w->specs.len) ||
-        (e.box != CKPT_NONE && e.box >= w->boxes.len))
+        (e.box != CKPT_NONE && e.box >= w->boxes.len) ||
+        (e.dtype != CKPT_NONE && e.dtype >= CKPT_NDTYPE))
         return bad(err, "a want");
     const struct ckpt_tensor *t = &cat->tensors.ptr[e.tensor];
     if (e.box != CKPT_NONE && !ckpt_box_within(&w->boxes.ptr[e.box], t->dim, t->rank))

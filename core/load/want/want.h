@@ -46,6 +46,7 @@ struct ckpt_want {
     uint32_t tensor; /* in the catalogue */
     uint32_t spec;   /* CKPT_NONE: not divided */
     uint32_t box;    /* CKPT_NONE: the whole tensor */
+    uint32_t dtype;  /* of the destination, enum ckpt_dtype; CKPT_NONE: as in the view */
 };
 
 struct ckpt_wants {

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which dtype a load reads: what is stored, cast once to the destination's dtype, also where base= shows the files in BF16; dtype= is obeyed. Of a tensor
+that all ranks want in a narrower dtype only that many bytes travel."""
+
+import functools
+import os
+import sys
+import warnings
+
+from built import end_rank, need_transformers_5, skip, torchrun
+from runner import run_in_folders
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import transformers
+except ImportError as e:
+    skip(e)
+
+need_transformers_5(transformers)
+import ckptfs  # noqa: E402
+
+warnings.simplefilter("ignore")
+CONFIG = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, dtype="bfloat16")
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@functools.lru_cache(maxsize=None)
+def tensors():
+    torch.manual_seed(5)
+    return {k: torch.randn(t.shape) for k, t in transformers.LlamaForCausalLM(CONFIG).state_dict().items()}
+
+
+def make(top):
+    """A DCP with F32 weights, and the BF16 model from which training began."""
+    transformers.LlamaForCausalLM(CONFIG).bfloat16().save_pretrained(os.path.join(top, "base"))
+    dcp.save(tensors(), checkpoint_id=os.path.join(top, "run"), no_dist=True)
+    return os.path.join(top, "run"), os.path.join(top, "base")
+
+
+def each_destination_gets_its_own_rounding(top):
+    run, base = make(top)
+    with ckptfs.open(run, base=base) as f:
+        assert {info.dtype for info in f.infos()} == {"BF16"}  # files are the base's
+    for dtype in TYPES:
+        for options in ({"base": base}, {"view": "raw"}):
+            state = {k: torch.zeros_like(t, dtype=dtype) for k, t in tensors().items()}
+            ckptfs.load_state_dict(state, run, **options)
+            assert all(torch.equal(state[k], t.to(dtype)) for k, t in tensors().items()), (dtype, options)
+
+
+def dtype_is_obeyed(top):
+    run, base = make(top)
+    for options in ({"dtype": "bfloat16", "view": "raw"}, {"dtype": "bfloat16", "base": base}):
+        state = {k: torch.zeros_like(t) for k, t in tensors().items()}
+        ckptfs.load_state_dict(state, run, **options)
+        assert all(torch.equal(state[k], t.bfloat16().float()) for k, t in tensors().items()), options
+
+
+def a_layout_is_the_view_s(top):
+    run, base = make(top)
+    parts = ckptfs.load_layout(run, "tp=1", base=base)
+    assert all(torch.equal(parts[k], t.bfloat16()) for k, t in tensors().items())
+
+
+def one_tensor_twice(top):
+    """In two dtypes: the wider one is read."""
+    run, base = make(top)
+    name, t = next(iter(tensors().items()))
+    wide, narrow, part = torch.zeros_like(t), torch.zeros_like(t, dtype=torch.bfloat16), torch.zeros(3, 5, dtype=torch.float64)
+    ckptfs.load_boxes([(name, [0, 0], wide), (name, [0, 0], narrow), (name, [2, 1], part)], run, base=base)
+    assert torch.equal(wide, t) and torch.equal(narrow, t.bfloat16()) and torch.equal(part, t[2:5, 1:6].double())
+
+
+def reloaded(top):
+    run, base = make(top)
+    state = {k: torch.zeros_like(t) for k, t in tensors().items()}
+    with ckptfs.Reloader(state, run, base=base) as weights:
+        for _ in range(2):
+            for t in state.values():
+                t.zero_()
+            weights.reload()
+            assert all(torch.equal(state[k], t) for k, t in tensors().items())
+
+
+def on_two_ranks(top):
+    make(top)
+    torchrun(2, __file__, top)
+
+
+def rank_of_two(top):
+    run, base, rank = os.path.join(top, "run"), os.path.join(top, "base"), dist.get_rank()
+    stored = sum(4 * t.numel() for t in tensors().values())
+    for dtypes in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.float32, torch.bfloat16)):
+        for options in ({"base": base}, {"view": "raw"}):
+            state = {k: torch.zeros_like(t, dtype=dtypes[rank]) for k, t in tensors().items()}
+            got = ckptfs.load_state_dict(state, run, readers="once", **options)
+            assert all(torch.equal(state[k], t.to(dtypes[rank])) for k, t in tensors().items()), (dtypes, options)
+            narrow = torch.float32 not in dtypes
+            assert got.stats["sent_bytes"] <= stored // (2 if narrow else 1), (dtypes, options, got.stats)
+            assert got.stats["read_bytes"] <= 1.1 * stored, (dtypes, got.stats)
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        dist.init_process_group("gloo")
+        rank_of_two(sys.argv[-1])
+        dist.barrier()
+        end_rank()
+    run_in_folders((each_destination_gets_its_own_rounding, dtype_is_obeyed, a_layout_is_the_view_s, one_tensor_twice, reloaded, on_two_ranks))
