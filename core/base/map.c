@@ -34,10 +34,14 @@ bool ckpt_map_get(const struct ckpt_map *m, const char *key, size_t len, uint32_
     return true;
 }
 
-static int grow(struct ckpt_map *m)
+int ckpt_map_reserve(struct ckpt_map *m, size_t n)
 {
-    struct ckpt_map bigger = {.cap = m->cap ? m->cap * 2 : 16, .len = m->len};
+    struct ckpt_map bigger = {.cap = m->cap ? m->cap : 16, .len = m->len};
 
+    while (m->len + n > bigger.cap - bigger.cap / 4)
+        bigger.cap *= 2;
+    if (bigger.cap == m->cap)
+        return 0;
     if (!(bigger.slot = calloc(bigger.cap, sizeof *bigger.slot)))
         return -1;
     for (size_t i = 0; i < m->cap; i++)
@@ -51,7 +55,7 @@ static int grow(struct ckpt_map *m)
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
                  uint32_t *ret_value, bool *ret_new)
 {
-    if (len > UINT32_MAX || (m->len + 1 > m->cap - m->cap / 4 && grow(m) < 0))
+    if (len > UINT32_MAX || (m->len + 1 > m->cap - m->cap / 4 && ckpt_map_reserve(m, 1) < 0))
         return -1;
     struct ckpt_map_slot *s = find(m, key, len);
     *ret_new = !s->key;

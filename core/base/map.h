@@ -27,6 +27,9 @@ void ckpt_map_release(struct ckpt_map *m);
 /* False: not there (*ret_value untouched). */
 bool ckpt_map_get(const struct ckpt_map *m, const char *key, size_t len, uint32_t *ret_value);
 
+/* Make room for n more keys at once. 0 or -1 (no memory). */
+int ckpt_map_reserve(struct ckpt_map *m, size_t n);
+
 /* Insert, or find what is there: *ret_value is the value now in the map, *ret_new whether it was
  * inserted. 0 or -1 (no memory). */
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,

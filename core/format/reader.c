@@ -10,7 +10,7 @@ enum { MAX_POINTER = 4096 };
 
 void ckpt_facts_release(struct ckpt_facts *facts)
 {
-    json_decref(facts->weight_map);
+    ckpt_weight_map_unref(facts->weight_map);
     json_decref(facts->dtypes);
     json_decref(facts->adapter_config);
     *facts = (struct ckpt_facts){0};
@@ -19,15 +19,34 @@ void ckpt_facts_release(struct ckpt_facts *facts)
 int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat, const char *file,
                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *map = json_object();
-
-    if (!map)
-        return ckpt_nomem(err);
+    ckpt_weight_map_unref(ckpt_steal(&facts->weight_map));
+    if (ckpt_weight_map_new(&facts->weight_map, err) < 0)
+        return -1;
     for (size_t i = 0; i < cat->tensors.len; i++)
-        if (json_object_set_new(map, cat->tensors.ptr[i].name, json_string(file)) < 0)
-            return ckpt_nomem(err);
-    json_decref(facts->weight_map);
-    facts->weight_map = ckpt_steal(&map);
+        if (ckpt_weight_map_put(facts->weight_map, cat->tensors.ptr[i].name, file, err) < 0)
+            return -1;
+    return 0;
+}
+
+int ckpt_reader_check_map(const struct ckpt_weight_map *map, const char *name,
+                          const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                          struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < map->files.len; i++)
+        if (!ckpt_dir_has_file(dir, map->files.ptr[i]))
+            return ckpt_fail(err, CKPT_MISSING, "'%s/%s' names the file '%s', which is not there",
+                             ckpt_dir_path(dir), name, map->files.ptr[i]);
+    for (size_t i = 0; i < map->tensors.len; i++) {
+        const char *tensor = map->tensors.ptr[i].tensor;
+        const char *file = map->files.ptr[map->tensors.ptr[i].file];
+        if (ckpt_catalog_find(cat, tensor))
+            continue;
+        if (!opt->allow_partial)
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s/%s' lacks tensor '%s', which the index maps to it",
+                             ckpt_dir_path(dir), file, tensor);
+        ckpt_catalog_warn(cat, "left out: '%s' is not in '%s'", tensor, file);
+    }
     return 0;
 }
 

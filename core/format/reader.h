@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "container/weight_map.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
@@ -82,17 +83,24 @@ struct ckpt_facts {
     const char *files_at;   /* folder of these files ("": the checkpoint itself); NULL: the reader's
                                side_files, by the first rule */
     const char *index_name; /* name of the file with the weight map; NULL: the usual one */
-    json_t *weight_map;     /* {tensor: file}: the split that the checkpoint prescribes; or NULL */
+    struct ckpt_weight_map *weight_map; /* the split that the checkpoint prescribes; or NULL */
     json_t *adapter_config; /* adapter_config.json of an adapter that has no such file; or NULL */
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };
 
-/* Release the JSON values of the facts. */
+/* Release what the facts refer to. */
 void ckpt_facts_release(struct ckpt_facts *facts);
 
 /* Make a weight map with every tensor of cat in one file. */
 int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat, const char *file,
                        struct ckpt_err *err);
+
+/* Are all files that the index `name` of the directory names there, and all its tensors in cat?
+ * MISSING: the first one that is not; with opt->allow_partial a tensor that is not there is a
+ * warning of cat. */
+int ckpt_reader_check_map(const struct ckpt_weight_map *map, const char *name,
+                          const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                          struct ckpt_catalog *cat, struct ckpt_err *err);
 
 /* All functions are safe from many threads. */
 struct ckpt_reader {

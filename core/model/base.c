@@ -12,7 +12,7 @@
 #include "container/config.h"
 #include "format/readers.h"
 
-enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_REF_BYTES = 256 };
+enum { MAX_REF_BYTES = 256 };
 
 void ckpt_base_free(struct ckpt_base *base)
 {
@@ -20,7 +20,7 @@ void ckpt_base_free(struct ckpt_base *base)
         return;
     ckpt_dir_unref(base->dir);
     json_decref(base->config);
-    json_decref(base->weight_map);
+    ckpt_weight_map_unref(base->weight_map);
     ckpt_catalog_free(base->cat);
     ckpt_facts_release(&base->facts);
     free(base);
@@ -79,14 +79,10 @@ static bool is_there(const char *path)
 /* Does the base have no weights (deleted, or never downloaded)? Its index still tells the split. */
 static bool has_no_weights(const struct ckpt_base *b)
 {
-    const char *tensor;
-    json_t *file;
-
-    json_object_foreach(b->weight_map, tensor, file) {
-        if (json_is_string(file) && ckpt_dir_has_file(b->dir, json_string_value(file)))
+    for (size_t i = 0; b->weight_map && i < b->weight_map->files.len; i++)
+        if (ckpt_dir_has_file(b->dir, b->weight_map->files.ptr[i]))
             return false;
-    }
-    return json_object_size(b->weight_map) > 0;
+    return b->weight_map != NULL;
 }
 
 static bool has_single(const struct ckpt_base *b)
@@ -100,15 +96,13 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
     static const char *const indices[] = {"model.safetensors.index.json",
                                           "diffusion_pytorch_model.safetensors.index.json"};
     struct ckpt_reader_options opt = {.pool = pool};
-    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
 
     if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE)
         return 0;
-    for (size_t i = 0; i < 2 && !index && !has_single(b); i++)
-        if (ckpt_config_read_if(b->dir, indices[i], MAX_INDEX_BYTES, &index, err) < 0)
+    for (size_t i = 0; i < 2 && !b->weight_map && !has_single(b); i++)
+        if (ckpt_dir_has_file(b->dir, indices[i]) &&
+            ckpt_weight_map_read(b->dir, indices[i], &b->weight_map, err) < 0)
             return -1;
-    json_t *map = json_object_get(index, "weight_map");
-    b->weight_map = json_is_object(map) ? json_incref(map) : NULL;
     if (has_no_weights(b))
         return 0;
     return ckpt_catalog_new(&b->cat, err) < 0

@@ -20,7 +20,7 @@ struct ckpt_base {
     struct ckpt_catalog *cat; /* headers of its weights; NULL if it has none */
     struct ckpt_facts facts;  /* the reader's facts about cat */
     /* {tensor: file}, which may name weights that do not exist; NULL: no index */
-    json_t *weight_map;
+    struct ckpt_weight_map *weight_map;
 };
 
 /* Open the base `name`: a directory, or ORG/NAME, which means the snapshot that refs/main names in

@@ -141,18 +141,16 @@ static int names_add(struct names *n, const char *name, struct ckpt_err *err)
 /* Collect the base's names; for a base without weights, from its index. */
 static int names_of_base(struct names *n, const struct ckpt_base *base, struct ckpt_err *err)
 {
-    const char *name;
-    json_t *file;
+    const struct ckpt_weight_map *map = base->weight_map;
 
     for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
         if (names_add(n, base->cat->tensors.ptr[i].name, err) < 0)
             return -1;
     if (base->cat)
         return 0;
-    json_object_foreach(base->weight_map, name, file) {
-        if (names_add(n, name, err) < 0)
+    for (size_t i = 0; map && i < map->tensors.len; i++)
+        if (names_add(n, map->tensors.ptr[i].tensor, err) < 0)
             return -1;
-    }
     return 0;
 }
 

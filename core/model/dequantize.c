@@ -18,7 +18,7 @@ enum { BLOCK = 128, MXFP4_BYTES = 16 };
 
 struct dequantize {
     struct ckpt_catalog *cat;
-    json_t *weight_map;
+    struct ckpt_weight_map *map;
     uint64_t block[2];
     enum ckpt_dtype dtype;
     const char **name; /* new name of each tensor; NULL: the tensor was used up */
@@ -84,9 +84,10 @@ static int check_mxfp4(const struct dequantize *d, const struct ckpt_tensor *b,
 /* Update the weight map: X is in the file in which its blocks were. */
 static int move_in_map(struct dequantize *d, const char *from, const char *to)
 {
-    json_t *file = json_object_get(d->weight_map, from);
+    const uint32_t file = ckpt_weight_map_find(d->map, from);
 
-    return file && json_object_set(d->weight_map, to, file) < 0 ? ckpt_nomem(d->err) : 0;
+    return file == UINT32_MAX ? 0
+                              : ckpt_weight_map_put(d->map, to, d->map->files.ptr[file], d->err);
 }
 
 static int dequantize_mxfp4(struct dequantize *d, size_t at, size_t scales_at)
@@ -155,11 +156,11 @@ static void read_config(struct dequantize *d, const json_t *config)
     }
 }
 
-int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, json_t *weight_map,
+int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, struct ckpt_weight_map *map,
                     struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
-    struct dequantize d = {.cat = cat, .weight_map = weight_map, .name = name, .err = err};
+    struct dequantize d = {.cat = cat, .map = map, .name = name, .err = err};
 
     if (!name)
         return ckpt_nomem(err);

@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "container/weight_map.h"
 #include "tensor/catalog.h"
 
 /* Replace each pair of tensors of cat (which have Hugging Face's names) by the tensor that it
@@ -18,7 +19,7 @@
  * in the dtype that `config` (may be NULL) says, else BF16; a cast of it later rounds only once.
  * weight_map (may be NULL) follows. MISSING: one without the other; CONFLICT, UNSUPPORTED: shape,
  * type. On failure the catalogue is only good for freeing. */
-int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, json_t *weight_map,
+int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, struct ckpt_weight_map *map,
                     struct ckpt_err *err);
 
 /* Has cat tensors that a config's quantization_config may speak of: integers, 8-bit floats? */

@@ -72,7 +72,7 @@ static bool is_weight(const struct ckpt_opening *o, const struct ckpt_tensor *t)
     if (base_of(o)->cat)
         return find_in_base(o, t->name) != NULL;
     return !base_of(o)->weight_map ||
-           json_object_get(base_of(o)->weight_map, base_name(o, t->name)) != NULL;
+           ckpt_weight_map_find(base_of(o)->weight_map, base_name(o, t->name)) != UINT32_MAX;
 }
 
 /* Are these F32 weights of a 16-bit model, on which the optimizer works? A config alone never

@@ -129,8 +129,9 @@ static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struc
 
 /* ---- weights ---- */
 
-/* Choose the weight map; *ret is new, or NULL. */
-static int choose_weight_map(const struct ckpt_opening *o, json_t **ret, struct ckpt_err *err)
+/* Choose the weight map; *ret is a reference, or NULL. */
+static int choose_weight_map(const struct ckpt_opening *o, struct ckpt_weight_map **ret,
+                             struct ckpt_err *err)
 {
     const struct ckpt_naming naming = ckpt_naming_of(ckpt_recipes_types(o->shared->recipes));
     const struct ckpt_base *base = o->shared->base;
@@ -140,19 +141,17 @@ static int choose_weight_map(const struct ckpt_opening *o, json_t **ret, struct 
     case CKPT_SPLIT_BY_SIZE:
         return 0;
     case CKPT_SPLIT_OWN:
-        *ret = json_incref(o->facts.weight_map);
+        *ret = ckpt_weight_map_ref(o->facts.weight_map);
         return 0;
     case CKPT_SPLIT_LIKE_BASE:
         return ckpt_automodel_split(
             o->cat, &(struct ckpt_automodel_base){base->cat, base->weight_map, o->base_names},
             &naming, o->config, ret, err);
     case CKPT_SPLIT_BASE:
-        /* deep, because other threads may be opening views, which count references to shared values
-         */
-        *ret = json_deep_copy(base->weight_map);
+        *ret = ckpt_weight_map_ref(base->weight_map);
         break;
     }
-    return *ret ? 0 : ckpt_nomem(err);
+    return 0;
 }
 
 static bool sorts_names(const struct ckpt_opening *o)
@@ -225,7 +224,7 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
+    ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
     struct ckpt_vtree_options opt = {
         .index_name = o->facts.index_name,
         .bare = o->decision.bare_header,

@@ -16,7 +16,7 @@
  * is not an adapter. */
 static int describe(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const json_t *map = o->shared->base->facts.weight_map;
+    const struct ckpt_weight_map *map = o->shared->base->facts.weight_map;
     struct ckpt_facts *f = &o->facts;
 
     json_decref(o->cat->about);
@@ -24,9 +24,8 @@ static int describe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat->about = json_incref(o->adapter->about);
     o->cat->warnings = json_incref(o->adapter->warnings);
     f->is_adapter = f->bare_header = false;
-    json_decref(f->weight_map);
-    f->weight_map = json_deep_copy(map);
-    return map && !f->weight_map ? ckpt_nomem(err) : 0;
+    ckpt_weight_map_unref(ckpt_steal(&f->weight_map));
+    return map ? ckpt_weight_map_copy(map, &f->weight_map, err) : 0;
 }
 
 int ckpt_merge_begin(struct ckpt_opening *o, struct ckpt_err *err)

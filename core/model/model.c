@@ -46,16 +46,15 @@ static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 static int rename_base(struct ckpt_opening *o, const struct ckpt_renames *renames,
                        const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    const char *name;
-    json_t *file;
+    const struct ckpt_weight_map *map = cat ? NULL : o->shared->base->weight_map;
 
     if (!(o->base_names = json_object()))
         return ckpt_nomem(err);
     for (size_t i = 0; cat && i < cat->tensors.len; i++)
         if (ckpt_renames_note(renames, cat->tensors.ptr[i].name, o->base_names, err) < 0)
             return -1;
-    json_object_foreach(cat ? NULL : o->shared->base->weight_map, name, file)
-        if (ckpt_renames_note(renames, name, o->base_names, err) < 0)
+    for (size_t i = 0; map && i < map->tensors.len; i++)
+        if (ckpt_renames_note(renames, map->tensors.ptr[i].tensor, o->base_names, err) < 0)
             return -1;
     return 0;
 }

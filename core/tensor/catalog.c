@@ -257,6 +257,13 @@ int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struc
     return 0;
 }
 
+int ckpt_catalog_reserve(struct ckpt_catalog *cat, size_t n, struct ckpt_err *err)
+{
+    return ckpt_vec_reserve(&cat->tensors, n) < 0 || ckpt_map_reserve(&cat->by_name, n) < 0
+               ? ckpt_nomem(err)
+               : 0;
+}
+
 void ckpt_catalog_shrink(struct ckpt_catalog *cat)
 {
     ckpt_vec_shrink(&cat->sources);

@@ -110,6 +110,9 @@ const char **ckpt_catalog_names(const struct ckpt_catalog *cat);
  * only good for freeing. */
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err);
 
+/* Reserve memory for n more tensors. NOMEM. */
+int ckpt_catalog_reserve(struct ckpt_catalog *cat, size_t n, struct ckpt_err *err);
+
 /* Free memory that was reserved for more tensors and sources. Moves the tensors. */
 void ckpt_catalog_shrink(struct ckpt_catalog *cat);
 

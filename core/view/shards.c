@@ -208,88 +208,81 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
 
 static int check_file_name(const char *tensor, const char *name, struct ckpt_err *err)
 {
-    if (!name)
-        return ckpt_fail(err, CKPT_FORMAT, "weight_map: the file of '%s' is not a string", tensor);
     if (!ckpt_has_suffix(name, ".safetensors") || strchr(name, '/') || name[0] == '.' ||
         strlen(name) > NAME_MAX)
-        return ckpt_fail(
-            err, CKPT_FORMAT,
-            "weight_map: '%s' lies in '%s', expected the plain name of a .safetensors file", tensor,
-            name);
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "weight_map: '%s' lies in '%s', expected the plain name of a .safetensors "
+                         "file",
+                         tensor, name);
     return 0;
 }
 
-/* s->name: the files that tensors of cat are in, sorted. */
-static int name_mapped(const struct ckpt_catalog *cat, const json_t *map, struct ckpt_map *seen,
-                       struct ckpt_shards *s, struct ckpt_err *err)
-{
-    CKPT_VEC(const char *) names = {0};
-    int result = 0;
+/* Of files of a map that tensors are in. */
+struct used {
+    const char *name;
+    uint32_t number; /* in the map */
+};
 
-    for (size_t i = 0; i < cat->tensors.len && result == 0; i++) {
-        const char *tensor = cat->tensors.ptr[i].name;
-        const json_t *value = json_object_get(map, tensor);
-        const char *name = json_string_value(value);
-        uint32_t at;
-        bool is_new = false;
-        if (!value)
-            continue;
-        if (check_file_name(tensor, name, err) < 0)
-            result = -1;
-        else if (ckpt_map_put(seen, name, strlen(name), 0, &at, &is_new) < 0 ||
-                 (is_new && (!(name = ckpt_arena_strdup(&s->arena, name)) ||
-                             ckpt_vec_push(&names, name) < 0)))
-            result = ckpt_nomem(err);
-    }
-    if (result == 0 && names.len == 0)
-        result = ckpt_fail(err, CKPT_MISSING, "weight_map names none of the tensors");
-    if (result == 0)
-        qsort(names.ptr, names.len, sizeof *names.ptr, ckpt_strings_cmp);
-    s->name = names.ptr; /* also on failure: released with s */
-    s->nfile = names.len;
-    return result;
+static int used_cmp(const void *a, const void *b)
+{
+    return strcmp(((const struct used *)a)->name, ((const struct used *)b)->name);
 }
 
-static int assign_mapped(const struct ckpt_catalog *cat, const json_t *map, struct ckpt_map *number,
-                         struct ckpt_shards *s, struct ckpt_err *err)
+/* s->name: the files that tensors of cat are in, sorted. place[]: of a file of the map its index
+ * there; UINT32_MAX: it is not used. */
+static int name_mapped(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
+                       struct used *used, uint32_t *place, struct ckpt_shards *s,
+                       struct ckpt_err *err)
 {
-    uint32_t at;
-    bool is_new;
-
-    for (size_t i = 0; i < s->nfile; i++)
-        if (ckpt_map_put(number, s->name[i], strlen(s->name[i]), (uint32_t)i, &at, &is_new) < 0)
-            return ckpt_nomem(err);
+    memset(place, 0xff, map->files.len * sizeof *place);
     for (size_t i = 0; i < cat->tensors.len; i++) {
-        const char *name = json_string_value(json_object_get(map, cat->tensors.ptr[i].name));
-        at = (uint32_t)s->nfile - 1;
-        if (name)
-            (void)ckpt_map_get(number, name, strlen(name), &at);
-        s->file[i] = at;
+        const uint32_t file = s->file[i] = ckpt_weight_map_find(map, cat->tensors.ptr[i].name);
+        if (file == UINT32_MAX || place[file] != UINT32_MAX)
+            continue;
+        if (check_file_name(cat->tensors.ptr[i].name, map->files.ptr[file], err) < 0)
+            return -1;
+        place[file] = 0;
+        used[s->nfile++] = (struct used){map->files.ptr[file], file};
+    }
+    if (s->nfile == 0)
+        return ckpt_fail(err, CKPT_MISSING, "weight_map names none of the tensors");
+    qsort(used, s->nfile, sizeof *used, used_cmp);
+    if (!(s->name = calloc(s->nfile, sizeof *s->name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < s->nfile; i++) {
+        place[used[i].number] = (uint32_t)i;
+        if (!(s->name[i] = ckpt_arena_strdup(&s->arena, used[i].name)))
+            return ckpt_nomem(err);
     }
     return 0;
 }
 
-int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
+int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                        struct ckpt_shards *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_shards_release) struct ckpt_shards s = {0};
-    ckpt_cleanup(ckpt_map_release) struct ckpt_map seen = {0}, number = {0};
+    ckpt_cleanup(ckpt_freep) struct used *used = malloc((map->files.len + 1) * sizeof *used);
+    ckpt_cleanup(ckpt_freep) uint32_t *place = malloc((map->files.len + 1) * sizeof *place);
 
-    if (init(cat, &s, err) < 0 || name_mapped(cat, weight_map, &seen, &s, err) < 0 ||
-        assign_mapped(cat, weight_map, &number, &s, err) < 0)
+    if (!used || !place)
+        return ckpt_nomem(err);
+    if (init(cat, &s, err) < 0 || name_mapped(cat, map, used, place, &s, err) < 0)
         return -1;
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        s.file[i] = s.file[i] == UINT32_MAX ? (uint32_t)s.nfile - 1 : place[s.file[i]];
     *ret = s;
     s = (struct ckpt_shards){0};
     return 0;
 }
 
-int ckpt_shards_choose(const struct ckpt_catalog *cat, const json_t *weight_map, uint64_t max_size,
-                       bool sorted, struct ckpt_shards *ret, struct ckpt_err *err)
+int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
+                       uint64_t max_size, bool sorted, struct ckpt_shards *ret,
+                       struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
 
-    if (weight_map) {
-        if (ckpt_shards_by_map(cat, weight_map, ret, &why) == 0)
+    if (map) {
+        if (ckpt_shards_by_map(cat, map, ret, &why) == 0)
             return 0;
         if (why.code != CKPT_MISSING)
             return ckpt_err_move(err, &why);

@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "container/weight_map.h"
 #include "tensor/catalog.h"
 
 /* Of transformers 5, "50GB". Its units are decimal. */
@@ -45,15 +46,16 @@ void ckpt_shards_release(struct ckpt_shards *s);
 int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
                       struct ckpt_shards *ret, struct ckpt_err *err);
 
-/* Split by the weight_map of an index, {tensor: file}. Tensors that it does not name go into the
+/* Split by the map of an index. Tensors that it does not name go into the
  * last of its files (by name) that is used; files without tensors are left out. MISSING: it names
  * none of the tensors, or there are none. FORMAT: a file name is not a plain "*.safetensors". */
-int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
+int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                        struct ckpt_shards *ret, struct ckpt_err *err);
 
 /* By the map if it knows any of the tensors (one that knows none is another model's), else by size;
  * 0 is transformers' default. */
-int ckpt_shards_choose(const struct ckpt_catalog *cat, const json_t *weight_map, uint64_t max_size,
-                       bool sorted, struct ckpt_shards *ret, struct ckpt_err *err);
+int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
+                       uint64_t max_size, bool sorted, struct ckpt_shards *ret,
+                       struct ckpt_err *err);
 
 #endif

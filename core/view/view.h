@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "container/weight_map.h"
 #include "io/dir.h"
 #include "io/source.h"
 #include "tensor/catalog.h"
@@ -55,12 +56,12 @@ struct ckpt_side_file {
 };
 
 struct ckpt_vtree_options {
-    const json_t *config;     /* config.json, complete (dtype too), or NULL: none */
-    const json_t *generation; /* generation_config.json, or NULL */
-    const json_t *adapter;    /* adapter_config.json, or NULL */
-    const json_t *weight_map; /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
-    const char *index_name;   /* NULL: model.safetensors.index.json */
-    uint64_t max_shard_size;  /* bytes; 0: transformers' default, 50 GB */
+    const json_t *config;                     /* config.json, complete (dtype too), or NULL: none */
+    const json_t *generation;                 /* generation_config.json, or NULL */
+    const json_t *adapter;                    /* adapter_config.json, or NULL */
+    const struct ckpt_weight_map *weight_map; /* of an index; NULL: split by max_shard_size */
+    const char *index_name;                   /* NULL: model.safetensors.index.json */
+    uint64_t max_shard_size;                  /* bytes; 0: transformers' default, 50 GB */
     uint64_t buffer_numel; /* elements of buffers, which the index's total_parameters leaves out */
     bool bare;             /* headers without __metadata__ */
     bool sort;             /* split in the order of names, not the catalogue's (see below) */

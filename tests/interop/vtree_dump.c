@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../unit/made_map.h"
 #include "base/mem.h"
 #include "io/fdpool.h"
 #include "tensor/value.h"
@@ -139,7 +140,8 @@ int main(int argc, char **argv)
     json_t *spec = load(argv[1]);
     struct ckpt_source *data = source_of(argv[2]);
     struct ckpt_vtree_options opt = {.config = json_object_get(spec, "config"),
-                                     .weight_map = json_object_get(spec, "weight_map"),
+                                     .weight_map =
+                                         made_map(json_incref(json_object_get(spec, "weight_map"))),
                                      .sort = ckpt_json_bool(spec, "sort", false)};
     uint64_t chunk = 65537;
     (void)ckpt_json_u64(spec, "max_shard_size", &opt.max_shard_size);

@@ -19,9 +19,9 @@
 #include <ckptfs/load.h>
 
 #include "faults.h"
+#include "model/view.h"
 #include "random.h"
 #include "random_wants.h"
-#include "model/view.h"
 #include "tensor/dtype.h"
 #include "tensor/read.h"
 #include "tensor/slab.h"

@@ -6,10 +6,11 @@
 
 static const struct ckpt_base with_weights = {.cat = (struct ckpt_catalog *)&with_weights,
                                               .config = (json_t *)&with_weights,
-                                              .weight_map = (json_t *)&with_weights};
+                                              .weight_map =
+                                                  (struct ckpt_weight_map *)&with_weights};
 static const struct ckpt_base config_alone = {.config = (json_t *)&config_alone};
 
-static json_t some_map; /* only its address counts */
+static struct ckpt_weight_map some_map; /* only its address counts */
 
 /* Checkpoints, as their readers describe them. */
 static const struct ckpt_facts framework = {.files_at = ""},

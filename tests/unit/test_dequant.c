@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/json.h"
+#include "made_map.h"
 #include "model/dequantize.h"
 #include "stored.h"
 #include "tensor/value.h"
@@ -162,13 +163,14 @@ TEST(dequant, mxfp4_is_the_code_times_a_power_of_two_and_transposed)
     }
     (void)stored_add(cat, "x_blocks", CKPT_U8, 4, (const uint64_t[]){E, N, G, 16}, blocks, 1);
     (void)stored_add(cat, "x_scales", CKPT_U8, 3, (const uint64_t[]){E, N, G}, scales, 0);
-    json_t *config = json_pack("{s:s}", "dtype", "float32"),
-           *map = json_pack("{s:s, s:s}", "x_blocks", "a", "x_scales", "b");
+    json_t *config = json_pack("{s:s}", "dtype", "float32");
+    struct ckpt_weight_map *map =
+        made_map(json_pack("{s:s, s:s}", "x_blocks", "a", "x_scales", "b"));
     CHECK_OK(ckpt_dequantize(cat, config, map, &err));
     CHECK_EQ(cat->tensors.len, 1);
     const struct ckpt_tensor *t = ckpt_catalog_find(cat, "x");
     CHECK(t && t->rank == 3 && t->dim[0] == E && t->dim[1] == K && t->dim[2] == N);
-    CHECK_STR(json_string_value(json_object_get(map, "x")), "a");
+    CHECK_STR(map->files.ptr[ckpt_weight_map_find(map, "x")], "a");
     float *got = (float *)stored_read(t, NULL, sizeof(float) * E * K * N, 0);
     for (size_t i = 0; i < E * K * N; i++) {
         const size_t e = i / N / K, k = i / N % K, n = i % N;
@@ -181,7 +183,7 @@ TEST(dequant, mxfp4_is_the_code_times_a_power_of_two_and_transposed)
     stored_check_ranges(t, &random, 200);
     free(got);
     json_decref(config);
-    json_decref(map);
+    ckpt_weight_map_unref(map);
     ckpt_catalog_free(cat);
 }
 

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "made_map.h"
 #include "small_catalog.h"
 #include "tensor/value.h"
 #include "view/view.h"
@@ -95,10 +96,10 @@ TEST(vtree, several_files_have_an_index)
 TEST(vtree, a_map_for_one_file_under_another_name_has_an_index)
 {
     struct small_catalog c = three_tensors();
-    json_t *one = json_pack("{s:s}", "a", "weights.safetensors");
-    json_t *plain = json_pack("{s:s}", "a", "model.safetensors");
-    json_t *foreign = json_pack("{s:s}", "z", "z.safetensors");
-    json_t *bad = json_pack("{s:s}", "a", "x/y.safetensors");
+    struct ckpt_weight_map *one = made_map(json_pack("{s:s}", "a", "weights.safetensors"));
+    struct ckpt_weight_map *plain = made_map(json_pack("{s:s}", "a", "model.safetensors"));
+    struct ckpt_weight_map *foreign = made_map(json_pack("{s:s}", "z", "z.safetensors"));
+    struct ckpt_weight_map *bad = made_map(json_pack("{s:s}", "a", "x/y.safetensors"));
     struct ckpt_vtree_options opt = {.weight_map = one};
     struct ckpt_vtree *t;
     struct ckpt_err err = {0};
@@ -116,10 +117,10 @@ TEST(vtree, a_map_for_one_file_under_another_name_has_an_index)
     ckpt_vtree_free(t);
     opt.weight_map = bad;
     CHECK_FAILS(ckpt_vtree_new(c.cat, &opt, &t, &err), CKPT_FORMAT, "x/y.safetensors");
-    json_decref(one);
-    json_decref(plain);
-    json_decref(foreign);
-    json_decref(bad);
+    ckpt_weight_map_unref(one);
+    ckpt_weight_map_unref(plain);
+    ckpt_weight_map_unref(foreign);
+    ckpt_weight_map_unref(bad);
     small_catalog_free(&c);
 }
 

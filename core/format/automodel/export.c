@@ -125,34 +125,20 @@ static void split_release(struct split *s)
     free(s->file);
 }
 
-static int add_file(struct split *s, const char *name, struct ckpt_err *err)
-{
-    uint32_t at;
-    bool is_new;
-
-    if (ckpt_map_put(&s->by_file, name, strlen(name), 0, &at, &is_new) < 0 ||
-        (is_new && ckpt_vec_push(&s->files, name) < 0))
-        return ckpt_nomem(err);
-    return 0;
-}
-
 static int number_files(struct split *s, struct ckpt_err *err)
 {
-    const char *tensor;
-    json_t *file;
+    const struct ckpt_weight_map *map = s->base->weight_map;
     uint32_t at;
     bool is_new;
 
-    json_object_foreach((json_t *)s->base->weight_map, tensor, file) {
-        if (json_is_string(file) && add_file(s, json_string_value(file), err) < 0)
-            return -1;
-    }
+    for (size_t i = 0; map && i < map->files.len; i++)
+        if (ckpt_vec_push(&s->files, map->files.ptr[i]) < 0)
+            return ckpt_nomem(err);
     if (s->files.len)
         qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, ckpt_strings_cmp);
     if (!(s->number = malloc((s->files.len + 1) * sizeof *s->number)))
         return ckpt_nomem(err);
     ckpt_automodel_number_files(s->files.ptr, s->files.len, s->number);
-    ckpt_map_release(&s->by_file);
     for (size_t i = 0; i < s->files.len; i++)
         if (ckpt_map_put(&s->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), (uint32_t)i, &at,
                          &is_new) < 0)
@@ -166,12 +152,15 @@ static uint64_t file_in_base(const struct split *s, const char *tensor)
 {
     const char *other = ckpt_json_str(s->base->names, tensor);
     const char *name = other ? other : tensor;
-    const char *file = ckpt_json_str(s->base->weight_map, name);
-    uint32_t at;
+    const struct ckpt_weight_map *map = s->base->weight_map;
 
-    if (!s->base->weight_map)
+    if (!map)
         return ckpt_catalog_find(s->base->cat, name) ? 1 : 0;
-    return file && ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
+    uint32_t at = ckpt_weight_map_find(map, name);
+    if (at == UINT32_MAX)
+        return 0;
+    const char *file = map->files.ptr[at];
+    return ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
 }
 
 static int by_size(struct split *s, struct ckpt_err *err)
@@ -210,32 +199,32 @@ static int assign(struct split *s, const struct ckpt_naming *naming, const json_
     return s->last ? 0 : by_size(s, err);
 }
 
-static int make_map(const struct split *s, json_t *map, struct ckpt_err *err)
+static int make_map(const struct split *s, struct ckpt_weight_map *map, struct ckpt_err *err)
 {
     for (size_t i = 0; i < s->cat->tensors.len; i++) {
         char name[80];
         (void)snprintf(name, sizeof name, "model-%05" PRIu64 "-of-%05" PRIu64 SUFFIX,
                        s->file[i] ? s->file[i] : s->last, s->last);
-        if (json_object_set_new(map, s->cat->tensors.ptr[i].name, json_string(name)) < 0)
-            return ckpt_nomem(err);
+        if (ckpt_weight_map_put(map, s->cat->tensors.ptr[i].name, name, err) < 0)
+            return -1;
     }
     return 0;
 }
 
 int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_automodel_base *base,
-                         const struct ckpt_naming *naming, const json_t *config, json_t **ret,
-                         struct ckpt_err *err)
+                         const struct ckpt_naming *naming, const json_t *config,
+                         struct ckpt_weight_map **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(split_release) struct split s = {.cat = cat, .base = base};
-    ckpt_cleanup(ckpt_json_decrefp) json_t *map = json_object();
+    ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
 
     *ret = NULL;
     if (!base->cat && !base->weight_map)
         return 0;
-    if (!map || !(s.file = calloc(cat->tensors.len + 1, sizeof *s.file)))
+    if (!(s.file = calloc(cat->tensors.len + 1, sizeof *s.file)))
         return ckpt_nomem(err);
-    if (number_files(&s, err) < 0 || assign(&s, naming, config, err) < 0 ||
-        make_map(&s, map, err) < 0)
+    if (ckpt_weight_map_new(&map, err) < 0 || number_files(&s, err) < 0 ||
+        assign(&s, naming, config, err) < 0 || make_map(&s, map, err) < 0)
         return -1;
     *ret = ckpt_steal(&map);
     return 0;

@@ -32,15 +32,15 @@ void ckpt_automodel_by_size(const uint64_t *len, size_t n, uint64_t max_len, uin
 /* The model from which training started. Each may be NULL; nothing is owned. */
 struct ckpt_automodel_base {
     const struct ckpt_catalog *cat;
-    const json_t *weight_map;
+    const struct ckpt_weight_map *weight_map;
     const json_t *names; /* {tensor: its name in the base} where that differs */
 };
 
 /* Make a new weight_map {tensor: model-0000I-of-0000N.safetensors} for cat that follows the base's
  * split. *ret is NULL if the base has neither weights nor an index. */
 int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_automodel_base *base,
-                         const struct ckpt_naming *naming, const json_t *config, json_t **ret,
-                         struct ckpt_err *err);
+                         const struct ckpt_naming *naming, const json_t *config,
+                         struct ckpt_weight_map **ret, struct ckpt_err *err);
 
 /* The rule of NeMo Automodel's export (its `_output_dtype`). `stored` is the dtype in the shard,
  * `mapped` the one in the base (NULL: not known), `cast` the one that the user asked for (NULL:

@@ -35,7 +35,7 @@ void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l)
     json_decref(l->config);
     json_decref(l->file_index);
     json_decref(l->dtypes);
-    json_decref(l->weight_map);
+    ckpt_weight_map_unref(l->weight_map);
     *l = (struct ckpt_hfs_layout){0};
 }
 
@@ -137,20 +137,18 @@ static int read_mappings(struct ckpt_dir *dir, const char *below, struct ckpt_hf
 static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
                       struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
+    static const char *const names[] = {INDEX, DIFFUSERS_INDEX};
 
-    if (read_object(dir, below, INDEX, MAX_MAPPING_BYTES, &index, err) < 0)
-        return -1;
-    if (!index) {
-        if (read_object(dir, below, DIFFUSERS_INDEX, MAX_MAPPING_BYTES, &index, err) < 0)
-            return -1;
-        l->index = index ? DIFFUSERS_INDEX : NULL;
+    for (size_t i = 0; i < 2; i++) {
+        ckpt_cleanup(ckpt_freep) char *path =
+            ckpt_asprintf("%s%s%s", below, *below ? "/" : "", names[i]);
+        if (!path)
+            return ckpt_nomem(err);
+        if (!ckpt_dir_has_file(dir, path))
+            continue;
+        l->index = i ? DIFFUSERS_INDEX : NULL;
+        return ckpt_weight_map_read(dir, path, &l->weight_map, err);
     }
-    json_t *map = json_object_get(index, "weight_map");
-    if (index && !json_is_object(map))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': the index has no weight_map",
-                         ckpt_dir_path(dir), below);
-    l->weight_map = json_incref(map);
     return 0;
 }
 

@@ -18,6 +18,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "container/weight_map.h"
 #include "io/dir.h"
 
 struct ckpt_hfs_layout {
@@ -28,8 +29,8 @@ struct ckpt_hfs_layout {
     json_t *config;     /* content of config.json; NULL: none */
     json_t *file_index; /* {tensor: number of its file}; NULL: none */
     json_t *dtypes;     /* {tensor: safetensors' name of its dtype}; NULL: none */
-    json_t *weight_map; /* from the finished model's index; NULL: none */
-    const char *index;  /* name of the index that the view shows; NULL: the usual one; static */
+    struct ckpt_weight_map *weight_map; /* from the finished model's index; NULL: none */
+    const char *index; /* name of the index that the view shows; NULL: the usual one; static */
 };
 
 /* Find only the folder of the shards, by names alone; NULL: there are no shards. */

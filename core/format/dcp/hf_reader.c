@@ -402,7 +402,7 @@ static uint64_t mapped_file(const json_t *index, const char *name, uint64_t unkn
 
 /* Make the weight map of the finished model by Automodel's mapping (a tensor that is not in the
  * mapping goes into the last file), or by the names of the shards. */
-static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
+static int map_weights(struct load *l, struct ckpt_err *err)
 {
     const json_t *index = l->layout.file_index;
     uint64_t nfile = index ? 0 : l->shards.ptr[0].id.nfile;
@@ -416,8 +416,10 @@ static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
         const struct whole *w = &l->wholes.ptr[i];
         ckpt_cleanup(ckpt_freep) char *file =
             numbered_file(index ? mapped_file(index, w->name, nfile) : w->file, nfile);
-        if (!file || json_object_set_new(map, w->name, json_string(file)) < 0)
+        if (!file)
             return ckpt_nomem(err);
+        if (ckpt_weight_map_put(l->facts->weight_map, w->name, file, err) < 0)
+            return -1;
     }
     return 0;
 }
@@ -425,16 +427,13 @@ static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
 /* Make the weight map; it stays NULL if the checkpoint does not prescribe one. */
 static int make_weight_map(struct load *l, struct ckpt_err *err)
 {
-    json_t *map = NULL;
-
-    if (!l->layout.file_index && l->layout.weight_map)
-        map = json_incref(l->layout.weight_map);
-    else if (!l->layout.file_index && l->shards.ptr[0].id.nfile <= 1)
+    if (!l->layout.file_index && l->layout.weight_map) {
+        l->facts->weight_map = ckpt_weight_map_ref(l->layout.weight_map);
         return 0;
-    else if (!(map = json_object()))
-        return ckpt_nomem(err);
-    l->facts->weight_map = map;
-    return map == l->layout.weight_map ? 0 : map_weights(l, map, err);
+    }
+    if (!l->layout.file_index && l->shards.ptr[0].id.nfile <= 1)
+        return 0;
+    return ckpt_weight_map_new(&l->facts->weight_map, err) < 0 ? -1 : map_weights(l, err);
 }
 
 static int describe(struct load *l, struct ckpt_err *err)

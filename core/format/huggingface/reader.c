@@ -11,7 +11,6 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "container/safetensors.h"
-#include "format/huggingface/weight_map.h"
 #include "format/readers.h"
 
 static const struct style {
@@ -22,7 +21,7 @@ static const struct style {
 };
 
 struct file {
-    const char *name; /* borrowed from the index */
+    const char *name; /* borrowed from the map */
     struct ckpt_source *source;
     struct ckpt_st st;
 };
@@ -32,7 +31,7 @@ struct load {
     const struct ckpt_reader_options *opt;
     struct ckpt_facts *facts;
     const struct style *style;
-    json_t *index; /* or NULL: one file */
+    struct ckpt_weight_map *map; /* or NULL: one file */
     CKPT_VEC(struct file) files;
     struct ckpt_catalog *cat;
 };
@@ -44,31 +43,23 @@ static void load_release(struct load *l)
         ckpt_st_release(&l->files.ptr[i].st);
     }
     ckpt_vec_release(&l->files);
-    json_decref(l->index);
+    ckpt_weight_map_unref(l->map);
 }
 
 /* ---- which files ---- */
 
-static int add_file(struct load *l, struct ckpt_map *seen, const char *name, struct ckpt_err *err)
+static int add_file(struct load *l, const char *name, struct ckpt_err *err)
 {
-    uint32_t index;
-    bool is_new;
-
-    if (ckpt_map_put(seen, name, strlen(name), (uint32_t)l->files.len, &index, &is_new) < 0 ||
-        (is_new && ckpt_vec_push(&l->files, ((struct file){.name = name})) < 0))
-        return ckpt_nomem(err);
-    return 0;
+    return ckpt_vec_push(&l->files, ((struct file){.name = name})) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static int files_of_index(struct load *l, struct ckpt_map *seen, struct ckpt_err *err)
+/* File i of the list is file i of the map. */
+static int files_of_index(struct load *l, struct ckpt_err *err)
 {
-    const char *tensor;
-    json_t *file;
-
-    if (ckpt_weight_map_read(l->dir, l->style->index, &l->index, err) < 0)
+    if (ckpt_weight_map_read(l->dir, l->style->index, &l->map, err) < 0)
         return -1;
-    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file)
-        if (add_file(l, seen, json_string_value(file), err) < 0)
+    for (size_t i = 0; i < l->map->files.len; i++)
+        if (add_file(l, l->map->files.ptr[i], err) < 0)
             return -1;
     return 0;
 }
@@ -84,18 +75,12 @@ static const struct style *find_style(const struct ckpt_dir *dir)
 
 static int find_files(struct load *l, struct ckpt_err *err)
 {
-    struct ckpt_map seen = {0};
-    int result;
-
     l->style = find_style(l->dir);
     if (!l->style)
         l->style = &styles[0];
     if (ckpt_dir_has_file(l->dir, l->style->single) || !ckpt_dir_has_file(l->dir, l->style->index))
-        result = add_file(l, &seen, l->style->single, err);
-    else
-        result = files_of_index(l, &seen, err);
-    ckpt_map_release(&seen);
-    return result;
+        return add_file(l, l->style->single, err);
+    return files_of_index(l, err);
 }
 
 static int read_one(void *ctx, size_t i, struct ckpt_err *err)
@@ -113,10 +98,7 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 /* A tensor that the index gives to another file, or to none, is not part of the model. */
 static bool is_mapped(const struct load *l, const struct file *f, const char *tensor)
 {
-    if (!l->index)
-        return true;
-    const char *file = ckpt_json_str(json_object_get(l->index, "weight_map"), tensor);
-    return file && strcmp(file, f->name) == 0;
+    return !l->map || ckpt_weight_map_find(l->map, tensor) == (uint32_t)(f - l->files.ptr);
 }
 
 static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
@@ -133,28 +115,37 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
         else if (ckpt_st_catalog(t, source, l->cat, err) < 0)
             return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), f->name);
     }
+    ckpt_st_release(&f->st);
     return 0;
+}
+
+/* The tensors of the catalogue are those of the map, so equal numbers leave none to look for. */
+static int check_map(struct load *l, struct ckpt_err *err)
+{
+    return l->map && l->cat->tensors.len < l->map->tensors.len
+               ? ckpt_reader_check_map(l->map, l->style->index, l->dir, l->opt, l->cat, err)
+               : 0;
 }
 
 static int describe(struct load *l, struct ckpt_err *err)
 {
-    json_t *map = json_object_get(l->index, "weight_map");
-
     if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0)
         return ckpt_nomem(err);
     *l->facts = (struct ckpt_facts){.names = CKPT_NAMES_HUB,
                                     .is_hub_dir = true,
                                     .files = CKPT_FILES_ALL,
                                     .files_at = "",
-                                    .weight_map = json_incref(map)};
+                                    .weight_map = ckpt_weight_map_ref(l->map)};
     if (l->style == &styles[0])
         return 0;
     l->facts->index_name = l->style->index;
-    return map ? 0 : ckpt_facts_map_all(l->facts, l->cat, l->style->single, err);
+    return l->map ? 0 : ckpt_facts_map_all(l->facts, l->cat, l->style->single, err);
 }
 
 static int load(struct load *l, struct ckpt_err *err)
 {
+    size_t ntensor = 0;
+
     if (find_files(l, err) < 0)
         return -1;
     if (ckpt_dir_has_file(l->dir, "config.json") &&
@@ -163,11 +154,13 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
     for (size_t i = 0; i < l->files.len; i++)
+        ntensor += l->files.ptr[i].st.ntensor;
+    if (ckpt_catalog_reserve(l->cat, ntensor, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->files.len; i++)
         if (add_tensors(l, &l->files.ptr[i], err) < 0)
             return -1;
-    return ckpt_weight_map_check(l->index, l->style->index, l->dir, l->opt, l->cat, err) < 0
-               ? -1
-               : describe(l, err);
+    return check_map(l, err) < 0 ? -1 : describe(l, err);
 }
 
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

@@ -20,7 +20,6 @@
 #include "base/take.h"
 #include "container/config.h"
 #include "container/torch_file.h"
-#include "format/huggingface/weight_map.h"
 #include "format/pieces.h"
 #include "format/readers.h"
 #include "format/torch/copies.h"
@@ -315,13 +314,13 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 static int check_index(struct load *l, struct ckpt_err *err)
 {
     static const char name[] = "pytorch_model.bin.index.json";
-    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
+    ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *index = NULL;
 
     if (!l->files.ptr[0].is.part || !ckpt_dir_has_file(l->dir, name))
         return 0;
     return ckpt_weight_map_read(l->dir, name, &index, err) < 0
                ? -1
-               : ckpt_weight_map_check(index, name, l->dir, l->opt, l->cat, err);
+               : ckpt_reader_check_map(index, name, l->dir, l->opt, l->cat, err);
 }
 
 /* Refuse files that have no tensors, such as those of modules that were saved as objects. */
