@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-/* The version of the library, for example "0.2.0". Static storage. */
+/* The version of the library, for example "0.3.0". Static storage. */
 CKPT_PUBLIC const char *ckpt_version(void);
 
 /* ---- options: the keys are those of the -o option of ckptfs(1) and ckpt(1) ---- */

@@ -24,7 +24,7 @@ EOF
 cat >"$work/CMakeLists.txt" <<'EOF'
 cmake_minimum_required(VERSION 3.22)
 project(hello LANGUAGES C)
-find_package(ckptfs 0.2 REQUIRED)
+find_package(ckptfs 0.3 REQUIRED)
 add_executable(hello hello.c)
 target_link_libraries(hello ckptfs::ckptfs)
 add_executable(hello-static hello.c)

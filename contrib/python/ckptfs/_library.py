@@ -21,7 +21,7 @@ from ctypes import (
 from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-VERSION = "0.2.0"  # of this package, and so of the library whose structs are below
+VERSION = "0.3.0"  # of this package, and so of the library whose structs are below
 NAME = "libckptfs_load.so.0"
 NCCL_NAME = "libckptfs_load_nccl.so.0"
 RANK = 12  # most dimensions

@@ -296,6 +296,14 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
     }
 }
 
+/* Unless dtype= was given, tensors are not rounded before they are cast for their destinations. */
+static int choose_dtypes(struct ckpt_load *load, bool travels, struct ckpt_err *err)
+{
+    return load->view->shared->opt->dtype_rule == CKPT_DTYPE_AUTO
+               ? ckpt_job_wants_cast(load->parts.job_wants, load->view->cat, travels, err)
+               : 0;
+}
+
 /* Make this rank's plan and measure it. Whether it fits is decided by all ranks together. */
 static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
                      const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
@@ -305,7 +313,8 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
 
     ckpt_plan_free(*plan);
     *plan = NULL;
-    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->no_same_host,
+    if (choose_dtypes(load, policy->readers != CKPT_READERS_EACH, err) < 0 ||
+        ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->no_same_host,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
@@ -444,8 +453,8 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
     rc = 0;
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
-    if (rc == 0 && load->view->shared->opt->dtype_rule == CKPT_DTYPE_AUTO)
-        rc = ckpt_job_wants_cast(load->parts.job_wants, load->view->cat, err);
+    if (rc == 0)
+        rc = choose_dtypes(load, false, err);
     return plan_all(load, rc, job, err);
 }
 

@@ -112,27 +112,30 @@ static enum ckpt_dtype wanted_dtype(const struct ckpt_job_wants *r, uint32_t t,
     return wanted;
 }
 
+/* Placing casts what is stored in one pass; what is computed is best made in the wanted dtype. */
 static enum ckpt_dtype read_dtype(const struct ckpt_job_wants *r, const struct ckpt_tensor *t,
-                                  uint32_t index)
+                                  uint32_t index, bool travels)
 {
     const enum ckpt_dtype wanted = wanted_dtype(r, index, t->dtype);
     const enum ckpt_dtype stored = ckpt_value_unrounded(t);
 
-    if (wanted == t->dtype || !ckpt_dtype_is_castable(t->dtype) || !ckpt_dtype_is_castable(stored))
+    if (!ckpt_dtype_is_castable(t->dtype) || !ckpt_dtype_is_castable(stored))
         return t->dtype;
+    if (!travels && (!t->value || t->value->ops->elements))
+        return stored;
     return wanted != CKPT_NDTYPE && ckpt_dtype_is_castable(wanted) &&
                    ckpt_dtype_size(wanted) <= ckpt_dtype_size(stored)
                ? wanted
                : stored;
 }
 
-int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, bool travels,
                         struct ckpt_err *err)
 {
     ckpt_catalog_free(ckpt_steal(&r->cast));
     r->cat = cat;
     for (uint32_t i = 0; i < cat->tensors.len; i++) {
-        const enum ckpt_dtype dtype = read_dtype(r, &cat->tensors.ptr[i], i);
+        const enum ckpt_dtype dtype = read_dtype(r, &cat->tensors.ptr[i], i, travels);
         if (dtype == cat->tensors.ptr[i].dtype)
             continue;
         if ((!r->cast && ckpt_catalog_alias(cat, &r->cast, err) < 0) ||

@@ -5,6 +5,7 @@
 #ifndef CKPT_LOAD_WANT_JOB_WANTS_H
 #define CKPT_LOAD_WANT_JOB_WANTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -34,11 +35,11 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
                         uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
                         struct ckpt_err *err);
 
-/* Read the tensors of a view (with the names, shapes and order of r->cat's) in the dtypes that
- * are wanted, and not rounded to the view's before: the wanted dtype where all destinations of a
- * tensor have the same one, and it is not wider than what is stored; else what is stored
- * (ckpt_value_unrounded). Placing casts the rest. NOMEM, LIMIT; r->cat is the view's then. */
-int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+/* Read the tensors of a view (with the names, shapes and order of r->cat's) without rounding them
+ * to the view's dtypes first: as they are stored (ckpt_value_unrounded), which placing casts. If
+ * they travel, then in the wanted dtype, where all destinations of a tensor have the same one and
+ * it is not wider. NOMEM, LIMIT; r->cat is the view's then. */
+int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, bool travels,
                         struct ckpt_err *err);
 
 /* Free what r owns, not r itself. */
