@@ -68,11 +68,13 @@ static void print_wrapped(const char *text, int column)
     (void)printf("\n");
 }
 
-static void print_option(char letter, const char *word, const char *value, const char *help)
+static void print_option(char letter, const char *word, const char *between, const char *value,
+                         const char *help)
 {
     const char shown[] = {letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', '\0'};
 
-    print_wrapped(help, printf("  %s --%s%s%s", shown, word, value ? "=" : "", value ? value : ""));
+    print_wrapped(help,
+                  printf("  %s --%s%s%s", shown, word, value ? between : "", value ? value : ""));
 }
 
 /* Words are equal if they differ in '-' and '_' only. */
@@ -104,13 +106,13 @@ static void print_help(const struct ckptfs_command *command)
     for (size_t i = 0; i < ckptfs_noptions; i++) {
         const struct ckpt_option *o = &ckptfs_options[i];
         if ((o->of & command->bit) && o->help)
-            print_option(o->letter, o->word, o->value, o->help);
+            print_option(o->letter, o->word, o->takes_rest ? " " : "=", o->value, o->help);
     }
     (void)printf("\nWhat is shown of the checkpoint:\n");
     for (size_t i = 0; (word = ckpt_options_word(i, &value, &help)); i++)
         if (!find(command->bit, word, 0))
-            print_option(0, word, value, help);
-    print_option(0, "KEY", "NUMBER", "a number of the model, by its key in config.json");
+            print_option(0, word, "=", value, help);
+    print_option(0, "KEY", "=", "NUMBER", "a number of the model, by its key in config.json");
     (void)printf("\n%sExit status: 0 good, 1 failed or different, 2 usage.\n",
                  command->more ? command->more : "");
 }
@@ -207,6 +209,8 @@ static int set_row(struct ckptfs_cmdline *c, const struct ckpt_option *o, const 
         return 0;
     if (!(o->of & c->command->bit))
         return fail_useless(c, o, err);
+    if (o->takes_rest)
+        return 0;
     return o->letter == 'o' ? set_list(c, value, err) : ckpt_option_set(o, c->into, value, err);
 }
 
@@ -258,6 +262,13 @@ static int take_long(struct ckptfs_cmdline *c, char ***arg, struct ckpt_err *err
         *p = *p == '-' ? '_' : *p;
     if (!value && wants_value(c, word) && !(value = *++*arg))
         return ckpt_fail(err, CKPT_USAGE, "%s needs a value", given);
+    const struct ckpt_option *o = find(c->of, word, 0);
+    if (o && o->takes_rest) {
+        if (value != **arg)
+            return ckpt_fail(err, CKPT_USAGE, "write --%s %s, last on the line", o->word, o->value);
+        for (c->rest = *arg; (*arg)[1]; ++*arg)
+            continue;
+    }
     return set_word(c, word, value, false, err);
 }
 

@@ -52,6 +52,7 @@ struct ckptfs_cmdline {
 
     const struct ckptfs_command *command; /* NULL: only help or the version was asked for */
     bool help, version;
+    char **rest;    /* the arguments of the option that takes the rest of the line; or NULL */
     char **operand; /* with the command's name, if the program has several; ends with NULL */
     size_t noperand;
 };

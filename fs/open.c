@@ -36,6 +36,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     ckptfs_cmdline_release(&t->line);
     ckpt_options_free(t->opt);
     free(t->step);
+    free(t->steps);
     free(t->layout);
     free(t->transport);
 }

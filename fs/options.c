@@ -26,7 +26,9 @@ const struct ckptfs_command ckptfs_commands[] = {
     {CKPTFS_EXPLAIN, "ckpt explain", "RUN TENSOR", "Show where a tensor's bytes come from", NULL},
     {CKPTFS_EXPORT, "ckpt export", "RUN DEST", "Write the model directory DEST",
      "Example: ckpt export run/checkpoints my-model --dtype=bfloat16\n"
-     "Run it again to resume, or to compare a finished export.\n"},
+     "Run it again to resume, or to compare a finished export.\n"
+     "Every step, while training goes on:\n"
+     "  ckpt export run/checkpoints models --steps=new --watch --then ./evaluate {}\n"},
     {CKPTFS_VERIFY, "ckpt verify", "RUN DIR", "Compare with the model directory DIR", NULL},
     {CKPTFS_DIGEST, "ckpt digest", "RUN", "Print XXH3-128 of every file, or of every tensor", NULL},
     {CKPTFS_LOAD, "ckpt load", "RUN",
@@ -102,6 +104,15 @@ const struct ckpt_option ckptfs_options[] = {
     {"weights-only", NULL, "write only the weights and their index",
      TOOL(CKPTFS_EXPORT, FLAG, weights_only)},
     {"no-weights", NULL, "write only the other files", TOOL(CKPTFS_EXPORT, FLAG, no_weights)},
+    {"steps", "all|A..B|new",
+     "a directory DEST/STEP for every step, for those with a number from A to B, or for those that "
+     "have no finished directory",
+     TOOL(CKPTFS_EXPORT, TEXT, steps)},
+    {"watch", NULL, "then wait for new steps, until SIGINT or SIGTERM",
+     TOOL(CKPTFS_EXPORT, FLAG, watch)},
+    {"then", "CMD ARG...",
+     "run this after each export that wrote something; {} is its directory. Last on the line",
+     .of = CKPTFS_EXPORT, .takes_rest = true},
     {"jobs", "N", "threads (one for each processor, from 2 to 16)",
      TOOL(CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST, NUMBER, jobs), .least = 1,
      .most = MOST_JOBS},

@@ -86,14 +86,24 @@ int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err)
     return *ret ? 0 : ckpt_fail(err, CKPT_FORMAT, "the library's JSON: %s", at.text);
 }
 
-int ckpt_out_json(const json_t *j, struct ckpt_err *err)
+static int put_json(const json_t *j, size_t layout, struct ckpt_err *err)
 {
     if (!j)
         return ckpt_nomem(err);
-    if (json_dumpf(j, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) < 0)
+    if (json_dumpf(j, stdout, layout | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) < 0)
         return ckpt_fail(err, CKPT_IO, "the output could not be written");
     (void)fputc('\n', stdout);
     return 0;
+}
+
+int ckpt_out_json(const json_t *j, struct ckpt_err *err)
+{
+    return put_json(j, JSON_INDENT(2), err);
+}
+
+int ckpt_out_json_line(const json_t *j, struct ckpt_err *err)
+{
+    return put_json(j, JSON_COMPACT, err);
 }
 
 static bool is_flat(const json_t *j) { return !json_is_object(j) && !json_is_array(j); }

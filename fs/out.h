@@ -22,8 +22,9 @@ char *ckpt_out_numbers(const uint64_t *number, size_t n, const char *between);
 void ckpt_out_table(const char *const *head, const char *align, size_t ncolumn, char *const *cell,
                     size_t ncell);
 
-/* Print a JSON value, indented, with a final newline. */
+/* Print a JSON value, indented or as one line, with a final newline. */
 int ckpt_out_json(const json_t *j, struct ckpt_err *err);
+int ckpt_out_json_line(const json_t *j, struct ckpt_err *err);
 
 /* Print a JSON value as an outline: "key: value" lines, with "- item" for the elements of lists. */
 void ckpt_out_outline(const json_t *j);

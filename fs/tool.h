@@ -15,10 +15,11 @@ struct ckpt_tool {
     const char *run;
     char **operand; /* operands after RUN */
     char *step;     /* NULL: the latest */
+    char *steps;    /* of export: several; NULL: one */
     struct ckpt_options *opt;
     uint32_t jobs; /* number of threads; 0: chosen by the command */
     bool json, files, tensors, quiet, verbose;
-    bool weights_only, no_weights; /* of export */
+    bool weights_only, no_weights, watch; /* of export */
     /* of load and plan: */
     char *layout, *transport;
     struct ckpt_load_options load;

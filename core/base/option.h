@@ -4,6 +4,7 @@
 #ifndef CKPT_BASE_OPTION_H
 #define CKPT_BASE_OPTION_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,6 +34,7 @@ struct ckpt_option {
     int (*set)(void *into, const struct ckpt_option *o, const char *value, struct ckpt_err *err);
     /* For a program's table: */
     char letter;         /* of the short form; 0: none */
+    bool takes_rest;     /* the value is the rest of the command line, as it is */
     uint32_t of;         /* the commands that take the option, as bits */
     uint32_t refused_by; /* those that have no use for it */
     const char *why;     /* the reason, and what to do */

@@ -1,575 +1,297 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt export: write a view as real files.
- *
- * Each file is written as .NAME.partial, fsynced and renamed. A journal in DEST records what is on
- * disk, so that repeating the command resumes an interrupted export: finished files are kept; of an
- * unfinished file, the prefix recorded in the journal is read back and compared with its hash. At
- * the end DEST holds the view's files and nothing else. */
-#include <dirent.h>
+/* ckpt export: one step, or a directory for each of several, and a command after each. */
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/err.h"
-#include "base/fdio.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "common.h"
-#include "out.h"
-#include "tool.h"
-#include "tool/items.h"
-#include "tool/journal.h"
-#include "tool/pump.h"
+#include "tool/export.h"
 
-struct export
-{
-    const struct ckpt_items *items;
-    const char *dest;
-    int dir;   /* DEST */
-    bool made; /* this process created DEST */
-    bool resumed;
-    bool finished; /* DEST has all files of the view with the right sizes, and no others */
-    struct ckpt_journal journal;
-    pthread_mutex_t lock; /* protects fd[] while files are opened */
-    int *fd;              /* per item: descriptor of the temporary file, or -1 */
-    uint64_t *start;      /* per item: as in struct ckpt_pump */
-    XXH3_state_t **state;
-    XXH128_hash_t *hash;
-    atomic_bool durable; /* something is on disk that a resumed export can use */
+extern char **environ;
+
+enum { WAKE = SIGUSR1 }; /* ends the thread that waits for signals */
+
+struct series {
+    struct ckpt_export export;
+    struct ckpt_run *run;
+    struct ckpt_step *step; /* the steps when they were last listed */
+    size_t n;
+    sigset_t signals; /* that end the program, and WAKE */
+    pthread_t waiter; /* for them */
+    atomic_bool done;
+    atomic_bool failed; /* some step or command, which is said already */
 };
 
-/* The temporary name of a file: "sub/.NAME.partial" for "sub/NAME". The caller frees it. */
-static char *temp_of(const char *path)
+static void failed(struct series *s, const char *step, const char *what)
 {
-    const char *slash = strrchr(path, '/');
-    int dir = slash ? (int)(slash + 1 - path) : 0;
-    return ckpt_asprintf("%.*s.%s.partial", dir, path, path + dir);
+    (void)fprintf(stderr, "ckpt: %s%s%s%s\n", step ? "step '" : "", step ? step : "",
+                  step ? "': " : "", what);
+    atomic_store(&s->failed, true);
 }
 
-/* ---- DEST before anything is written ---- */
+/* ---- signals ---- */
 
-static bool begins_a_path(const struct ckpt_items *items, const char *name)
+static void *await_signal(void *arg)
 {
-    size_t n = strlen(name);
+    struct series *s = arg;
+    int sig = 0;
 
-    for (size_t i = 0; i < items->n; i++)
-        if (strncmp(items->item[i].path, name, n) == 0 &&
-            (items->item[i].path[n] == '\0' || items->item[i].path[n] == '/'))
-            return true;
-    return false;
+    while (sigwait(&s->signals, &sig) != 0 || (sig == WAKE && !atomic_load(&s->done)))
+        continue;
+    if (sig == WAKE)
+        return NULL;
+    if (atomic_load(&s->export.writing))
+        (void)fprintf(stderr, "%sckpt: interrupted: run the same command again to resume\n",
+                      isatty(STDERR_FILENO) ? "\n" : "");
+    if (s->export.tool->watch)
+        _exit(atomic_load(&s->failed) ? 1 : 0);
+    (void)signal(sig, SIG_DFL);
+    (void)pthread_sigmask(SIG_UNBLOCK, &s->signals, NULL);
+    (void)raise(sig);
+    return NULL;
 }
 
-static bool is_temp(const struct ckpt_items *items, const char *name)
+/* Let a thread wait for SIGINT and SIGTERM, unless this program was started to ignore them. */
+static int take_signals(struct series *s, struct ckpt_err *err)
 {
-    for (size_t i = 0; *name == '.' && i < items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *temp = temp_of(items->item[i].path);
-        if (temp && strcmp(temp, name) == 0)
-            return true;
-    }
-    return false;
+    static const int sig[] = {SIGINT, SIGTERM};
+    struct sigaction was;
+
+    (void)sigemptyset(&s->signals);
+    (void)sigaddset(&s->signals, WAKE);
+    for (size_t i = 0; i < sizeof sig / sizeof *sig; i++)
+        if (sigaction(sig[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN)
+            (void)sigaddset(&s->signals, sig[i]);
+    (void)pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
+    const int rc = pthread_create(&s->waiter, NULL, await_signal, s);
+    return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
 
-/* Does DEST have every file, with its size? */
-static bool has_all(const struct export *x)
-{
-    struct stat st;
+/* ---- the command after an export ---- */
 
-    for (size_t i = 0; i < x->items->n; i++)
-        if (fstatat(x->dir, x->items->item[i].path, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-            !S_ISREG(st.st_mode) || (uint64_t)st.st_size != x->items->item[i].size)
-            return false;
-    return x->items->n > 0;
+/* A copy of the argument in which each {} is the directory. */
+static char *with_directory(const char *arg, const char *dir)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+
+    for (const char *p; (p = strstr(arg, "{}")); arg = p + 2)
+        ckpt_str_printf(&text, "%.*s%s", (int)(p - arg), arg, dir);
+    ckpt_str_printf(&text, "%s", arg);
+    return strdup(ckpt_str_get(&text));
 }
 
-/* Check that DEST has a journal or all files, and no entry that an export of these items would not
- * create. */
-static int inspect(struct export *x, struct ckpt_err *err)
+static int spawn(const struct series *s, char **argv, pid_t *ret)
 {
-    int copy = openat(x->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
-    bool journal = faccessat(x->dir, ckpt_journal_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-    char other[300] = "";
+    posix_spawnattr_t attr;
+    sigset_t defaults = s->signals;
 
-    x->finished = !journal && has_all(x);
-    if (!d) {
-        (void)ckpt_fail_errno(err, errno, "%s", x->dest);
-        if (copy >= 0)
-            (void)close(copy);
-        return -1;
-    }
-    for (struct dirent *e; (e = readdir(d));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        bool ours = (journal &&
-                     (strcmp(e->d_name, ckpt_journal_name) == 0 || is_temp(x->items, e->d_name))) ||
-                    ((journal || x->finished) && begins_a_path(x->items, e->d_name));
-        if (!ours && !*other)
-            (void)snprintf(other, sizeof other, "%s", e->d_name);
-    }
-    (void)closedir(d);
-    return *other ? ckpt_fail(err, CKPT_CONFLICT,
-                              "%s is not empty: it holds %s; export into a new directory (or "
-                              "compare a finished export with ckpt verify)",
-                              x->dest, other)
-                  : 0;
-}
-
-static int open_dest(struct export *x, struct ckpt_err *err)
-{
-    if (mkdir(x->dest, 0777) == 0)
-        x->made = true;
-    else if (errno != EEXIST)
-        return ckpt_fail_errno(err, errno, "%s", x->dest);
-    x->dir = open(x->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (x->dir < 0)
-        return ckpt_fail_errno(err, errno, "%s", x->dest);
-    return inspect(x, err);
-}
-
-/* ---- resuming ---- */
-
-static bool finished_before(struct export *x, size_t i)
-{
-    const struct ckpt_item *item = &x->items->item[i];
-    const json_t *line = json_object_get(x->journal.line, item->path);
-    const char *hex = json_string_value(json_object_get(line, "xxh3"));
-    struct stat st;
-
-    if (!hex || fstatat(x->dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
-        (uint64_t)st.st_size != item->size ||
-        json_integer_value(json_object_get(line, "len")) != (json_int_t)item->size ||
-        json_integer_value(json_object_get(line, "mtime_ns")) !=
-            (json_int_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec)
-        return false;
-    return ckpt_hash_of_hex(hex, &x->hash[i]);
-}
-
-/* Hash the first len bytes of a file; false if it is shorter or cannot be read. */
-static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
-{
-    char *buf = malloc(CKPT_PUMP_CHUNK);
-    uint64_t off = 0;
-
-    (void)XXH3_128bits_reset(state);
-    (void)posix_fadvise(fd, 0, (off_t)len, POSIX_FADV_SEQUENTIAL);
-    while (buf && off < len) {
-        size_t want = len - off < CKPT_PUMP_CHUNK ? (size_t)(len - off) : CKPT_PUMP_CHUNK;
-        if (ckpt_fdio_pread(fd, buf, want, &off) != 0)
-            break;
-        (void)XXH3_128bits_update(state, buf, want);
-    }
-    free(buf);
-    return off == len;
-}
-
-/* Resume the temporary file of item i from the length in the journal, if its bytes have the
- * recorded hash. */
-static void take_up(struct export *x, size_t i, const char *temp)
-{
-    const json_t *line = json_object_get(x->journal.line, x->items->item[i].path);
-    const char *hex = json_string_value(json_object_get(line, "xxh3"));
-    json_int_t len = json_integer_value(json_object_get(line, "len"));
-    char found[CKPT_HEX];
-    int fd;
-
-    if (!hex || len <= 0 || (uint64_t)len > x->items->item[i].size ||
-        (fd = openat(x->dir, temp, O_RDWR | O_CLOEXEC | O_NOFOLLOW)) < 0)
-        return;
-    XXH3_state_t *state = XXH3_createState();
-    XXH128_hash_t hash = {0};
-    bool good = state && hash_prefix(fd, (uint64_t)len, state);
-    if (good)
-        hash = XXH3_128bits_digest(state);
-    if (good && strcmp(ckpt_hash_hex(&hash, found), hex) == 0) {
-        x->fd[i] = fd;
-        x->start[i] = (uint64_t)len;
-        x->state[i] = state;
-    } else {
-        (void)close(fd);
-        (void)XXH3_freeState(state);
-    }
-}
-
-static int resume(struct export *x, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
-        if (!temp)
-            return ckpt_nomem(err);
-        if (finished_before(x, i))
-            x->start[i] = CKPT_PUMP_SKIP;
-        else
-            take_up(x, i, temp);
-        if (x->start[i])
-            atomic_store(&x->durable, true);
-    }
-    return 0;
-}
-
-/* ---- writing ---- */
-
-static int check_space(const struct export *x, struct ckpt_err *err)
-{
-    struct statvfs st;
-    uint64_t need = 0;
-
-    for (size_t i = 0; i < x->items->n; i++)
-        if (x->start[i] != CKPT_PUMP_SKIP)
-            need += x->items->item[i].size - x->start[i];
-    /* Only a new export can compare its size with the free space: a resumed one has used some
-     * already. */
-    if (atomic_load(&x->durable) || fstatvfs(x->dir, &st) < 0 || st.f_blocks == 0)
-        return 0;
-    uint64_t have = (uint64_t)st.f_bavail * st.f_frsize;
-    if (need <= have)
-        return 0;
-    char a[CKPT_OUT_SIZE], b[CKPT_OUT_SIZE];
-    return ckpt_fail(err, CKPT_IO, "%s: no space: the files need %s, there are %s", x->dest,
-                     ckpt_out_size(need, a), ckpt_out_size(have, b));
-}
-
-static int make_parents(const struct export *x, const char *path, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
-
-    if (!copy)
-        return ckpt_nomem(err);
-    for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
-        *slash = '\0';
-        if (mkdirat(x->dir, copy, 0777) < 0 && errno != EEXIST)
-            return ckpt_fail_errno(err, errno, "%s/%s", x->dest, copy);
-    }
-    return 0;
-}
-
-static int open_temp(struct export *x, size_t i, struct ckpt_err *err)
-{
-    const struct ckpt_item *item = &x->items->item[i];
-    ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
-
-    if (!temp)
-        return ckpt_nomem(err);
-    if (make_parents(x, item->path, err) < 0)
-        return -1;
-    int fd = openat(x->dir, temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0)
-        return ckpt_fail_errno(err, errno, "%s/%s", x->dest, temp);
-    /* Reserve the space now, so that a full disk is found at once. Filesystems that cannot reserve
-     * space are written to all the same. */
-    if (item->size && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)item->size) < 0 &&
-        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-        (void)ckpt_fail_errno(err, errno, "%s/%s, %llu bytes", x->dest, item->path,
-                              (unsigned long long)item->size);
-        (void)close(fd);
-        (void)unlinkat(x->dir, temp, 0);
-        return -1;
-    }
-    x->fd[i] = fd;
-    return 0;
-}
-
-static int temp_fd(struct export *x, size_t i, struct ckpt_err *err)
-{
-    int rc = 0;
-
-    (void)pthread_mutex_lock(&x->lock);
-    if (x->fd[i] < 0)
-        rc = open_temp(x, i, err);
-    int fd = x->fd[i];
-    (void)pthread_mutex_unlock(&x->lock);
-    return rc < 0 ? -1 : fd;
-}
-
-static int write_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
-                       void *scratch, struct ckpt_err *err)
-{
-    struct export *x = ctx;
-    int fd = temp_fd(x, i, err);
-
-    (void)scratch;
-    if (fd < 0)
-        return -1;
-    const int rc = ckpt_fdio_pwrite(fd, buf, len, &off);
-    return rc == 0 ? 0
-                   : ckpt_fail_errno(err, rc, "writing %s/%s at %llu", x->dest,
-                                     x->items->item[i].path, (unsigned long long)off);
-}
-
-/* Finish a file: first fsync it, then rename it, then record it in the journal. */
-static int complete(struct export *x, size_t i, int fd, const char *hex, struct ckpt_err *err)
-{
-    const struct ckpt_item *item = &x->items->item[i];
-    ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
-    struct stat st;
-
-    if (!temp)
-        return ckpt_nomem(err);
-    if (ftruncate(fd, (off_t)item->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
-        renameat(x->dir, temp, x->dir, item->path) < 0)
-        return ckpt_fail_errno(err, errno, "%s/%s", x->dest, item->path);
-    x->fd[i] = -1;
-    (void)close(fd);
-    return ckpt_journal_add(&x->journal, item->path, item->size,
-                            (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec, hex, err);
-}
-
-static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
-                struct ckpt_err *err)
-{
-    struct export *x = ctx;
-    char hex[CKPT_HEX];
-    int fd, rc;
-
-    x->hash[i] = *prefix; /* the last call is for the whole file */
-    if (x->finished)
-        return 0;
-    if ((fd = temp_fd(x, i, err)) < 0)
-        return -1;
-    (void)ckpt_hash_hex(prefix, hex);
-    if (off == x->items->item[i].size) {
-        rc = complete(x, i, fd, hex, err);
-    } else {
-        rc = fdatasync(fd) < 0
-                 ? ckpt_fail_errno(err, errno, "%s/%s", x->dest, x->items->item[i].path)
-                 : ckpt_journal_add(&x->journal, x->items->item[i].path, off, 0, hex, err);
-    }
-    if (rc == 0)
-        atomic_store(&x->durable, true);
+    (void)sigaddset(&defaults, SIGXFSZ); /* which ckpt_tool_limits ignores */
+    int rc = posix_spawnattr_init(&attr);
+    if (rc)
+        return rc;
+    (void)posix_spawnattr_setsigdefault(&attr, &defaults);
+    (void)posix_spawnattr_setsigmask(&attr, &(sigset_t){0});
+    (void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    rc = posix_spawnp(ret, argv[0], NULL, &attr, argv, environ);
+    (void)posix_spawnattr_destroy(&attr);
     return rc;
 }
 
-/* ---- comparing a finished export ---- */
-
-static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
-                         void *scratch, struct ckpt_err *err)
+/* Run the command of --then, and say how it failed. */
+static void run_command(struct series *s, char **argv, const char *step)
 {
-    struct export *x = ctx;
-    const char *path = x->items->item[i].path;
-    ckpt_cleanup(ckpt_closep) int fd = openat(x->dir, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    uint64_t at = off;
-    const int rc = fd < 0 ? errno : ckpt_fdio_pread(fd, scratch, len, &at);
+    char what[300];
+    pid_t pid;
+    int status = 0, rc = spawn(s, argv, &pid);
 
+    while (rc == 0 && waitpid(pid, &status, 0) < 0)
+        rc = errno == EINTR ? 0 : errno;
     if (rc)
-        return ckpt_fail_errno(err, ckpt_fdio_errno(rc), "%s/%s", x->dest, path);
-    const size_t same = ckpt_same_bytes(buf, scratch, len);
-    if (same == len)
+        (void)snprintf(what, sizeof what, "%s: %s", argv[0], strerror(rc));
+    else if (WIFSIGNALED(status))
+        (void)snprintf(what, sizeof what, "%s: ended by signal %d", argv[0], WTERMSIG(status));
+    else
+        (void)snprintf(what, sizeof what, "%s: exit status %d", argv[0], WEXITSTATUS(status));
+    if (rc || status)
+        failed(s, step, what);
+}
+
+static int then(struct series *s, const char *step, const char *dest, struct ckpt_err *err)
+{
+    char **given = s->export.tool->line.rest, **argv;
+    size_t n = 0;
+
+    if (!given || !s->export.wrote)
         return 0;
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "%s is not empty: it holds another export, or this one was changed: %s "
-                     "differs at byte %llu; export into a new directory",
-                     x->dest, path, (unsigned long long)(off + same));
-}
-
-/* ---- the end ---- */
-
-static void sync_parent(const char *dest)
-{
-    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/..", dest);
-    ckpt_cleanup(ckpt_closep) int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-
-    if (fd >= 0)
-        (void)fsync(fd);
-}
-
-/* Sync every directory that got a name, DEST last; delete the journal when all others are on disk.
- */
-static int settle(struct export *x, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
-        for (char *slash; dir && (slash = strrchr(dir, '/'));) {
-            *slash = '\0';
-            ckpt_cleanup(ckpt_closep) int fd =
-                openat(x->dir, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-            if (fd < 0 || fsync(fd) < 0)
-                return ckpt_fail_errno(err, errno, "%s/%s", x->dest, dir);
-        }
-    }
-    if (fsync(x->dir) < 0 || unlinkat(x->dir, ckpt_journal_name, 0) < 0 || fsync(x->dir) < 0)
-        return ckpt_fail_errno(err, errno, "%s", x->dest);
-    sync_parent(x->dest);
-    return 0;
-}
-
-/* Delete what was created, if a later run could not use any of it. */
-static void clean_up(struct export *x, bool of_other_save)
-{
-    for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
-        if (temp && (of_other_save || x->fd[i] >= 0))
-            (void)unlinkat(x->dir, temp, 0);
-        if (of_other_save)
-            (void)unlinkat(x->dir, x->items->item[i].path, 0);
-    }
-    for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
-        for (char *slash; dir && (slash = strrchr(dir, '/'));) {
-            *slash = '\0';
-            (void)unlinkat(x->dir, dir, AT_REMOVEDIR); /* fails if the directory is not empty */
-        }
-    }
-    (void)unlinkat(x->dir, ckpt_journal_name, 0);
-    if (x->made)
-        (void)rmdir(x->dest);
-}
-
-static int report(const struct ckpt_tool *t, const struct export *x, double seconds,
-                  struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    char hex[CKPT_HEX], size[CKPT_OUT_SIZE], rate[CKPT_OUT_SIZE];
-    XXH128_hash_t whole;
-
-    if (ckpt_hash_whole(x->items, x->hash, &whole, err) < 0)
-        return -1;
-    (void)ckpt_hash_hex(&whole, hex);
-    j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
-                  (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,
-                  "already_complete", x->finished, "xxh3", hex, "files",
-                  ckpt_hash_list(x->items, x->hash));
-    if (t->json)
-        return ckpt_out_json(j, err);
-    (void)printf(
-        "%s: %zu files, %s in %.1f s (%s/s)%s\nxxh3 %s\n", x->dest, x->items->n,
-        ckpt_out_size(x->items->bytes, size), seconds,
-        ckpt_out_size(seconds > 0 ? (uint64_t)((double)x->items->bytes / seconds) : 0, rate),
-        x->finished  ? ", already complete: every byte was compared"
-        : x->resumed ? ", resumed"
-                     : "",
-        hex);
-    return 0;
-}
-
-/* Write the files or, if DEST has them all, compare them. */
-static int transfer(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
-                    struct ckpt_err *err)
-{
-    const struct ckpt_pump pump = {.view = view,
-                                   .items = x->items,
-                                   .jobs = t->jobs,
-                                   .quiet = t->quiet,
-                                   .hash = true,
-                                   .start = x->start,
-                                   .state = x->state,
-                                   .ctx = x,
-                                   .sink = x->finished ? compare_chunk : write_chunk,
-                                   .mark = mark};
-    double seconds;
-
-    if (ckpt_pump_run(&pump, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
-        (!x->finished && settle(x, err) < 0))
-        return -1;
-    return report(t, x, seconds, err);
-}
-
-static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *source = ckpt_asprintf(
-        "%s, generation %016llx, %llu bytes", ckpt_view_source(view),
-        (unsigned long long)ckpt_view_generation(view), (unsigned long long)x->items->bytes);
-    size_t n = x->items->n + 1;
-    bool fresh;
-
-    x->fd = malloc(n * sizeof *x->fd);
-    x->start = calloc(n, sizeof *x->start);
-    x->state = calloc(n, sizeof(XXH3_state_t *));
-    x->hash = calloc(n, sizeof *x->hash);
-    if (!source || !x->fd || !x->start || !x->state || !x->hash)
+    while (given[n])
+        n++;
+    if (!(argv = calloc(n + 1, sizeof *argv)))
         return ckpt_nomem(err);
+    bool good = fflush(stdout) == 0;
     for (size_t i = 0; i < n; i++)
-        x->fd[i] = -1;
-    if (open_dest(x, err) < 0)
-        return -1;
-    if (x->finished)
-        return 0;
-    if (ckpt_journal_open(x->dir, source, &x->journal, &fresh, err) < 0)
-        return ckpt_err_in(err, "%s", x->dest);
-    x->resumed = !fresh;
-    if (!fresh && resume(x, err) < 0)
-        return -1;
-    return check_space(x, err);
+        good = (argv[i] = with_directory(given[i], dest)) && good;
+    if (good)
+        run_command(s, argv, step);
+    for (size_t i = 0; i < n; i++)
+        free(argv[i]);
+    free(argv);
+    return good ? 0 : ckpt_nomem(err);
 }
 
-static void release(struct export *x)
+/* ---- steps ---- */
+
+/* Is the step one of --steps? Of A..B, its name must end with a number. */
+static bool is_wanted(const char *steps, const char *name)
 {
-    for (size_t i = 0; i < x->items->n; i++) {
-        if (x->fd && x->fd[i] >= 0)
-            (void)close(x->fd[i]);
-        if (x->state)
-            (void)XXH3_freeState(x->state[i]);
-    }
-    free(x->fd);
-    free(x->start);
-    free(x->state);
-    free(x->hash);
-    ckpt_journal_close(&x->journal);
-    if (x->dir >= 0)
-        (void)close(x->dir);
-    (void)pthread_mutex_destroy(&x->lock);
+    const char *number = name + strlen(name), *to = strstr(steps, "..");
+
+    if (!to)
+        return true;
+    while (number > name && number[-1] >= '0' && number[-1] <= '9')
+        number--;
+    const unsigned long long n = strtoull(number, NULL, 10);
+    return *number && (to == steps || n >= strtoull(steps, NULL, 10)) &&
+           (!to[2] || n <= strtoull(to + 2, NULL, 10));
 }
 
-/* Choose the files to write. Nothing can load a model directory without a config, so that must be
- * asked for. */
-static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt_items *items,
-                  struct ckpt_err *err)
+static int check_steps(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *info = NULL;
+    const size_t from = t->steps ? strspn(t->steps, "0123456789") : 0;
 
-    if (ckpt_items_files(view, items, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
-        ckpt_out_parse(text, &info, err) < 0)
-        return -1;
-    const char *word = json_string_value(json_object_get(info, "view"));
-    const bool model = strcmp(word, "hf") == 0 || strcmp(word, "memory") == 0;
-    if (t->weights_only && t->no_weights)
-        return ckpt_fail(err, CKPT_USAGE, "--weights-only and --no-weights leave nothing");
-    if ((t->weights_only || t->no_weights) && !model && strcmp(word, "raw") != 0)
+    if (!t->steps)
+        return t->watch ? ckpt_fail(err, CKPT_USAGE, "--watch needs --steps=all|A..B|new") : 0;
+    if (t->step)
+        return ckpt_fail(err, CKPT_USAGE, "--step and --steps: leave one out");
+    if (strcmp(t->steps, "all") != 0 && strcmp(t->steps, "new") != 0 &&
+        (strncmp(t->steps + from, "..", 2) != 0 ||
+         t->steps[from + 2 + strspn(t->steps + from + 2, "0123456789")]))
         return ckpt_fail(err, CKPT_USAGE,
-                         "%s: view=%s is written whole: its tensors and its other files "
-                         "belong together",
-                         t->no_weights ? "--no-weights" : "--weights-only", word);
-    if (model && !t->weights_only && !ckpt_items_have_config(items))
-        return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' holds no config.json that can be read: name the model with base=DIR "
-                         "or base=ORG/NAME, follow a link that leads out with -o follow_symlinks, "
-                         "or write the weights alone with --weights-only",
-                         t->run);
-    if (t->weights_only || t->no_weights)
-        ckpt_items_keep(items, t->weights_only);
+                         "option steps: '%s' is not all, new, or numbers of steps: A..B, A.. or "
+                         "..B",
+                         t->steps);
     return 0;
+}
+
+/* Was the same save of the step listed before? */
+static bool is_known(const struct ckpt_step *known, size_t n, const struct ckpt_step *step)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(known[i].name, step->name) == 0)
+            return known[i].generation == step->generation;
+    return false;
+}
+
+static int export_step(struct series *s, const char *step, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *dest = ckpt_asprintf("%s/%s", s->export.tool->operand[0], step);
+
+    s->export.step = step;
+    if (!dest)
+        return ckpt_nomem(err);
+    if (ckpt_run_view(s->run, step, &view, err) < 0 || ckpt_export(&s->export, view, dest, err) < 0)
+        return -1;
+    return then(s, step, dest, err);
+}
+
+/* Export the steps that were not there when this was called before. */
+static int export_steps(struct series *s, struct ckpt_err *err)
+{
+    const struct ckpt_tool *t = s->export.tool;
+    struct ckpt_step *known = s->step;
+    const size_t nknown = s->n;
+    size_t wanted = 0;
+
+    if (ckpt_run_steps(s->run, &s->step, &s->n, err) < 0) {
+        s->step = known;
+        return -1;
+    }
+    s->export.only_new = known || strcmp(t->steps, "new") == 0;
+    for (size_t i = 0; i < s->n; i++) {
+        struct ckpt_err why = {0};
+        if (!is_wanted(t->steps, s->step[i].name))
+            continue;
+        wanted++;
+        if (!is_known(known, nknown, &s->step[i]) && export_step(s, s->step[i].name, &why) < 0)
+            failed(s, s->step[i].name, why.text);
+        if (fflush(stdout) != 0)
+            break; /* ckpt_tool_finish says so */
+    }
+    ckpt_steps_free(known, nknown);
+    return wanted || t->watch ? 0
+                              : ckpt_fail(err, CKPT_MISSING, "'%s': no step is one of --steps=%s",
+                                          t->run, t->steps);
+}
+
+static int open_folder(struct series *s, struct ckpt_err *err)
+{
+    const struct ckpt_tool *t = s->export.tool;
+
+    if (ckpt_run_open(t->run, t->opt, &s->run, err) < 0)
+        return -1;
+    if (!ckpt_run_is_folder(s->run))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "'%s' is one checkpoint, not a folder of steps: leave --steps out",
+                         t->run);
+    if (mkdir(t->operand[0], 0777) < 0 && errno != EEXIST)
+        return ckpt_fail_errno(err, errno, "%s", t->operand[0]);
+    return export_steps(s, err);
+}
+
+/* Go on for ever: a signal ends the program. */
+static int watch(struct series *s, struct ckpt_err *err)
+{
+    char said[sizeof err->text] = "";
+
+    for (;; (void)nanosleep(&(struct timespec){.tv_sec = 1}, NULL)) {
+        struct ckpt_err why = {0};
+        bool changed = false, opening = !s->run;
+        int rc = s->run ? ckpt_run_scan(s->run, &changed, &why) : open_folder(s, &why);
+        if (rc == 0 && changed)
+            rc = export_steps(s, &why);
+        if (ferror(stdout) || (rc < 0 && opening && (s->run || why.code != CKPT_MISSING)))
+            return ckpt_err_move(err, &why);
+        if (rc < 0 && strcmp(said, why.text) != 0)
+            (void)fprintf(stderr, "ckpt: waiting for new steps: %s\n", why.text);
+        memcpy(said, why.text, sizeof said);
+    }
+}
+
+static int export_one(struct series *s, struct ckpt_err *err)
+{
+    const struct ckpt_tool *t = s->export.tool;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+
+    if (ckpt_tool_open(t, &s->run, &view, err) < 0 ||
+        ckpt_export(&s->export, view, t->operand[0], err) < 0)
+        return -1;
+    return then(s, NULL, t->operand[0], err);
 }
 
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
-    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
-    struct export x = {.items = &items, .dest = t->operand[0], .dir = -1};
+    struct series s = {.export.tool = t};
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0 || choose(t, view, &items, err) < 0)
+    if (check_steps(t, err) < 0 || take_signals(&s, err) < 0)
         return -1;
-    (void)pthread_mutex_init(&x.lock, NULL);
-    int rc = prepare(&x, view, err);
-    if (rc == 0)
-        rc = transfer(t, &x, view, err);
-    if (rc < 0 && x.journal.file) {
-        /* the files on disk belong to a save that no longer exists, or to no single save */
-        const bool stale = err->code == CKPT_STALE;
-        if (atomic_load(&x.durable) && !stale)
-            (void)fprintf(stderr, "ckpt: what is written is kept: the same command resumes it\n");
-        else
-            clean_up(&x, stale);
-    } else if (rc < 0 && x.made) {
-        (void)rmdir(x.dest);
-    }
-    release(&x);
-    return rc;
+    const int rc = !t->steps  ? export_one(&s, err)
+                   : t->watch ? watch(&s, err)
+                              : open_folder(&s, err);
+    atomic_store(&s.done, true);
+    (void)pthread_kill(s.waiter, WAKE);
+    (void)pthread_join(s.waiter, NULL);
+    ckpt_steps_free(s.step, s.n);
+    ckpt_run_close(s.run);
+    return rc < 0 ? -1 : atomic_load(&s.failed) ? 1 : CKPT_TOOL_GOOD;
 }

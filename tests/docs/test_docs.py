@@ -135,7 +135,7 @@ class Documents(unittest.TestCase):
             for line in re.findall(r"^\.It (.*)$", options, re.M):
                 plain = re.sub(r"\b(?:Fl|Cm|Ar) -?", "", re.sub(r" *\bNs *", "", line).replace(" | ", "|"))
                 if not plain.startswith("auto_unmount"):  # FUSE's
-                    listed.update(plain.split(" , "))
+                    listed.update(words.split()[0] for words in plain.split(" , "))
             self.assertEqual(listed, helped, page)
 
     def test_help_is_a_word_too(self):

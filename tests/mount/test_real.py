@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import unittest
 
-from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main
+from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main, wait_until
 
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
 
@@ -50,6 +51,11 @@ def write_model(folder, seed, rows=4000):
 
 def ckpt(*args, **kw):
     return subprocess.run([CKPT, *args], capture_output=True, text=True, timeout=120, **kw)
+
+
+def text(path):
+    with open(path) as f:
+        return f.read()
 
 
 def digests(folder):
@@ -227,6 +233,68 @@ class Real(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(digests(out), digests(want))
         self.assertEqual(json.loads(done.stdout)["xxh3"], json.loads(ckpt("digest", self.run_dir, "--json").stdout)["xxh3"])
+
+    def test_an_interrupted_export_says_how_to_go_on(self):
+        write_model(os.path.join(self.run_dir, "10"), 10, rows=60000)
+        for sig, more in ((signal.SIGINT, ()), (signal.SIGTERM, ("--steps", "all"))):
+            out = os.path.join(self.tmp, f"out-{sig}")
+            dest = os.path.join(out, "10") if more else out
+            p = subprocess.Popen([CKPT, "export", self.run_dir, out, "--jobs=1", *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            wait_until(lambda: os.path.exists(os.path.join(dest, ".model.safetensors.partial")), "it has begun")
+            p.send_signal(sig)
+            self.assertEqual((p.communicate()[1], p.returncode), ("ckpt: interrupted: run the same command again to resume\n", -sig))
+            self.assertIn(".ckptfs-export", os.listdir(dest))
+            done = ckpt("export", self.run_dir, out, *more)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("resumed", done.stdout)
+            self.assertEqual(ckpt("verify", self.run_dir, dest).returncode, 0)
+
+    def test_steps_are_exported_one_by_one(self):
+        out = os.path.join(self.tmp, "out")
+        self.model("step-5", "step-10", "step-20", "step-30")
+        os.truncate(os.path.join(self.run_dir, "step-20", "model.safetensors"), 1 << 20)
+        done = ckpt("export", self.run_dir, out, "--steps=10..", "--json", "--then", "sh", "-c", "test $1 != $2/step-10 || exit 3", "sh", "{}", out)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([json.loads(line)["step"] for line in done.stdout.splitlines()], ["step-10", "step-30"])
+        self.assertIn("ckpt: step 'step-10': sh: exit status 3\n", done.stderr)
+        self.assertRegex(done.stderr, "ckpt: step 'step-20': .*model.safetensors")
+        self.assertEqual(sorted(os.listdir(out)), ["step-10", "step-30"])
+        self.assertEqual(ckpt("verify", self.run_dir, os.path.join(out, "step-10"), "--step", "10").returncode, 0)
+        # unfinished and absent ones are new; what is finished is left alone, and no command runs
+        with open(os.path.join(out, "step-10", "model.safetensors"), "r+b") as f:
+            f.truncate(1 << 20)
+        self.assertIn("step-10 is not empty", ckpt("export", self.run_dir, out, "--steps=new").stderr)
+        shutil.rmtree(os.path.join(out, "step-10"))
+        shutil.rmtree(os.path.join(self.run_dir, "step-20"))
+        done = ckpt("export", self.run_dir, out, "--steps=new", "--then", "echo", "made<{}>")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(re.findall("made<.*>", done.stdout), [f"made<{out}/step-10>"])
+        done = ckpt("export", self.run_dir, out, "--steps=new", "--then", "echo", "made")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        done = ckpt("export", self.run_dir, out, "--steps=all")
+        self.assertEqual((done.returncode, done.stdout.count("every byte was compared")), (0, 3), done.stderr)
+        for args, words in ((["--steps=7..9"], "no step is one of --steps=7..9"), (["--steps=7-9"], "'7-9' is not all, new"), (["--watch"], "--watch needs --steps"),
+                            (["--steps=all", "--step=5"], "leave one out"), (["--then"], "needs a value"), (["--then=ls"], "last on the line")):
+            self.assertIn(words, ckpt("export", self.run_dir, out, *args).stderr)
+        self.assertIn("is one checkpoint", ckpt("export", os.path.join(self.run_dir, "step-5"), out, "--steps=all").stderr)
+        self.assertIn("no-such-command: No such file", ckpt("export", self.run_dir, out + "-one", "--then", "no-such-command").stderr)
+
+    def test_steps_are_exported_while_a_run_grows(self):
+        run, out, said = self.at("..", "growing"), os.path.join(self.tmp, "out"), os.path.join(self.tmp, "said")
+        os.mkdir(run)
+        with open(said, "w") as f:
+            p = subprocess.Popen([CKPT, "export", run, out, "--steps=all", "--watch", "--then", "sh", "-c", "echo did $0", "{}"], stdout=f, stderr=subprocess.STDOUT)
+        try:
+            for step in ("10", "20"):
+                write_model(os.path.join(self.tmp, "new"), int(step))
+                os.rename(os.path.join(self.tmp, "new"), os.path.join(run, step))
+                wait_until(lambda: f"did {out}/{step}\n" in text(said), step)
+                self.assertEqual(ckpt("verify", run, os.path.join(out, step), "--step", step).returncode, 0)
+        finally:
+            p.terminate()
+        self.assertEqual(p.wait(60), 0, text(said))
+        self.assertEqual(text(said).count("did "), 2, text(said))
+        self.assertEqual(sorted(os.listdir(out)), ["10", "20"])
 
     def test_a_file_that_may_not_grow_is_an_error(self):
         """ulimit -f: of the export, its journal, and what a command prints."""
