@@ -37,6 +37,8 @@ void ckpt_tool_release(struct ckpt_tool *t)
     ckpt_options_free(t->opt);
     free(t->step);
     free(t->steps);
+    free(t->other_step);
+    ckpt_options_free(t->other);
     free(t->layout);
     free(t->transport);
 }

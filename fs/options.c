@@ -29,7 +29,9 @@ const struct ckptfs_command ckptfs_commands[] = {
      "Run it again to resume, or to compare a finished export.\n"
      "Every step, while training goes on:\n"
      "  ckpt export run/checkpoints models --steps=new --watch --then ./evaluate {}\n"},
-    {CKPTFS_VERIFY, "ckpt verify", "RUN DIR", "Compare with the model directory DIR", NULL},
+    {CKPTFS_VERIFY, "ckpt verify", "A B", "Compare two runs, checkpoints or model directories",
+     "Example: ckpt verify run/checkpoints run/checkpoints --step=10 --other-step=20\n"
+     "-o and --step are for A.\n"},
     {CKPTFS_DIGEST, "ckpt digest", "RUN", "Print XXH3-128 of every file, or of every tensor", NULL},
     {CKPTFS_LOAD, "ckpt load", "RUN",
      "Load the weights into the ranks of a job: under mpirun, torchrun, or alone",
@@ -64,6 +66,37 @@ static int set_rates(void *into, const struct ckpt_option *o, const char *value,
                              o->word);
         *rate[k] = n;
     }
+    return 0;
+}
+
+static int set_other(void *into, const struct ckpt_option *o, const char *value,
+                     struct ckpt_err *err)
+{
+    struct ckpt_tool *t = into;
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(value);
+    char *rest = copy, *word, *of_word;
+
+    (void)o;
+    if (!copy)
+        return ckpt_nomem(err);
+    if (!t->other && ckpt_options_new(&t->other, err) < 0)
+        return -1;
+    while (ckptfs_next_option(&rest, &word, &of_word))
+        if (ckpt_options_set(t->other, word, of_word, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int set_tolerance(void *into, const struct ckpt_option *o, const char *value,
+                         struct ckpt_err *err)
+{
+    char *end = NULL;
+    const double n = strtod(value, &end);
+
+    if (end == value || *end || !(n >= 0 && isfinite(n)))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a number of 0 or more", o->word,
+                         value);
+    ((struct ckpt_tool *)into)->tolerance = n;
     return 0;
 }
 
@@ -113,6 +146,11 @@ const struct ckpt_option ckptfs_options[] = {
     {"then", "CMD ARG...",
      "run this after each export that wrote something; {} is its directory. Last on the line",
      .of = CKPTFS_EXPORT, .takes_rest = true},
+    {"other-step", "N", "a step of B (the latest)", TOOL(CKPTFS_VERIFY, TEXT, other_step)},
+    {"other-option", "WORD=VALUE,...", "what is shown of B: as -o, which is for A",
+     .of = CKPTFS_VERIFY, .set = set_other},
+    {"tolerance", "T", "elements are equal whose difference is not greater (0)",
+     .of = CKPTFS_VERIFY, .set = set_tolerance},
     {"jobs", "N", "threads (one for each processor, from 2 to 16)",
      TOOL(CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST, NUMBER, jobs), .least = 1,
      .most = MOST_JOBS},

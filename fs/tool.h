@@ -20,6 +20,10 @@ struct ckpt_tool {
     uint32_t jobs; /* number of threads; 0: chosen by the command */
     bool json, files, tensors, quiet, verbose;
     bool weights_only, no_weights, watch; /* of export */
+    /* of verify: */
+    struct ckpt_options *other; /* of B; NULL: the defaults */
+    char *other_step;           /* as `step` */
+    double tolerance;
     /* of load and plan: */
     char *layout, *transport;
     struct ckpt_load_options load;

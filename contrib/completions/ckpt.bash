@@ -41,7 +41,7 @@ _ckpt_complete() {
     COMPREPLY=()
     for ((i = 1; i < ${#words[@]}; i++)); do
         case ${words[i]} in
-        -o | --step | --steps | --jobs) ((i++)) ;;
+        -o | --step | --steps | --other-step | --other-option | --tolerance | --jobs) ((i++)) ;;
         -*) ;;
         *)
             if [[ ${1##*/} == ckpt && ${#command[@]} == 1 ]]; then

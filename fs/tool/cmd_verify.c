@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt verify: does a directory hold the tensors and files of a view?
+/* ckpt verify: do two views hold the same tensors and files?
  *
- * Tensors are compared by name, dtype, shape and bytes, however the directory distributes them over
- * files. All other files except the index are compared byte by byte. config.json and
+ * Tensors are compared by name, dtype, shape and bytes, however they are distributed over files.
+ * All other files except the index are compared byte by byte. config.json and
  * generation_config.json, in which every tool writes different keys, are equal if the keys that
- * both have are equal. Files that only the directory has, and a generation_config.json that it
- * lacks, are mentioned but do not count as differences. */
+ * both have are equal. Files that only B has, and a generation_config.json that it lacks, are
+ * mentioned but do not count as differences.
+ *
+ * Of a Hugging Face model directory, the tensors are those of the files under their stored names
+ * and dtypes, and the other files are those on disk. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdatomic.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,33 +30,43 @@
 #include "tool.h"
 #include "tool/items.h"
 #include "tool/pump.h"
+#include "tool/values.h"
 
 enum { SHOWN = 20 };
 
-static const uint64_t SAME = UINT64_MAX;
-
 struct verify {
+    const struct ckpt_tool *tool;
     struct ckpt_view *view;
-    struct ckpt_view *other; /* DIR's tensors, under their stored names */
-    const char *dir;
+    struct ckpt_view *other;
+    char *name;                /* of B, in what is said */
+    const char *dir;           /* B is this model directory; NULL: its files are those of `other` */
     struct ckpt_items tensors; /* all of the view */
     uint64_t *start;           /* per tensor, for the pump: not compared, or from the beginning */
     size_t *twin;              /* per tensor that is compared: its number in `other` */
-    _Atomic uint64_t *first;   /* per tensor: offset of the first byte that differs, or SAME */
-    json_t *differences;       /* [{"tensor" | "file", "what"}] */
+    pthread_mutex_t lock;      /* protects gap[] */
+    struct ckpt_gap *gap;      /* per tensor */
+    json_t *differences;       /* [{"tensor" | "file", "what", ...}] */
+    json_t *within;            /* tensors that differ by no more than the tolerance, alike */
     json_t *notes;             /* sentences about what does not count as a difference */
     size_t compared;           /* tensors that both have with equal dtype and shape */
     uint64_t bytes;            /* of those */
+    size_t ntensor, nfile;     /* in A or in B; files that are compared */
+    size_t different[2];       /* tensors, files */
 };
 
 static void verify_release(struct verify *v)
 {
+    ckpt_view_release(v->view);
+    ckpt_view_release(v->other);
     ckpt_items_release(&v->tensors);
+    free(v->name);
     free(v->start);
     free(v->twin);
-    free(v->first);
+    free(v->gap);
     json_decref(v->differences);
+    json_decref(v->within);
     json_decref(v->notes);
+    (void)pthread_mutex_destroy(&v->lock);
 }
 
 static int differ(struct verify *v, const char *kind, const char *name, const char *what,
@@ -61,6 +74,8 @@ static int differ(struct verify *v, const char *kind, const char *name, const ch
 {
     json_t *j =
         json_pack("{s:o, s:o}", kind, ckptfs_json_text(name), "what", ckptfs_json_text(what));
+
+    v->different[strcmp(kind, "file") == 0]++;
     return json_array_append_new(v->differences, j) < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -79,7 +94,7 @@ static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor
            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
 }
 
-/* Look for tensor i of the view in DIR, and say how it differs if it is not there alike. */
+/* Look for tensor i of the view in B, and say how it differs if it is not there alike. */
 static int match(struct verify *v, size_t i, struct ckpt_err *err)
 {
     struct ckpt_tensor_info a = {.size = sizeof a}, b = {.size = sizeof b};
@@ -88,7 +103,7 @@ static int match(struct verify *v, size_t i, struct ckpt_err *err)
     v->start[i] = CKPT_PUMP_SKIP;
     ckpt_view_tensor(v->view, i, &a);
     if (!ckpt_view_find_tensor(v->other, a.name, &v->twin[i])) {
-        what = ckpt_asprintf("missing in %s", v->dir);
+        what = ckpt_asprintf("missing in %s", v->name);
     } else {
         ckpt_view_tensor(v->other, v->twin[i], &b);
         if (same_type(&a, &b)) {
@@ -99,7 +114,7 @@ static int match(struct verify *v, size_t i, struct ckpt_err *err)
         }
         here = type_text(&a);
         there = type_text(&b);
-        what = ckpt_asprintf("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
+        what = ckpt_asprintf("%s, in %s %s", here ? here : "", v->name, there ? there : "");
     }
     return what ? differ(v, "tensor", a.name, what, err) : ckpt_nomem(err);
 }
@@ -111,14 +126,13 @@ static int match_all(struct verify *v, struct ckpt_err *err)
     const size_t n = v->tensors.n;
     v->start = calloc(n + 1, sizeof *v->start);
     v->twin = calloc(n + 1, sizeof *v->twin);
-    v->first = calloc(n + 1, sizeof *v->first);
-    if (!v->start || !v->twin || !v->first)
+    v->gap = calloc(n + 1, sizeof *v->gap);
+    v->ntensor = n;
+    if (!v->start || !v->twin || !v->gap)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++) {
-        atomic_store(&v->first[i], SAME);
+    for (size_t i = 0; i < n; i++)
         if (match(v, i, err) < 0)
             return -1;
-    }
     return 0;
 }
 
@@ -128,26 +142,45 @@ static int unmatched(struct verify *v, struct ckpt_err *err)
         struct ckpt_tensor_info info = {.size = sizeof info};
         size_t k;
         ckpt_view_tensor(v->other, i, &info);
-        if (!ckpt_view_find_tensor(v->view, info.name, &k) &&
-            differ(v, "tensor", info.name, "only in the directory", err) < 0)
+        if (ckpt_view_find_tensor(v->view, info.name, &k))
+            continue;
+        ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("only in %s", v->name);
+        if (!what)
+            return ckpt_nomem(err);
+        v->ntensor++;
+        if (differ(v, "tensor", info.name, what, err) < 0)
             return -1;
     }
     return 0;
+}
+
+static uint64_t numel_of(const struct ckpt_tensor_info *info)
+{
+    uint64_t numel = 1;
+
+    for (uint32_t d = 0; d < info->rank; d++)
+        numel *= info->shape[d];
+    return numel;
 }
 
 static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
                          void *scratch, struct ckpt_err *err)
 {
     struct verify *v = ctx;
+    struct ckpt_tensor_info info = {.size = sizeof info};
+    struct ckpt_gap part = {0};
+
     if (ckpt_view_tensor_pread(v->other, v->twin[i], scratch, len, off, err) < 0)
         return -1;
-    const size_t same = ckpt_same_bytes(buf, scratch, len);
-    if (same == len)
+    if (memcmp(buf, scratch, len) == 0)
         return 0;
-    /* Chunks end in any order: keep the lowest offset. */
-    uint64_t mine = off + same, known = atomic_load(&v->first[i]);
-    while (mine < known && !atomic_compare_exchange_weak(&v->first[i], &known, mine))
-        continue;
+    ckpt_view_tensor(v->view, i, &info);
+    const size_t size = (size_t)(info.nbytes / numel_of(&info));
+    const struct ckpt_values values = {info.dtype, v->tool->tolerance};
+    ckpt_values_compare(&values, buf, scratch, len / size, size, off / size, &part);
+    (void)pthread_mutex_lock(&v->lock);
+    ckpt_gap_add(&v->gap[i], &part);
+    (void)pthread_mutex_unlock(&v->lock);
     return 0;
 }
 
@@ -161,37 +194,70 @@ static char *index_text(const struct ckpt_tensor_info *info, uint64_t e)
     return index ? ckpt_out_numbers(index, info->rank, ", ") : NULL;
 }
 
-/* Write an element's bytes, which are little-endian, as one hexadecimal number. */
-static void hex_element(const unsigned char *bytes, size_t n, char *buf)
+/* "12 of 4096 elements differ, max |a - b| = 0.0078125 at [3, 17] (1.5, 1.5078125)" */
+static char *gap_text(const struct ckpt_tensor_info *info, const struct ckpt_gap *gap)
 {
-    for (size_t i = n; i-- > 0; buf += 2)
-        (void)snprintf(buf, 3, "%02x", bytes[i]);
+    char max[CKPT_VALUE + 20] = "", a[CKPT_VALUE], b[CKPT_VALUE], nan[80] = "", number[CKPT_VALUE];
+    ckpt_cleanup(ckpt_freep) char *index = index_text(info, gap->at);
+    const bool known = ckpt_value_is_known(info->dtype);
+
+    if (gap->max >= 0)
+        (void)snprintf(max, sizeof max, "max |a - b| = %s ",
+                       ckpt_value_text(info->dtype, gap->max, number));
+    if (gap->nan)
+        (void)snprintf(nan, sizeof nan, "; %" PRIu64 " of them NaN on one side only", gap->nan);
+    return index ? ckpt_asprintf(
+                       "%" PRIu64 " of %" PRIu64 " elements differ, %sat [%s]%s%s%s%s%s%s",
+                       gap->differing + gap->within, numel_of(info), max, index, known ? " (" : "",
+                       known ? ckpt_value_text(info->dtype, gap->a, a) : "", known ? ", " : "",
+                       known ? ckpt_value_text(info->dtype, gap->b, b) : "", known ? ")" : "", nan)
+                 : NULL;
 }
 
-static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
+/* JSON has no NaN and no infinity: they are the texts that people read. */
+static json_t *value_json(const char *dtype, long double value)
 {
-    enum { WIDEST = 16 };
-    unsigned char a[WIDEST], b[WIDEST];
-    char hex_a[2 * WIDEST + 1] = "", hex_b[2 * WIDEST + 1] = "";
+    char text[CKPT_VALUE];
+    json_t *j = json_loads(ckpt_value_text(dtype, value, text), JSON_DECODE_ANY, NULL);
+
+    return j ? j : json_string(text);
+}
+
+static json_t *gap_json(const struct ckpt_tensor_info *info, const struct ckpt_gap *gap,
+                        const char *what)
+{
+    json_t *at = json_array(), *j;
+    uint64_t e = gap->at;
+
+    for (uint32_t d = info->rank; d-- > 0; e /= info->shape[d])
+        (void)json_array_insert_new(at, 0, json_integer((json_int_t)(e % info->shape[d])));
+    j = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "tensor", ckptfs_json_text(info->name),
+                  "what", ckptfs_json_text(what), "elements", (json_int_t)numel_of(info),
+                  "differing", (json_int_t)gap->differing, "within", (json_int_t)gap->within, "nan",
+                  (json_int_t)gap->nan, "at", at);
+    if (j && gap->max >= 0)
+        (void)json_object_set_new(j, "max_abs", value_json(info->dtype, gap->max));
+    if (j && ckpt_value_is_known(info->dtype)) {
+        (void)json_object_set_new(j, "a", value_json(info->dtype, gap->a));
+        (void)json_object_set_new(j, "b", value_json(info->dtype, gap->b));
+    }
+    return j;
+}
+
+static int describe(struct verify *v, size_t i, struct ckpt_err *err)
+{
     struct ckpt_tensor_info info = {.size = sizeof info};
-    uint64_t numel = 1, first = atomic_load(&v->first[i]);
+    const struct ckpt_gap *gap = &v->gap[i];
 
     ckpt_view_tensor(v->view, i, &info);
-    for (uint32_t d = 0; d < info.rank; d++)
-        numel *= info.shape[d];
-    size_t width = numel && info.nbytes / numel ? (size_t)(info.nbytes / numel) : 1;
-    if (width > WIDEST)
-        width = WIDEST;
-    uint64_t e = first / width;
-    if (ckpt_view_tensor_pread(v->view, i, a, width, e * width, err) < 0 ||
-        ckpt_view_tensor_pread(v->other, v->twin[i], b, width, e * width, err) < 0)
-        return -1;
-    hex_element(a, width, hex_a);
-    hex_element(b, width, hex_b);
-    ckpt_cleanup(ckpt_freep) char *index = index_text(&info, e);
-    ckpt_cleanup(ckpt_freep) char *what =
-        ckpt_asprintf("element [%s] is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
-    return what ? differ(v, "tensor", info.name, what, err) : ckpt_nomem(err);
+    ckpt_cleanup(ckpt_freep) char *what = gap_text(&info, gap);
+    if (!what)
+        return ckpt_nomem(err);
+    v->different[0] += gap->differing > 0;
+    return json_array_append_new(gap->differing ? v->differences : v->within,
+                                 gap_json(&info, gap, what)) < 0
+               ? ckpt_nomem(err)
+               : 0;
 }
 
 static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *err)
@@ -207,7 +273,7 @@ static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct c
     if (unmatched(v, err) < 0 || ckpt_pump_run(&pump, NULL, err) < 0)
         return -1;
     for (size_t i = 0; i < v->tensors.n; i++)
-        if (atomic_load(&v->first[i]) != SAME && describe_first(v, i, err) < 0)
+        if (v->gap[i].differing + v->gap[i].within && describe(v, i, err) < 0)
             return -1;
     return 0;
 }
@@ -221,9 +287,59 @@ static bool is_model_file(const char *path)
            strcmp(slash ? slash + 1 : path, "model.safetensors.index.json") == 0;
 }
 
-/* Compare one file's bytes with the open fd. *what describes the difference; NULL: none. */
-static int compare_bytes(const struct verify *v, const struct ckpt_item *item, int fd, char **what,
-                         struct ckpt_err *err)
+/* A file of B: on disk, or of its view. */
+struct file {
+    int fd; /* -1: it is not on disk */
+    const struct ckpt_node *node;
+    bool is_there, is_file;
+    uint64_t size;
+};
+
+static void file_release(struct file *f)
+{
+    if (f->fd >= 0)
+        (void)close(f->fd);
+}
+
+static int file_open(const struct verify *v, const char *path, struct file *ret,
+                     struct ckpt_err *err)
+{
+    struct stat st;
+
+    *ret = (struct file){.fd = -1};
+    if (!v->dir) {
+        ret->node = ckpt_view_find(v->other, path);
+        ret->is_there = ret->node;
+        ret->is_file = ret->node && !ckpt_node_is_dir(ret->node);
+        ret->size = ret->is_file ? ckpt_node_size(ret->node) : 0;
+        return 0;
+    }
+    ckpt_cleanup(ckpt_freep) char *full = ckpt_asprintf("%s/%s", v->dir, path);
+    if (!full)
+        return ckpt_nomem(err);
+    ret->fd = open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (ret->fd < 0 && errno != ENOENT)
+        return ckpt_fail_errno(err, errno, "%s", full);
+    ret->is_there = ret->fd >= 0;
+    ret->is_file = ret->is_there && fstat(ret->fd, &st) == 0 && S_ISREG(st.st_mode);
+    ret->size = ret->is_file ? (uint64_t)st.st_size : 0;
+    return 0;
+}
+
+static int file_pread(const struct verify *v, const struct file *f, const char *path, void *buf,
+                      size_t len, uint64_t off, struct ckpt_err *err)
+{
+    const struct ckpt_item item = {.path = (char *)path, .size = f->size, .file = f->node};
+
+    if (f->node)
+        return ckpt_item_pread(v->other, &item, buf, len, off, err);
+    const int rc = ckpt_fdio_pread(f->fd, buf, len, &off);
+    return rc ? ckpt_fail_errno(err, ckpt_fdio_errno(rc), "reading %s/%s", v->dir, path) : 0;
+}
+
+/* Compare the bytes of two files. *what describes the difference; NULL: none. */
+static int compare_bytes(const struct verify *v, const struct ckpt_item *item, const struct file *f,
+                         char **what, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *a = malloc(2 * (size_t)CKPT_PUMP_CHUNK);
     unsigned char *b = a + CKPT_PUMP_CHUNK;
@@ -233,16 +349,13 @@ static int compare_bytes(const struct verify *v, const struct ckpt_item *item, i
     for (uint64_t off = 0; off < item->size;) {
         size_t len = item->size - off < CKPT_PUMP_CHUNK ? (size_t)(item->size - off)
                                                         : (size_t)CKPT_PUMP_CHUNK;
-        uint64_t at = off;
-        const int rc = ckpt_fdio_pread(fd, b, len, &at);
-        if (rc)
-            return ckpt_fail_errno(err, ckpt_fdio_errno(rc), "reading %s/%s", v->dir, item->path);
-        if (ckpt_item_pread(v->view, item, a, len, off, err) < 0)
+        if (ckpt_item_pread(v->view, item, a, len, off, err) < 0 ||
+            file_pread(v, f, item->path, b, len, off, err) < 0)
             return -1;
         const size_t same = ckpt_same_bytes(a, b, len);
         if (same < len) {
             *what = ckpt_asprintf("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + same, a[same],
-                                  v->dir, b[same]);
+                                  v->name, b[same]);
             return *what ? 0 : ckpt_nomem(err);
         }
         off += len;
@@ -286,18 +399,19 @@ static const char *contradiction(const json_t *a, const json_t *b)
 
 /* Compare two versions of a config: if no key contradicts, *what becomes NULL and a note is added.
  */
-static int compare_config(struct verify *v, const struct ckpt_item *item, int fd, char **what,
-                          struct ckpt_err *err)
+static int compare_config(struct verify *v, const struct ckpt_item *item, const struct file *f,
+                          char **what, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)item->size + 1);
+    ckpt_cleanup(ckpt_freep) char *a = malloc((size_t)item->size + 1);
+    ckpt_cleanup(ckpt_freep) char *b = malloc((size_t)f->size + 1);
 
-    if (!text)
+    if (!a || !b)
         return ckpt_nomem(err);
-    if (ckpt_item_pread(v->view, item, text, (size_t)item->size, 0, err) < 0)
+    if (ckpt_item_pread(v->view, item, a, (size_t)item->size, 0, err) < 0 ||
+        file_pread(v, f, item->path, b, (size_t)f->size, 0, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *ours = json_loadb(text, (size_t)item->size, 0, NULL);
-    ckpt_cleanup(ckpt_json_decrefp) json_t *theirs =
-        lseek(fd, 0, SEEK_SET) == 0 ? json_loadfd(fd, 0, NULL) : NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *ours = json_loadb(a, (size_t)item->size, 0, NULL);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *theirs = json_loadb(b, (size_t)f->size, 0, NULL);
     if (!json_is_object(ours) || !json_is_object(theirs))
         return 0; /* not JSON: the difference in bytes counts */
     const char *key = contradiction(ours, theirs);
@@ -310,35 +424,32 @@ static int compare_config(struct verify *v, const struct ckpt_item *item, int fd
 
 static int compare_file(struct verify *v, const struct ckpt_item *item, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", v->dir, item->path);
+    ckpt_cleanup(file_release) struct file f = {.fd = -1};
     ckpt_cleanup(ckpt_freep) char *what = NULL;
-    struct stat st;
 
-    if (!path)
-        return ckpt_nomem(err);
-    ckpt_cleanup(ckpt_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno != ENOENT)
-        return ckpt_fail_errno(err, errno, "%s", path);
-    if (fd < 0 && strcmp(item->path, "generation_config.json") == 0) {
+    if (file_open(v, item->path, &f, err) < 0)
+        return -1;
+    v->nfile++;
+    if (!f.is_there && strcmp(item->path, "generation_config.json") == 0) {
         note(v, item->path, "only in the view");
         return 0;
     }
-    if (fd < 0) {
-        what = ckpt_asprintf("missing in %s", v->dir);
-    } else if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-        what = ckpt_asprintf("not a regular file in %s", v->dir);
-    } else if ((uint64_t)st.st_size != item->size) {
-        what = ckpt_asprintf("%" PRIu64 " bytes, in %s %lld", item->size, v->dir,
-                             (long long)st.st_size);
-    } else if (compare_bytes(v, item, fd, &what, err) < 0) {
+    if (!f.is_there) {
+        what = ckpt_asprintf("missing in %s", v->name);
+    } else if (!f.is_file) {
+        what = ckpt_asprintf("not a regular file in %s", v->name);
+    } else if (f.size != item->size) {
+        what = ckpt_asprintf("%" PRIu64 " bytes, in %s %" PRIu64, item->size, v->name, f.size);
+    } else if (compare_bytes(v, item, &f, &what, err) < 0) {
         return -1;
     }
-    if (what && fd >= 0 && is_config(item->path) && compare_config(v, item, fd, &what, err) < 0)
+    if (what && f.is_file && is_config(item->path) && compare_config(v, item, &f, &what, err) < 0)
         return -1;
     return what ? differ(v, "file", item->path, what, err) : 0;
 }
 
-/* Note the names below DIR that the view does not have. Weight files may be split differently. */
+/* Note the names below the model directory that the view does not have. Weight files may be split
+ * differently. */
 static void note_extra(struct verify *v, const char *below, unsigned depth)
 {
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", v->dir, below);
@@ -359,6 +470,22 @@ static void note_extra(struct verify *v, const char *below, unsigned depth)
         (void)closedir(d);
 }
 
+/* Note the files of B's view that the view does not have. */
+static int note_others(struct verify *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items files = {0};
+    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("only in %s", v->name);
+
+    if (!what)
+        return ckpt_nomem(err);
+    if (ckpt_items_files(v->other, &files, err) < 0)
+        return -1;
+    for (size_t i = 0; i < files.n; i++)
+        if (!is_model_file(files.item[i].path) && !ckpt_view_find(v->view, files.item[i].path))
+            note(v, files.item[i].path, what);
+    return 0;
+}
+
 static int compare_files(struct verify *v, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_items_release) struct ckpt_items files = {0};
@@ -368,84 +495,126 @@ static int compare_files(struct verify *v, struct ckpt_err *err)
     for (size_t i = 0; i < files.n; i++)
         if (!is_model_file(files.item[i].path) && compare_file(v, &files.item[i], err) < 0)
             return -1;
+    if (!v->dir)
+        return note_others(v, err);
     note_extra(v, "", 0);
     return 0;
 }
 
 /* ---- the command ---- */
 
-static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *err)
+static int report_json(const struct verify *v, struct ckpt_err *err)
 {
-    size_t n = json_array_size(v->differences), i;
-    json_t *d;
-    char size[CKPT_OUT_SIZE];
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j =
+        json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:O}", "equal",
+                  json_array_size(v->differences) == 0, "tensors", (json_int_t)v->compared, "bytes",
+                  (json_int_t)v->bytes, "all_tensors", (json_int_t)v->ntensor, "different_tensors",
+                  (json_int_t)v->different[0], "files", (json_int_t)v->nfile, "different_files",
+                  (json_int_t)v->different[1], "differences", v->differences, "within", v->within,
+                  "notes", v->notes);
+    return ckpt_out_json(j, err);
+}
 
-    if (t->json) {
-        ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
-            "{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors", (json_int_t)v->compared,
-            "bytes", (json_int_t)v->bytes, "differences", v->differences, "notes", v->notes);
-        if (ckpt_out_json(j, err) < 0)
-            return -1;
-        return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
-    }
-    json_array_foreach(v->notes, i, d)
-        if (i < SHOWN)
-            (void)printf("note: %s\n", json_string_value(d));
-    json_array_foreach(v->differences, i, d) {
+/* Print the first of a list of {"tensor" | "file", "what"}. */
+static void print_list(const char *before, const json_t *list)
+{
+    const size_t n = json_array_size(list);
+    size_t i;
+    json_t *d;
+
+    json_array_foreach(list, i, d) {
         const char *tensor = json_string_value(json_object_get(d, "tensor"));
         const char *file = json_string_value(json_object_get(d, "file"));
         if (i < SHOWN)
-            (void)printf("%s %s: %s\n", tensor ? "tensor" : "file", tensor ? tensor : file,
-                         json_string_value(json_object_get(d, "what")));
+            (void)printf("%s%s %s: %s\n", before, tensor ? "tensor" : "file",
+                         tensor ? tensor : file, json_string_value(json_object_get(d, "what")));
     }
     if (n > SHOWN)
         (void)printf("... and %zu more\n", n - SHOWN);
-    if (n)
-        (void)printf("different: %zu of %zu tensors and files\n", n, ckpt_view_tensors(v->view));
-    else
-        (void)printf("equal: %zu tensors, %s\n", v->compared, ckpt_out_size(v->bytes, size));
-    return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
 }
 
-/* Open DIR's tensors under their stored names. */
-static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_view **ret_view,
-                      struct ckpt_err *err)
+static void print(const struct verify *v)
 {
-    struct ckpt_options *opt = NULL;
-    int rc = ckpt_options_new(&opt, err);
+    char size[CKPT_OUT_SIZE], within[40] = "", equal[40] = "equal";
+    size_t i;
+    json_t *d;
 
-    if (rc == 0)
-        rc = ckpt_options_set(opt, "view", "raw", err);
-    if (rc == 0)
-        rc = ckpt_tool_open_run(dir, opt, NULL, ret_run, ret_view, err);
+    json_array_foreach(v->notes, i, d)
+        if (i < SHOWN)
+            (void)printf("note: %s\n", json_string_value(d));
+    if (json_array_size(v->within)) {
+        (void)snprintf(within, sizeof within, "within %.9g: ", v->tool->tolerance);
+        (void)snprintf(equal, sizeof equal, "equal within %.9g", v->tool->tolerance);
+    }
+    print_list(within, v->within);
+    print_list("", v->differences);
+    if (json_array_size(v->differences))
+        (void)printf("%zu of %zu tensors differ", v->different[0], v->ntensor);
+    else
+        (void)printf("%s: %zu tensors, %s", equal, v->compared, ckpt_out_size(v->bytes, size));
+    if (!v->tool->tensors && json_array_size(v->differences))
+        (void)printf(", %zu of %zu files", v->different[1], v->nfile);
+    else if (!v->tool->tensors)
+        (void)printf(", %zu files", v->nfile);
+    (void)printf("\n");
+}
+
+/* ---- what is compared ---- */
+
+/* Open B as a model directory, whose tensors have their stored names. False: it is none. */
+static bool open_model(struct verify *v, const char *path)
+{
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err ignored = {0}; /* the second way to open it says what is wrong */
+    struct ckpt_options *opt = NULL;
+
+    if (ckpt_options_new(&opt, &ignored) == 0 &&
+        ckpt_options_set(opt, "view", "raw", &ignored) == 0)
+        (void)ckpt_tool_open_run(path, opt, NULL, &run, &view, &ignored);
     ckpt_options_free(opt);
-    if (rc < 0)
-        return -1;
-    const char *source = ckpt_view_source(*ret_view);
-    if (strncmp(source, "hf", 2) == 0 || strncmp(source, "peft", 4) == 0)
+    const char *source = view ? ckpt_view_source(view) : "";
+    if (!view || ckpt_run_is_folder(run) ||
+        (strncmp(source, "hf", 2) != 0 && strncmp(source, "peft", 4) != 0))
+        return false;
+    v->dir = path;
+    v->other = ckpt_steal(&view);
+    return true;
+}
+
+static int open_other(struct verify *v, struct ckpt_err *err)
+{
+    const struct ckpt_tool *t = v->tool;
+    const char *path = t->operand[0];
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    const bool plain = !t->other && !t->other_step;
+
+    v->name = t->other_step ? ckpt_asprintf("%s, step %s", path, t->other_step) : strdup(path);
+    if (!v->name)
+        return ckpt_nomem(err);
+    if (plain && open_model(v, path))
         return 0;
-    return ckpt_fail(err, CKPT_USAGE,
-                     "'%s' is not a model directory but a checkpoint (%s): ckpt verify RUN DIR "
-                     "compares with what ckpt export RUN DIR writes",
-                     dir, source);
+    return ckpt_tool_open_run(path, t->other, t->other_step, &run, &v->other, err);
 }
 
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL, *other_run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL, *other = NULL;
-    ckpt_cleanup(verify_release) struct verify v = {.dir = t->operand[0]};
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(verify_release) struct verify v = {.tool = t};
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
-        open_other(t->operand[0], &other_run, &other, err) < 0)
+    (void)pthread_mutex_init(&v.lock, NULL);
+    if (ckpt_tool_open(t, &run, &v.view, err) < 0 || open_other(&v, err) < 0)
         return -1;
-    v.view = view;
-    v.other = other;
     v.differences = json_array();
+    v.within = json_array();
     v.notes = json_array();
     if (match_all(&v, err) < 0 || compare_tensors(t, &v, err) < 0 ||
-        (!t->tensors && compare_files(&v, err) < 0) || ckpt_view_verify_unchanged(view, err) < 0 ||
-        ckpt_view_verify_unchanged(other, err) < 0)
+        (!t->tensors && compare_files(&v, err) < 0) ||
+        ckpt_view_verify_unchanged(v.view, err) < 0 || ckpt_view_verify_unchanged(v.other, err) < 0)
         return -1;
-    return report(t, &v, err);
+    if (!t->json)
+        print(&v);
+    else if (report_json(&v, err) < 0)
+        return -1;
+    return json_array_size(v.differences) ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
 }
