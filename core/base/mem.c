@@ -10,7 +10,7 @@
 
 #include "base/ckd.h"
 
-enum { BLOCK_BYTES = 64 * 1024 };
+enum { FIRST_BYTES = 1024, BLOCK_BYTES = 64 * 1024 }; /* blocks grow: there are many small arenas */
 
 struct ckpt_arena_block {
     struct ckpt_arena_block *next;
@@ -86,11 +86,13 @@ static void *arena_take(struct ckpt_arena *a, size_t len, size_t align)
         }
         return b->data;
     }
-    if (!(b = block_new(a, BLOCK_BYTES)))
+    size_t size = a->head ? 4 * a->head->size : FIRST_BYTES;
+    size = ckpt_min_u64(ckpt_max_u64(size, len), BLOCK_BYTES);
+    if (!(b = block_new(a, size)))
         return NULL;
     b->next = a->head;
     a->head = b;
-    a->left = BLOCK_BYTES - len;
+    a->left = size - len;
     return b->data;
 }
 
