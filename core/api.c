@@ -8,6 +8,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/option.h"
 #include "base/sized.h"
 #include "base/str.h"
 #include "format/reader.h"
@@ -291,6 +292,20 @@ static int add_computed(json_t *out, const struct ckpt_catalog *cat, const struc
                : 0;
 }
 
+/* Name the tensor that was meant: users leave out ".weight" first of all. */
+static int fail_no_tensor(const struct ckpt_catalog *cat, const char *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *weight = ckpt_asprintf("%s.weight", name);
+    const struct ckpt_tensor *t = weight ? ckpt_catalog_find(cat, weight) : NULL;
+    struct ckpt_near near = {.word = t ? t->name : NULL};
+
+    for (size_t i = 0; !t && i < cat->tensors.len; i++)
+        ckpt_near_consider(&near, name, cat->tensors.ptr[i].name);
+    return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'%s%s%s", name,
+                     near.word ? "; did you mean '" : "", near.word ? near.word : "",
+                     near.word ? "'?" : "");
+}
+
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                       struct ckpt_err *err)
 {
@@ -300,7 +315,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
     struct ckpt_tensor_info info = {.size = sizeof info};
 
     if (!t)
-        return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
+        return fail_no_tensor(view->cat, tensor, err);
     if (ckpt_describe_rule(view, tensor, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);

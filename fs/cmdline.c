@@ -11,11 +11,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-enum {
-    HELP_COLUMN = 24,
-    HELP_WIDTH = 80,
-    NEAR = 2 /* letters that a misspelt word may differ in */
-};
+enum { HELP_COLUMN = 24, HELP_WIDTH = 80 };
 
 /* ---- lists of options: word=value,... ---- */
 
@@ -129,41 +125,29 @@ static void print_commands(uint32_t of)
 
 /* ---- what is wrong ---- */
 
-/* Keep in *best the word that is nearest to the one that was written. */
-static void consider(const char *written, const char *word, const char **best, unsigned *distance)
-{
-    const unsigned d = ckpt_option_distance(written, word);
-
-    if (d < *distance && d < strlen(word)) {
-        *distance = d;
-        *best = word;
-    }
-}
-
 static int fail_unknown(const struct ckptfs_cmdline *c, const char *word, struct ckpt_err *err)
 {
-    const char *best = NULL, *known, *value, *help;
-    unsigned distance = NEAR + 1;
+    const char *known, *value, *help;
+    struct ckpt_near near = {0};
 
     for (size_t i = 0; i < ckptfs_noptions; i++)
         if (ckptfs_options[i].of & c->of)
-            consider(word, ckptfs_options[i].word, &best, &distance);
+            ckpt_near_consider(&near, word, ckptfs_options[i].word);
     for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
-        consider(word, known, &best, &distance);
+        ckpt_near_consider(&near, word, known);
     return ckpt_fail(err, CKPT_USAGE, "option %s: no such option%s%s (--help lists them)", word,
-                     best ? "; did you mean --" : "", best ? best : "");
+                     near.word ? "; did you mean --" : "", near.word ? near.word : "");
 }
 
 static int fail_command(const struct ckptfs_cmdline *c, const char *name, struct ckpt_err *err)
 {
-    const char *best = NULL;
-    unsigned distance = NEAR + 1;
+    struct ckpt_near near = {0};
 
     for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
         if (k->bit & c->of)
-            consider(name, strchr(k->name, ' ') + 1, &best, &distance);
+            ckpt_near_consider(&near, name, strchr(k->name, ' ') + 1);
     return ckpt_fail(err, CKPT_USAGE, "%s: no such command%s%s (--help lists them)", name,
-                     best ? "; did you mean " : "", best ? best : "");
+                     near.word ? "; did you mean " : "", near.word ? near.word : "");
 }
 
 /* Fail because the command does not take the option. */

@@ -23,7 +23,8 @@ const struct ckptfs_command ckptfs_commands[] = {
     {CKPTFS_INFO, "ckpt info", "RUN", "Show what the run is, its steps, and what the model is",
      NULL},
     {CKPTFS_LS, "ckpt ls", "RUN", "List the tensors, or the files", NULL},
-    {CKPTFS_EXPLAIN, "ckpt explain", "RUN TENSOR", "Show where a tensor's bytes come from", NULL},
+    {CKPTFS_EXPLAIN, "ckpt explain", "RUN TENSOR", "Show where a tensor's bytes come from",
+     "A pattern stands for all tensors that match: '*.q_proj.*'\n"},
     {CKPTFS_EXPORT, "ckpt export", "RUN DEST", "Write the model directory DEST",
      "Example: ckpt export run/checkpoints my-model --dtype=bfloat16\n"
      "Run it again to resume, or to compare a finished export.\n"
@@ -37,7 +38,7 @@ const struct ckptfs_command ckptfs_commands[] = {
      "Load the weights into the ranks of a job: under mpirun, torchrun, or alone",
      "Example: mpirun -n 8 ckpt load run/checkpoints --layout tp=4,dp=2\n"},
     {CKPTFS_PLAN, "ckpt plan", "RUN", "Estimate what such a load would read, send and take",
-     "Example: ckpt plan run/checkpoints --layout tp=8,dp=128 --ranks 1024\n"},
+     "Example: ckpt plan run/checkpoints --layout tp=8,dp=128\n"},
     {0, NULL, NULL, NULL, NULL}};
 
 static int set_rates(void *into, const struct ckpt_option *o, const char *value,
@@ -163,8 +164,8 @@ const struct ckpt_option ckptfs_options[] = {
     {"layout", "LAYOUT",
      "who needs what: tp=N,pp=N,ep=N,dp=N,fsdp=N, whose product is the number of ranks",
      TOOL(LOADS, TEXT, layout)},
-    {"ranks", "N", "ranks of the job", TOOL(CKPTFS_PLAN, NUMBER, ranks), .least = 1,
-     .most = MOST_RANKS, .refused_by = CKPTFS_LOAD,
+    {"ranks", "N", "ranks of the job (the product of the layout's numbers)",
+     TOOL(CKPTFS_PLAN, NUMBER, ranks), .least = 1, .most = MOST_RANKS, .refused_by = CKPTFS_LOAD,
      .why = "its launcher decides how many ranks there are; use ckpt plan"},
     {"ranks-per-node", "N", "ranks on each node (8)", TOOL(CKPTFS_PLAN, NUMBER, ranks_per_node),
      .least = 1, .most = MOST_RANKS, .refused_by = CKPTFS_LOAD,

@@ -284,7 +284,10 @@ static void put_rule(const json_t *rule)
 
     if (!json_is_object(rule))
         return;
-    line("rule", "%s", text_of(rule, "rule"));
+    /* "llama/dense: rules[5].rules[1]", in the recipe's file */
+    const char *where = text_of(rule, "rule"), *at = strstr(where, ": ");
+    line("recipe", "%.*s%s%s%s", at ? (int)(at - where) : (int)strlen(where), where, at ? " (" : "",
+         at ? at + 2 : "", at ? ", counted from 0)" : "");
     line("", "%s", text_of(rule, "target"));
     json_array_foreach(json_object_get(rule, "sources"), i, source)
         line("", "%s %s  %s", i ? "+" : "=", text_of(source, "tensor"),
@@ -397,15 +400,15 @@ static void put_spreads(const json_t *plan)
     ckpt_out_table(head, "lrrr", COLUMNS, cell, ROWS * COLUMNS);
 }
 
-void ckpt_summary_of_plan(const json_t *plan)
+void ckpt_summary_of_plan(const json_t *plan, bool multiplied)
 {
     const json_t *seconds = json_object_get(plan, "modelled_s");
     const json_int_t nodes = number_of(plan, "nodes");
     char unique[CKPT_OUT_SIZE], needed[CKPT_OUT_SIZE];
 
-    line("layout", "%s: %" JSON_INTEGER_FORMAT " rank%s on %" JSON_INTEGER_FORMAT " node%s",
+    line("layout", "%s: %" JSON_INTEGER_FORMAT " rank%s on %" JSON_INTEGER_FORMAT " node%s%s",
          text_of(plan, "layout"), number_of(plan, "ranks"), plural(number_of(plan, "ranks")), nodes,
-         plural(nodes));
+         plural(nodes), multiplied ? " (the product of the layout's numbers)" : "");
     line("readers", "%s", text_of(plan, "readers"));
     line("bytes", "%s of the checkpoint, %s in all ranks together",
          ckpt_out_size((uint64_t)number_of(plan, "unique_bytes"), unique),

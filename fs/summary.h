@@ -3,6 +3,8 @@
 #ifndef CKPT_FS_SUMMARY_H
 #define CKPT_FS_SUMMARY_H
 
+#include <stdbool.h>
+
 #include <jansson.h>
 
 /* Print a run: `info` is the JSON of `ckpt info`. */
@@ -12,7 +14,8 @@ void ckpt_summary_of_run(const json_t *info);
  * are boxes, a small picture shows which piece fills which part of the first two dimensions. */
 void ckpt_summary_of_tensor(const json_t *explained);
 
-/* Print what a load would do: `plan` is the JSON of `ckpt plan`. */
-void ckpt_summary_of_plan(const json_t *plan);
+/* Print what a load would do: `plan` is the JSON of `ckpt plan`. multiplied: the number of ranks is
+ * the product of the numbers of its layout. */
+void ckpt_summary_of_plan(const json_t *plan, bool multiplied);
 
 #endif

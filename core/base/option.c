@@ -152,7 +152,9 @@ int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
     return set_text(o, slot, value, err);
 }
 
-unsigned ckpt_option_distance(const char *a, const char *b)
+enum { NEAR = 2 /* letters that a misspelt word may differ in */ };
+
+static unsigned distance(const char *a, const char *b)
 {
     unsigned row[64]; /* row[k]: from the letters of `a` so far to the first k letters of `b` */
     const size_t n = strnlen(b, 63);
@@ -169,4 +171,17 @@ unsigned ckpt_option_distance(const char *a, const char *b)
         }
     }
     return row[n];
+}
+
+void ckpt_near_consider(struct ckpt_near *near, const char *written, const char *word)
+{
+    const char *a = written, *b = word;
+
+    while (*a && *a == *b)
+        a++, b++;
+    const unsigned d = distance(a, b);
+    if (d <= NEAR && d < strlen(word) && (!near->word || d < near->distance)) {
+        near->distance = d;
+        near->word = word;
+    }
 }

@@ -48,8 +48,14 @@ int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
 int ckpt_option_choice(const struct ckpt_option *o, const char *value, uint32_t *ret,
                        struct ckpt_err *err);
 
-/* How many letters must be inserted, removed or replaced to make one word of the other. Words are
- * compared up to 63 letters. Finds the option that was meant. */
-unsigned ckpt_option_distance(const char *a, const char *b);
+/* The word that was meant by one that is not known. */
+struct ckpt_near {
+    const char *word;  /* NULL: none is near */
+    unsigned distance; /* letters that must be inserted, removed or replaced */
+};
+
+/* Keep the word, which is borrowed, if none before was as near to the one that was written. Where
+ * they differ, words are compared up to 63 letters. */
+void ckpt_near_consider(struct ckpt_near *near, const char *written, const char *word);
 
 #endif

@@ -214,3 +214,14 @@ void ckpt_str_put_u64(struct ckpt_str *s, unsigned long long value)
     while (value /= 10);
     ckpt_str_append(s, digits + at, sizeof digits - at);
 }
+
+const char *ckpt_path_advice(const char *path)
+{
+    for (const char *p = path; *p; p += strcspn(p, "/"), p += *p == '/') {
+        const size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
+        if (n > 1 && p[n] == ':' && p[n + 1] == '/')
+            return " (expected a path of this machine: mount the bucket first, by gcsfuse, "
+                   "mountpoint-s3 or rclone)";
+    }
+    return "";
+}

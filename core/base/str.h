@@ -45,6 +45,10 @@ char *ckpt_printable(const char *bytes);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);
 
+/* A remark for an error about a path that is not there: "", or that part of it is a scheme ("s3:/",
+ * also behind the directory that made it absolute). Static storage. */
+const char *ckpt_path_advice(const char *path);
+
 /* Take every occurrence of `word`, which is not empty, out of the text, in place. */
 void ckpt_remove_word(char *s, const char *word);
 

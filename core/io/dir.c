@@ -82,7 +82,8 @@ static int root_open(const char *path, int flags, enum ckpt_links links, struct 
         return ckpt_nomem(err);
     r->top.fd = open(path, flags | O_DIRECTORY | O_CLOEXEC);
     if (r->top.fd < 0) {
-        (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'", path);
+        (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'%s", path,
+                              ckpt_path_advice(path));
     } else if (!(r->top.real = realpath(path, NULL))) {
         (void)ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
     } else {

@@ -54,7 +54,8 @@ static int find_in_hub(const char *name, char **ret_path, struct ckpt_err *err)
     if (!cache)
         return ckpt_nomem(err);
     if (!slash || slash == name || !slash[1] || strchr(slash + 1, '/') || name[0] == '.')
-        return ckpt_fail(err, CKPT_MISSING, "base '%s' is not a directory", name);
+        return ckpt_fail(err, CKPT_MISSING, "base '%s' is not a directory%s", name,
+                         ckpt_path_advice(name));
     model = ckpt_asprintf("%s/models--%.*s--%s", cache, (int)(slash - name), name, slash + 1);
     if (!model)
         return ckpt_nomem(err);

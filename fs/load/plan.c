@@ -17,11 +17,6 @@ int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
 
-    if (t->ranks == 0)
-        return ckpt_fail(
-            err, CKPT_USAGE,
-            "--ranks is missing: how many ranks the planned job has, the product of the layout's "
-            "numbers");
     if (ckpt_tool_open(t, &run, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
                         &t->load, &text, err) < 0)
@@ -31,6 +26,6 @@ int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
         return -1;
     if (t->json)
         return ckpt_out_json(plan, err);
-    ckpt_summary_of_plan(plan);
+    ckpt_summary_of_plan(plan, t->ranks == 0);
     return 0;
 }

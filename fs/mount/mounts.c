@@ -249,7 +249,7 @@ int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
                              c->run);
     }
     if (!full)
-        return ckpt_fail_errno(err, errno, "%s", c->run);
+        return ckpt_fail_errno(err, errno, "%s%s", c->run, ckpt_path_advice(c->run));
     if (replace(&c->run, full, err) < 0)
         return -1;
     if (!(full = resolve_mountpoint(c->mountpoint, err)))

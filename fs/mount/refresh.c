@@ -87,10 +87,14 @@ static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
 {
     struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err own = {0};
 
-    if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0) {
-        ckptfs_sandbox_explain(r->sandbox, err);
-        return -1;
+    if (ckpt_run_open(r->config->run, r->config->opt, &run, &own) < 0) {
+        ckptfs_sandbox_explain(r->sandbox, &own);
+        return own.code == CKPT_MISSING
+                   ? ckpt_fail(err, own.code, "%.800s (-o wait mounts it before its first save)",
+                               own.text)
+                   : ckpt_err_move(err, &own);
     }
     ckpt_run_watch(run);
     if (ckpt_run_newest_view(run, &view, err) < 0 && !r->config->wait)

@@ -182,8 +182,12 @@ static int mount_session(struct session *s, struct ckpt_err *err)
     ckptfs_mountpoint_unlock(s->config);
     if (rc < 0)
         return ckpt_fail(
-            err, CKPT_IO, "mounting on %s failed%s", s->config->mountpoint,
-            lacks_fusermount() ? ": fusermount3 is not installed (Debian's package fuse3)" : "");
+            err, CKPT_IO, "mounting on %s failed%s%s", s->config->mountpoint,
+            lacks_fusermount() ? ": fusermount3 is not installed (Debian's package fuse3)" : "",
+            access("/dev/fuse", R_OK | W_OK) < 0
+                ? ": /dev/fuse cannot be opened; without FUSE, `ckpt export` writes the model "
+                  "directory, and Python (import ckptfs) reads the run"
+                : "");
     (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
     if (fuse_session_mount(s->se, path) == 0)
         return 0;

@@ -438,10 +438,10 @@ CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint
 
 /* ---- planning only ---- */
 
-/* Plan without loading: what a job of `ranks` ranks, `ranks_per_node` of them on each node, would
- * do under a layout (as in ckpt_load_want_layout). *ret_json is JSON text that the caller frees. It
- * has reads, bytes and transfers per rank (least, mean, most) and the estimated time of each way to
- * read, by opt->rates. No tensor data is read. */
+/* Plan without loading: what a job of `ranks` ranks (0: the product of the layout's numbers),
+ * `ranks_per_node` of them on each node, would do under a layout (as in ckpt_load_want_layout).
+ * *ret_json is JSON text that the caller frees. It has reads, bytes and transfers per rank (least,
+ * mean, most) and the estimated time of each way to read, by opt->rates. No tensor data is read. */
 CKPT_PUBLIC int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                                 uint32_t ranks_per_node, const struct ckpt_load_options *opt,
                                 char **ret_json, struct ckpt_err *err);

@@ -513,8 +513,32 @@ class Real(Case):
         for line in ("A  columns 0-32  from ", "B  columns 32-64  from ", "   " + 16 * "A" + 16 * "B" + "\n"):
             self.assertIn(line, told)
         self.assertIn("element_stride 32", ckpt("explain", GOLDEN, "model.layers.0.self_attn.q_proj.weight", "-v").stdout)
-        told = ckpt("plan", GOLDEN, "--layout", "tp=2", "--ranks", "2").stdout
+        told = ckpt("plan", GOLDEN, "--layout", "tp=2").stdout
+        self.assertIn("layout    tp=2: 2 ranks on 1 node (the product of the layout's numbers)\n", told)
+        self.assertEqual(told.replace(" (the product of the layout's numbers)", ""), ckpt("plan", GOLDEN, "--layout", "tp=2", "--ranks", "2").stdout)
         self.assertRegex(told, r"read +40.6 KiB +40.6 KiB +40.6 KiB\n")
+
+    def test_errors_say_what_next(self):
+        name = "model.layers.0.mlp.down_proj"
+        for given, meant in ((name, name + ".weight"), (name + ".wieght", name + ".weight"), ("model.nrm.weight", "model.norm.weight")):
+            self.assertIn(f"there is no tensor '{given}'; did you mean '{meant}'?", ckpt("explain", GOLDEN, given).stderr)
+        self.assertNotIn("did you mean", ckpt("explain", GOLDEN, "visual.patch").stderr)
+        self.assertIn("no tensor's name matches '*.nothing'", ckpt("explain", GOLDEN, "*.nothing").stderr)
+        for run in ("s3://bucket/run", "hf:/a/b", "/here/gs://bucket"):
+            self.assertIn("mount the bucket first", ckpt("info", run).stderr)
+            self.assertIn("mount the bucket first", subprocess.run([CKPTFS, run, self.mnt], capture_output=True, text=True).stderr)
+        self.assertIn("mount the bucket first", ckpt("info", GOLDEN, "-o", "base=s3://bucket/model").stderr)
+        self.assertNotIn("bucket", ckpt("info", self.tmp + "/a:b/absent").stderr)
+        done = subprocess.run([CKPTFS, self.run_dir, self.mnt], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("(-o wait mounts it before its first save)", done.stderr)
+
+    def test_a_pattern_explains_all_that_match(self):
+        names = [n for n in (f"model.layers.{i}.self_attn.q_proj.weight" for i in range(4))]
+        self.assertEqual([t["tensor"] for t in json.loads(ckpt("explain", GOLDEN, "*.q_proj.*", "--json").stdout)], names)
+        told = ckpt("explain", GOLDEN, "*.q_proj.*").stdout
+        self.assertEqual(told, "\n".join(ckpt("explain", GOLDEN, name).stdout for name in names))
+        self.assertRegex(told, r"recipe    nanotron/dense \(rules\[[0-9]+\].*, counted from 0\)\n")
 
     def test_digest_is_what_xxhsum_says(self):
         if not shutil.which("xxhsum"):

@@ -362,12 +362,15 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                     uint32_t ranks_per_node, const struct ckpt_load_options *opt, char **ret_json,
                     struct ckpt_err *err)
 {
-    struct model m = {.nrank = ranks, .err = err};
+    struct model m = {.err = err};
     struct ckpt_load_options own = {0};
     int rc;
 
-    if (ranks == 0 || ranks_per_node == 0)
-        return ckpt_fail(err, CKPT_USAGE, "a job needs at least one rank, and one rank per node");
+    if (ranks_per_node == 0)
+        return ckpt_fail(err, CKPT_USAGE, "a job needs at least one rank per node");
+    if (ranks == 0 && ckpt_layout_ranks(layout, &ranks, err) < 0)
+        return -1;
+    m.nrank = ranks;
     if (ckpt_load_take_options(&own, opt, err) < 0)
         return -1;
     if (own.share)

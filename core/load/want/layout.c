@@ -30,8 +30,9 @@ struct layout {
 
 /* ---- the text ---- */
 
-static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct layout *ret,
-                        struct ckpt_err *err)
+/* Parse the numbers; *ret_product is UINT64_MAX if the product is larger. */
+static int parse_numbers(const char *text, struct layout *ret, uint64_t *ret_product,
+                         struct ckpt_err *err)
 {
     static const char *const name[NWAY] = {"tp", "ep", "fsdp", "dp", "pp"};
     uint64_t product = 1;
@@ -59,11 +60,37 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
         ret->n[k] = (uint32_t)n;
         at += len + (at[len] == ',');
     }
+    for (int k = 0; k < NWAY; k++)
+        if (ckd_mul(&product, product, ret->n[k]))
+            product = UINT64_MAX;
+    *ret_product = product;
+    return 0;
+}
+
+int ckpt_layout_ranks(const char *layout, uint32_t *ret, struct ckpt_err *err)
+{
+    struct layout l;
+    uint64_t product;
+
+    if (parse_numbers(layout, &l, &product, err) < 0)
+        return -1;
+    if (product > MAX_WAYS)
+        return ckpt_fail(err, CKPT_USAGE, "layout '%s' is for more than %d ranks", layout,
+                         MAX_WAYS);
+    *ret = (uint32_t)product;
+    return 0;
+}
+
+static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct layout *ret,
+                        struct ckpt_err *err)
+{
+    uint64_t product;
+
+    if (parse_numbers(text, ret, &product, err) < 0)
+        return -1;
     for (int k = 0; k < NWAY; k++) {
         ret->at[k] = rank % ret->n[k];
         rank /= ret->n[k];
-        if (ckd_mul(&product, product, ret->n[k]))
-            product = UINT64_MAX;
     }
     if (product != nrank)
         return ckpt_fail(err, CKPT_USAGE,

@@ -8,6 +8,9 @@
 #include "load/want/want.h"
 #include "run/checkpoint.h"
 
+/* How many ranks a layout is for. USAGE: not a layout, or of too many ranks. */
+int ckpt_layout_ranks(const char *layout, uint32_t *ret, struct ckpt_err *err);
+
 /* The class of a rank: all ranks of a class have the same table of wants. USAGE: not a layout, or
  * not one of nrank ranks. */
 int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,
