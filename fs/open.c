@@ -55,9 +55,11 @@ int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err)
 
 static void print_line(void *program, enum ckpt_log_severity severity, const char *text)
 {
-    if (severity <= CKPT_WARNING)
-        (void)fprintf(stderr, "%s: %s%s\n", (const char *)program,
-                      severity == CKPT_WARNING ? "warning: " : "", text);
+    static const char *const word[] = {
+        [CKPT_ERROR] = "", [CKPT_WARNING] = "warning: ", [CKPT_INFO] = "note: "};
+
+    if (severity <= CKPT_INFO)
+        (void)fprintf(stderr, "%s: %s%s\n", (const char *)program, word[severity], text);
 }
 
 void ckpt_tool_log(struct ckpt_tool *t, const char *program)

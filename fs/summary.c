@@ -143,6 +143,8 @@ void ckpt_summary_of_run(const json_t *info)
         line("complete", "not checked: %s", text_of(info, "completeness_not_checked"));
     json_array_foreach(warnings, i, warning)
         line("warning", "%s", json_string_value(warning));
+    json_array_foreach(json_object_get(info, "notes"), i, warning)
+        line("note", "%s", json_string_value(warning));
 }
 
 /* ---- a tensor ---- */

@@ -53,8 +53,8 @@ void ckpt_tool_release(struct ckpt_tool *t);
  * exit status; rc is what the command has returned. */
 int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err);
 
-/* Print the library's errors and warnings on standard error, after the program's name, which is
- * borrowed. */
+/* Print the library's errors, warnings and notes on standard error, after the program's name, which
+ * is borrowed. */
 void ckpt_tool_log(struct ckpt_tool *t, const char *program);
 
 /* Raise the limit of open files as far as the system permits, and make a file that may not grow any

@@ -163,6 +163,10 @@ struct ckpt_reader {
      * several downloads, so their times are no evidence about saves. */
     bool is_published;
 
+    /* Files of a checkpoint that are no files of a model, although they are named like some: its
+     * converters, "*.py". */
+    const char *const *tools;
+
     /* Subdirectory with files that a Hugging Face directory has too, such as tokenizer.json ("":
      * the checkpoint itself). NULL: there are none. */
     const char *side_files;

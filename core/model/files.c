@@ -113,6 +113,8 @@ static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struc
         return ckpt_merge_sides(o, sides, err);
     if (d->own_files && ckpt_sides_add(sides, o->dir, o->facts.files_at, rule, s->pool, err) < 0)
         return -1;
+    for (const char *const *tool = o->reader->tools; tool && *tool; tool++)
+        ckpt_sides_remove(sides, *tool);
     if (d->own_config && add_own(o, sides, "config.json", err) < 0)
         return -1;
     if (d->base_files && add_tokenizer(o, sides, err) < 0)

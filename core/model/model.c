@@ -101,7 +101,7 @@ static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 
     if (config)
         return take_config(o, config, err);
-    ckpt_catalog_warn(o->cat,
+    ckpt_catalog_note(o->cat,
                       "there is no config.json of the model, neither with the checkpoint nor in "
                       "the folder of the run; give one with base=DIR");
     return 0;

@@ -68,12 +68,12 @@ static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *w
     return 0;
 }
 
-static void warn_of_no_config(struct ckpt_opening *o, const struct ckpt_writer *writer)
+static void note_no_config(struct ckpt_opening *o, const struct ckpt_writer *writer)
 {
     if (writer->bare && o->config && !o->shared->base)
-        ckpt_catalog_warn(o->cat,
-                          "view=%s keeps nothing of config.json: whoever reads it as a Hugging "
-                          "Face model again needs base=DIR",
+        ckpt_catalog_note(o->cat,
+                          "view=%s has no place for config.json: to read it as a Hugging Face "
+                          "model again, give base=DIR",
                           writer->name);
 }
 
@@ -149,7 +149,7 @@ int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err)
 
     if (!writer)
         return 0;
-    warn_of_no_config(o, writer);
+    note_no_config(o, writer);
     if (!writer->recipes)
         return 0;
     const uint64_t tp = ckpt_output_parts(&s->opt->output, CKPT_CUT_TP);

@@ -166,7 +166,10 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
         return -1;
     }
     give_back_memory();
-    ckpt_remarks_add(&shared->remarks, &shared->opt->log, at->step, v->cat->warnings);
+    ckpt_remarks_add(&shared->remarks, &shared->opt->log, CKPT_LOG_WARNING, at->step,
+                     v->cat->warnings);
+    ckpt_remarks_add(&shared->remarks, &shared->opt->log, CKPT_LOG_INFO, at->step,
+                     json_object_get(v->cat->about, "notes"));
     *ret = v;
     return 0;
 }

@@ -276,24 +276,41 @@ const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, cons
     return ckpt_map_get(&cat->by_name, name, strlen(name), &i) ? &cat->tensors.ptr[i] : NULL;
 }
 
-void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...)
+static void add_line(json_t *lines, const char *fmt, va_list ap)
 {
-    size_t n = json_array_size(cat->warnings), i;
+    size_t n = json_array_size(lines), i;
     struct ckpt_err printable = {0};
     char text[CKPT_ERR_TEXT];
     json_t *old;
-    va_list ap;
 
     if (n > MAX_WARNINGS)
         return;
-    va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
     (void)ckpt_fail(&printable, CKPT_USAGE, "%s", n < MAX_WARNINGS ? text : "... and more");
-    json_array_foreach(cat->warnings, i, old)
+    json_array_foreach(lines, i, old)
         if (strcmp(json_string_value(old), printable.text) == 0)
             return;
-    (void)json_array_append_new(cat->warnings, json_string(printable.text));
+    (void)json_array_append_new(lines, json_string(printable.text));
+}
+
+void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    add_line(cat->warnings, fmt, ap);
+    va_end(ap);
+}
+
+void ckpt_catalog_note(struct ckpt_catalog *cat, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (!json_object_get(cat->about, "notes"))
+        (void)json_object_set_new(cat->about, "notes", json_array());
+    va_start(ap, fmt);
+    add_line(json_object_get(cat->about, "notes"), fmt, ap);
+    va_end(ap);
 }
 
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t)

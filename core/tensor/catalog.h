@@ -126,6 +126,8 @@ const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, cons
 
 /* Add a line to cat->warnings (one is kept of equal ones, and 1000 at most), made printable. */
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* The same for a line that tells of nothing wrong, in the list "notes" of cat->about. */
+void ckpt_catalog_note(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
 /* The size of all elements in bytes. */
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);

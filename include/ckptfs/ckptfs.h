@@ -216,8 +216,8 @@ CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_e
 
 /* Facts about the view as one JSON object: {"format", "step", "model_type", "recipe",
  * "architectures", "dtype", "tensors", "parameters", "bytes", "files", "shard_files", "pieces",
- * "warnings": [...], "view": the word of that option, "tied": {other name in the model's class: the
- * tensor that it is tied to}, ...} */
+ * "warnings": [...], "notes": [...] (lines that tell of nothing wrong), "view": the word of that
+ * option, "tied": {other name in the model's class: the tensor that it is tied to}, ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
 /* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are

@@ -40,6 +40,7 @@ if int(transformers.__version__.split(".")[0]) < 5:
 os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
 sys.path.insert(0, PACKAGE)
 import ckptfs  # noqa: E402
+from ckptfs.torch import StorageReader  # noqa: E402
 
 
 def folder(top, tensors, config=None):
@@ -113,7 +114,18 @@ def what_the_view_warns_of_is_told(top):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ckptfs.load_state_dict({"lm_head.weight": torch.zeros(48, 16)}, megatron, names=["lm_head.weight"], dtype="float32")
-    assert any("does not say how long the vocabulary is" in str(w.message) for w in said), said
+        dcp.load({"lm_head.weight": torch.zeros(48, 16)}, storage_reader=StorageReader(megatron, dtype="float32"), no_dist=True)
+    said = [w for w in said if "does not say how long the vocabulary is" in str(w.message)]
+    assert len(said) == 2 and all(w.filename == __file__ for w in said), said
+
+
+def a_config_that_no_load_needs_is_not_missed(top):
+    dcp.save({"model.embed_tokens.weight": torch.ones(4, 4)}, checkpoint_id=top, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ckptfs.load_state_dict({"model.embed_tokens.weight": torch.zeros(4, 4)}, top)
+        with ckptfs.open(top) as view:
+            assert any("no config.json" in text for text in view.info()["notes"]) and not view.info()["warnings"], view.info()
 
 
 def casts(top):
@@ -588,7 +600,7 @@ def without_torch(top):
     assert done.stdout == "good\n", done.stderr
 
 
-run_in_folders((what_torch_returns_and_says, what_the_view_warns_of_is_told, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
+run_in_folders((what_torch_returns_and_says, what_the_view_warns_of_is_told, a_config_that_no_load_needs_is_not_missed, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
                 memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, who_is_absent_is_named_on_all_ranks,
                 a_failed_load_is_told_to_autograd,
                 models_work, adapters, optimizers, mappings, progress_is_shown,

@@ -533,6 +533,16 @@ class Real(Case):
         self.assertEqual(done.returncode, 1)
         self.assertIn("(-o wait mounts it before its first save)", done.stderr)
 
+    def test_a_converter_is_no_file_of_the_model(self):
+        run = os.path.join(self.tmp, "zero")
+        shutil.copytree(os.path.join(SOURCE, "tests", "golden", "deepspeed", "z3_qwen3_frozen_w3", "run"), run, copy_function=shutil.copyfile)
+        for name in ("zero_to_fp32.py", "zero_to_torch.py", "modeling_x.py"):
+            for folder, _, _ in os.walk(run):
+                open(os.path.join(folder, name), "w").close()
+        listed = ckpt("ls", "--files", run).stdout
+        self.assertIn("modeling_x.py", listed)
+        self.assertNotIn("zero_to_", listed)
+
     def test_a_pattern_explains_all_that_match(self):
         names = [n for n in (f"model.layers.{i}.self_attn.q_proj.weight" for i in range(4))]
         self.assertEqual([t["tensor"] for t in json.loads(ckpt("explain", GOLDEN, "*.q_proj.*", "--json").stdout)], names)

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import warnings
 import weakref
 from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Literal, Union
@@ -27,6 +26,7 @@ from ._library import (
     new,
     say_waits,
     to_device,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ def _closed():
 
 
 def _warn_of_detour(why):
-    warnings.warn(f"{why}: the load goes through host memory, which is slower", stacklevel=5)
+    warn(f"{why}: the load goes through host memory, which is slower")
 
 
 def _stream(device):

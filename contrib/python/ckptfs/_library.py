@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
+import warnings
 from ctypes import (
     POINTER,
     byref,
@@ -422,6 +424,15 @@ def to_device(comm, device, stream, memory=None):
     functions = memory or (ALLOC(), DEALLOC())
     how = Nccl(device, stream, *functions, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
+
+
+def warn(text):
+    """Warn at the line that called this package, by itself or through torch."""
+    frame, level = sys._getframe(1), 2
+    inner = ("ckptfs", "torch", "contextlib")
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in inner:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 @LOG

@@ -2,10 +2,9 @@
 """The modules of a model: new memory for parameters and buffers, and initialisation."""
 
 import contextlib
-import warnings
 import zlib
 
-from ._library import CkptError
+from ._library import CkptError, warn
 from ._tensors import dressed, home, home_of, is_dtensor
 
 
@@ -261,4 +260,4 @@ def _revive(model):
         with torch.no_grad():
             owner._init_weights(module)
     if lost:
-        warnings.warn(f"not saved, so still on the meta device: {', '.join(lost)}", stacklevel=4)
+        warn(f"not saved, so still on the meta device: {', '.join(lost)}")

@@ -122,6 +122,7 @@ class Reloader(Watch):
                 step,
                 options=old._options,
                 comm=comm,
+                told=old._told,
             )
             try:
                 with loading(view):

@@ -6,13 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._comm import joined, timeout_of
-from ._library import CkptError, library, take_bytes
+from ._library import CkptError, library, take_bytes, warn
 from ._load import make_options, run_together
 from ._match import Match, combined, result_of
 from ._targets import device_of, parts_of
@@ -385,11 +384,10 @@ def _warn_of_meta(lacking):
     """Warn of tensors that the checkpoint lacks and that have no memory: they can't be used."""
     names = [e.name for part in lacking for e in part if is_meta(e.tensor)]
     if names:
-        warnings.warn(
+        warn(
             "not in the checkpoint, so still on the meta device (missing='init' initialises them): "
             f"{', '.join(names[:8])}"
-            f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}",
-            stacklevel=3,
+            f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
         )
 
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any, Union
 
 from ._ahead import ahead
 from ._fork import reading, taken
-from ._library import CkptError, Step, TensorInfo, library, new, take_bytes, take_text, u64s
+from ._library import CkptError, Step, TensorInfo, library, new, take_bytes, take_text, u64s, warn
 from ._objects import value
 
 if TYPE_CHECKING:
@@ -255,6 +254,7 @@ class View:
         step: As for open.
         options: As for open.
         comm: The connected ranks that open the view together; None for this process.
+        told: Warnings that were given before; None gives none.
         **more: As for open.
     """
 
@@ -270,6 +270,7 @@ class View:
         *,
         options: Mapping[str, Any] | None = None,
         comm: Any = None,
+        told: Iterable[str] | None = (),
         **more: Any,
     ):
         if framework not in TORCHES + NUMPIES:
@@ -287,8 +288,10 @@ class View:
         self._tensors = {
             info.name: info for info in map(self._info, range(library().view_tensors(self._view)))
         }
-        if comm is None or comm.rank == 0:
-            self._warn()
+        said = self.info()["warnings"]
+        if told is not None and (comm is None or comm.rank == 0):
+            self._warn([text for text in said if text not in told])
+        self._told = {*(told or ()), *said}
 
     def _open(self):
         with Run(self._run, **self._options) as run:
@@ -326,16 +329,14 @@ class View:
         library().view_tensor(self._view, i, byref(t))
         return Info(i, t)
 
-    def _warn(self):
+    def _warn(self, said):
         """Warn of what was left out, guessed or not found, as ckpt does on its terminal."""
-        said = self.info()["warnings"]
         for text in said[:MOST_TOLD]:
-            warnings.warn(f"'{self._run}': {text}", stacklevel=4)
+            warn(f"'{self._run}': {text}")
         if len(said) > MOST_TOLD:
-            warnings.warn(
+            warn(
                 f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which "
-                "View.info()['warnings'] lists",
-                stacklevel=4,
+                "View.info()['warnings'] lists"
             )
 
     def again(self, comm: Any = None, **changed: Any) -> View:
@@ -358,6 +359,7 @@ class View:
             self._step,
             options={**self._options, **changed},
             comm=comm,
+            told=self._told,
         )
 
     def is_plain(self) -> bool:

@@ -120,7 +120,10 @@ class StorageReader(_Base):
         )
 
         self._close()
-        self._view = View(self.checkpoint_id, **self._given)
+        # Every rank opens its own; one of them warns.
+        dist = torch.distributed
+        other = dist.is_available() and dist.is_initialized() and dist.get_rank() > 0
+        self._view = View(self.checkpoint_id, told=None if other else (), **self._given)
         found = {}
         for info in self._view._tensors.values():
             size = torch.Size(info.shape)

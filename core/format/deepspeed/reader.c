@@ -215,6 +215,7 @@ static bool ds_finished(struct ckpt_dir *dir, const char *name, const char *late
 static const char *const markers[] = {"latest", "latest_universal", NULL};
 static const char *const rewrites[] = {"latest", "mp_rank_00_model_states.pt",
                                        "zero_pp_rank_0_mp_rank_00_model_states.pt", NULL};
+static const char *const tools[] = {"zero_to_fp32.py", "zero_to_torch.py", NULL};
 
 const struct ckpt_reader ckpt_reader_deepspeed = {
     .name = "deepspeed",
@@ -225,5 +226,6 @@ const struct ckpt_reader ckpt_reader_deepspeed = {
     .objects = ds_objects,
     .latest = ckpt_ds_latest,
     .finished = ds_finished,
+    .tools = tools,
     .side_files = "",
 };
