@@ -185,13 +185,17 @@ static const char *word_of(const struct ckpt_options *opt)
     return opt->raw ? "raw" : opt->memory ? "memory" : "hf";
 }
 
-/* The number of files that tensors are read from. */
-static json_int_t count_shards(const struct ckpt_catalog *cat)
+/* The number of files that tensors are read from, and their bytes. */
+static json_int_t count_shards(const struct ckpt_catalog *cat, json_int_t *ret_bytes)
 {
     json_int_t n = 0;
 
-    for (size_t i = 0; i < cat->sources.len; i++)
-        n += ckpt_source_file_behind(cat->sources.ptr[i]) != NULL;
+    *ret_bytes = 0;
+    for (size_t i = 0; i < cat->sources.len; i++) {
+        const struct ckpt_source *file = ckpt_source_file_behind(cat->sources.ptr[i]);
+        n += file != NULL;
+        *ret_bytes += file ? (json_int_t)file->size : 0;
+    }
     return n;
 }
 
@@ -199,18 +203,20 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
     json_t *config = view->config, *more;
-    json_int_t parameters, bytes, pieces;
+    json_int_t parameters, bytes, pieces, stored;
+    const json_int_t shards = count_shards(view->cat, &stored);
 
     totals(view->cat, &parameters, &bytes, &pieces);
-    more = json_pack("{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
-                     "source", view->source, "view", word_of(view->shared->opt), "recipe",
-                     view->recipe, "model_type", json_object_get(config, "model_type"),
-                     "architectures", json_object_get(config, "architectures"), "dtype",
-                     json_object_get(config, "dtype"), "stored_dtype",
-                     ckpt_main_dtype(view->cat, true), "tensors",
-                     (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
-                     "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
-                     count_shards(view->cat), "pieces", pieces, "warnings", view->cat->warnings);
+    more = json_pack(
+        "{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
+        "source", view->source, "view", word_of(view->shared->opt), "recipe", view->recipe,
+        "model_type", json_object_get(config, "model_type"), "architectures",
+        json_object_get(config, "architectures"), "dtype", json_object_get(config, "dtype"),
+        "stored_dtype", ckpt_main_dtype(view->cat, true), "tensors",
+        (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes, "files",
+        (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files", shards, "stored_bytes",
+        stored, "saved_ns", (json_int_t)ckpt_node_mtime_ns(ckpt_view_root(view)), "pieces", pieces,
+        "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
         json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0)
         return ckpt_nomem(err);

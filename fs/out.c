@@ -132,6 +132,13 @@ static bool fits_line(const json_t *j)
     return chars <= 72;
 }
 
+/* Keys of programs have '_' between words. */
+static void put_key(const char *key)
+{
+    for (; *key; key++)
+        (void)fputc(*key == '_' ? ' ' : *key, stdout);
+}
+
 static void put_line_list(const json_t *j)
 {
     const json_t *item;
@@ -165,7 +172,9 @@ static void put_line_object(const json_t *j)
     json_t *value;
 
     json_object_foreach((json_t *)j, key, value) {
-        (void)printf("%s%s ", between, key);
+        (void)fputs(between, stdout);
+        put_key(key);
+        (void)fputc(' ', stdout);
         put_flat(value);
         between = ", ";
     }
@@ -205,7 +214,9 @@ static void outline(const json_t *j, int indent, bool hanging)
 
     if (json_is_object(j)) {
         json_object_foreach((json_t *)j, key, value) {
-            (void)printf("%*s%s:", hanging ? 0 : indent, "", key);
+            (void)printf("%*s", hanging ? 0 : indent, "");
+            put_key(key);
+            (void)fputc(':', stdout);
             hanging = false;
             put_value(value, indent + 2, false);
         }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "out.h"
 
@@ -52,7 +53,8 @@ static const char *count_text(json_int_t count, char buf[CKPT_OUT_SIZE])
 /* How the run divided the model, as far as the checkpoint says. */
 static void put_topology(const json_t *info)
 {
-    static const char *const key[][2] = {{"tp", "TP"}, {"pp", "PP"}, {"ep", "EP"}};
+    static const char *const key[][2] = {{"tp", "TP"}, {"pp", "PP"}, {"ep", "EP"},
+                                         {"cp", "CP"}, {"dp", "DP"}, {"ranks", "ranks"}};
     const char *before = ", written with ";
 
     for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
@@ -79,15 +81,32 @@ static void put_format(const json_t *info)
     (void)putchar('\n');
 }
 
+enum { FEW_STEPS = 4 }; /* each is named */
+
 static void put_steps(const json_t *steps)
 {
     const size_t n = json_array_size(steps);
 
-    if (n == 1)
-        line("steps", "1: %s", json_string_value(json_array_get(steps, 0)));
-    else if (n)
+    if (n > 0 && n <= FEW_STEPS) {
+        (void)printf("%s%-10s%s%zu: ", ckpt_out_bold(), "steps", ckpt_out_plain(), n);
+        for (size_t i = 0; i < n; i++)
+            (void)printf("%s%s", i ? ", " : "", json_string_value(json_array_get(steps, i)));
+        (void)putchar('\n');
+    } else if (n)
         line("steps", "%zu: %s to %s", n, json_string_value(json_array_get(steps, 0)),
              json_string_value(json_array_get(steps, n - 1)));
+}
+
+/* Of the newest of the files that are read. */
+static void put_saved(const json_t *info)
+{
+    const time_t t = (time_t)(number_of(info, "saved_ns") / 1000000000);
+    struct tm local;
+    char text[32];
+
+    if (t > 0 && localtime_r(&t, &local) &&
+        strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S%z", &local))
+        line("saved", "%s", text);
 }
 
 static void put_model(const json_t *info)
@@ -114,7 +133,7 @@ static void put_weights(const json_t *info)
     const json_int_t tensors = number_of(info, "tensors"), files = number_of(info, "files"),
                      shards = number_of(info, "shard_files");
     const char *dtype = text_of(info, "dtype"), *stored = text_of(info, "stored_dtype");
-    char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE];
+    char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE], disk[CKPT_OUT_SIZE];
 
     line("weights", "%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s%s%s",
          count_text(number_of(info, "parameters"), count), tensors, plural(tensors),
@@ -123,8 +142,10 @@ static void put_weights(const json_t *info)
     if (dtype && stored && strcmp(dtype, stored) != 0)
         line("stored", "as %s (dtype=stored shows that)", stored);
     line("files",
-         "%" JSON_INTEGER_FORMAT ", from %" JSON_INTEGER_FORMAT " file%s of the checkpoint", files,
-         shards, plural(shards));
+         "%" JSON_INTEGER_FORMAT " file%s, from %" JSON_INTEGER_FORMAT
+         " file%s of the checkpoint with %s",
+         files, plural(files), shards, plural(shards),
+         ckpt_out_size((uint64_t)number_of(info, "stored_bytes"), disk));
 }
 
 void ckpt_summary_of_run(const json_t *info)
@@ -137,8 +158,11 @@ void ckpt_summary_of_run(const json_t *info)
     put_steps(json_object_get(info, "steps"));
     if (json_is_integer(json_object_get(info, "step")))
         line("step", "%" JSON_INTEGER_FORMAT, number_of(info, "step"));
+    put_saved(info);
     put_model(info);
     put_weights(info);
+    if (json_is_boolean(json_object_get(info, "optimizer")))
+        line("optimizer", "%s", json_is_true(json_object_get(info, "optimizer")) ? "yes" : "no");
     if (text_of(info, "completeness_not_checked"))
         line("complete", "not checked: %s", text_of(info, "completeness_not_checked"));
     json_array_foreach(warnings, i, warning)

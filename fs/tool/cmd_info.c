@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt info: facts about a run, and about a mountpoint what its daemon has negotiated. */
+/* ckpt info: facts about a run; of a mountpoint, about the run that it shows, and with -v what its
+ * daemon has negotiated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,7 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
 }
 
 /* Gather {"run", "steps"} and the library's facts about the view. */
-static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
+static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
@@ -41,12 +42,12 @@ static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
     ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
     json_t *j, *steps = NULL;
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
-        ckpt_out_parse(text, &facts, err) < 0)
+    if (ckpt_tool_open_run(path, t->opt, t->step, &run, &view, err) < 0 ||
+        ckpt_view_info(view, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0)
         return -1;
     if (ckpt_run_is_folder(run) && !(steps = steps_json(run, err)))
         return -1;
-    j = json_pack("{s:o}", "run", ckptfs_json_text(t->run));
+    j = json_pack("{s:o}", "run", ckptfs_json_text(path));
     if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
         json_object_update(j, facts) < 0) {
         json_decref(j);
@@ -74,18 +75,24 @@ static void print_advice(const json_t *mount)
 
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = mount_facts(t->run);
-    bool mounted = j;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL;
+    const char *run = json_string_value(json_object_get(mount, "run"));
 
-    if (!mounted && gather(t, &j, err) < 0)
+    /* a mount may wait for its first step */
+    if (gather(t, run ? run : t->run, &j, err) < 0 && !mount)
         return -1;
-    if (t->json)
-        return ckpt_out_json(j, err);
-    if (mounted || t->verbose)
+    if (t->json) {
+        if (mount && j && json_object_update_missing(mount, j) < 0)
+            return ckpt_nomem(err);
+        return ckpt_out_json(mount ? mount : j, err);
+    }
+    if (t->verbose && j)
         ckpt_out_outline(j);
-    else
+    else if (j)
         ckpt_summary_of_run(j);
-    if (mounted)
-        print_advice(j);
+    if (mount && (t->verbose || !j))
+        ckpt_out_outline(mount);
+    if (mount)
+        print_advice(mount);
     return CKPT_TOOL_GOOD;
 }

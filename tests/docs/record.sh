@@ -14,7 +14,7 @@ cd "$top"
 PATH=$build/fs:$PATH
 
 # Paths and times of this machine are no part of the session.
-clean() { sed -e "s|$top/||g" -e "s|$source/||g" -e 's/ in [0-9.]* s ([^)]*)//' -e 's/, [0-9.]* s (plan [0-9.]* s)//' -e 's/ *$//'; }
+clean() { sed -e "s|$top/||g" -e "s|$source/||g" -e 's/ in [0-9.]* s ([^)]*)//' -e 's/, [0-9.]* s (plan [0-9.]* s)//' -e 's/^saved .*/saved     2026-11-24T14:56:57+0000/' -e 's/ *$//'; }
 
 type_it() {
   printf '$ %s\n' "$*"

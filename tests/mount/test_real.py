@@ -505,14 +505,23 @@ class Real(Case):
 
     def test_summaries_for_people(self):
         told = ckpt("info", GOLDEN).stdout
-        for line in ("format    nanotron 1.4, written with TP 2, PP 2", "steps     1: 10", "model     LlamaForCausalLM (llama), by recipe nanotron/llama",
+        for line in ("format    nanotron 1.4, written with TP 2, PP 2, DP 1", "steps     1: 10", "model     LlamaForCausalLM (llama), by recipe nanotron/llama",
                      "weights   41.2 K parameters in 38 tensors, 80.6 KiB, bfloat16"):
             self.assertIn(line + "\n", told)
-        self.assertIn("has_config_yaml: true", ckpt("info", GOLDEN, "-v").stdout)
+        self.assertIn("has config yaml: true", ckpt("info", GOLDEN, "-v").stdout)
+        self.assertIn("optimizer no\n" if not os.path.isdir(GOLDEN + "/10/optimizer") else "optimizer yes\n", told)
+        shards = [os.path.join(d, f) for d, _, files in os.walk(GOLDEN + "/10/model") for f in files if f.endswith(".safetensors")]
+        saved = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(max(os.path.getmtime(f) for f in shards)))
+        self.assertIn(f"saved     {saved}\n", told)
+        said = json.loads(ckpt("info", GOLDEN, "--json").stdout)
+        self.assertEqual((said["shard_files"], said["stored_bytes"]), (len(shards), sum(map(os.path.getsize, shards))))
+        self.assertRegex(told, r"files     3 files, from 43 files of the checkpoint with [0-9.]+ KiB\n")
+        self.model("2", "4")
+        self.assertIn("steps     2: 2, 4\n", ckpt("info", self.run_dir).stdout)
         told = ckpt("explain", GOLDEN, "model.layers.0.mlp.down_proj.weight").stdout
         for line in ("A  columns 0-32  from ", "B  columns 32-64  from ", "   " + 16 * "A" + 16 * "B" + "\n"):
             self.assertIn(line, told)
-        self.assertIn("element_stride 32", ckpt("explain", GOLDEN, "model.layers.0.self_attn.q_proj.weight", "-v").stdout)
+        self.assertIn("element stride 32", ckpt("explain", GOLDEN, "model.layers.0.self_attn.q_proj.weight", "-v").stdout)
         told = ckpt("plan", GOLDEN, "--layout", "tp=2").stdout
         self.assertIn("layout    tp=2: 2 ranks on 1 node (the product of the layout's numbers)\n", told)
         self.assertEqual(told.replace(" (the product of the layout's numbers)", ""), ckpt("plan", GOLDEN, "--layout", "tp=2", "--ranks", "2").stdout)
@@ -565,7 +574,12 @@ class Real(Case):
         with self.mount():
             done = ckpt("info", self.mnt)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("max_read: 1048576", done.stdout)
+            self.assertEqual(done.stdout.splitlines()[0], f"run       {self.run_dir}")
+            self.assertIn("weights   8.2 M parameters in 5 tensors", done.stdout)
+            self.assertNotIn("max read", done.stdout)
+            self.assertIn("max read: 1048576", ckpt("info", self.mnt, "-v").stdout)
+            said = json.loads(ckpt("info", self.mnt, "--json").stdout)
+            self.assertEqual((said["settings"]["max_read"], said["steps"], said["format"]), (1048576, 1, "hf"))
 
 
 if __name__ == "__main__":

@@ -427,8 +427,11 @@ static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t *facts = json_object(), *roots = json_array();
 
-    for (size_t i = 0; i < l->m.roots.len; i++)
+    for (size_t i = 0; i < l->m.roots.len; i++) {
         ckpt_json_append(&roots, json_string(l->m.roots.ptr[i]));
+        if (ckpt_has_prefix(l->m.roots.ptr[i], "optim"))
+            ckpt_json_set(&facts, "optimizer", json_true());
+    }
     ckpt_json_set(&facts, "format", json_string(l->format->name));
     ckpt_json_set(&facts, "objects", json_integer((json_int_t)l->m.nbytes_entry));
     ckpt_json_set(&facts, "roots", roots);

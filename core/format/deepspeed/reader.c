@@ -130,8 +130,12 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
     if (ckpt_ds_tag_read(dir, &tag, err) < 0 || ckpt_ds_load(&job, err) < 0)
         return -1;
-    return json_object_set_new(cat->about, "format", json_string("deepspeed")) < 0 ? ckpt_nomem(err)
-                                                                                   : 0;
+    const bool states =
+        tag.universal || ckpt_ds_tag_count(&tag, CKPT_DS_OPTIM, &(const struct ckpt_ds_entry *){0});
+    return json_object_set_new(cat->about, "format", json_string("deepspeed")) < 0 ||
+                   json_object_set_new(cat->about, "optimizer", json_boolean(states)) < 0
+               ? ckpt_nomem(err)
+               : 0;
 }
 
 static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_reader_options *opt,

@@ -254,9 +254,10 @@ static const char *side_files(const struct load *l)
 /* The parallel layout of the run that saved it, as far as its arguments say. */
 static int about_layout(struct load *l, struct ckpt_err *err)
 {
-    static const char *const keys[][2] = {{"tp", "tensor_model_parallel_size"},
-                                          {"pp", "pipeline_model_parallel_size"},
-                                          {"ep", "expert_model_parallel_size"}};
+    static const char *const keys[][2] = {
+        {"tp", "tensor_model_parallel_size"}, {"pp", "pipeline_model_parallel_size"},
+        {"ep", "expert_model_parallel_size"}, {"cp", "context_parallel_size"},
+        {"dp", "data_parallel_size"},         {"ranks", "world_size"}};
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const uint64_t n = ckpt_megatron_state_size(&l->st, keys[i][1]);

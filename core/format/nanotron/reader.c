@@ -161,9 +161,10 @@ static int describe(const struct load *l, const struct ckpt_nt_topology *t, stru
 {
     json_t *a = l->cat->about, *mup = ckpt_json_at(l->config, "model.init_method.use_mup");
     json_t *facts =
-        json_pack("{s:s, s:b, s:b, s:b, s:i, s:i}", "format", "nanotron", "has_config_yaml",
-                  l->config != NULL, "has_checkpoint_metadata", l->meta != NULL, "use_mup",
-                  json_is_true(mup), "shard_tp", (int)t->tp, "shard_pp", (int)t->pp);
+        json_pack("{s:s, s:b, s:b, s:b, s:b, s:i, s:i}", "format", "nanotron", "has_config_yaml",
+                  l->config != NULL, "has_checkpoint_metadata", l->meta != NULL, "optimizer",
+                  ckpt_dir_has_dir(l->dir, "optimizer"), "use_mup", json_is_true(mup), "shard_tp",
+                  (int)t->tp, "shard_pp", (int)t->pp);
 
     if (!facts || json_object_update_new(a, facts) < 0)
         return ckpt_nomem(err);
@@ -173,6 +174,7 @@ static int describe(const struct load *l, const struct ckpt_nt_topology *t, stru
     if ((version && json_object_set_new(a, "version", json_string(version)) < 0) ||
         set(a, "version", json_object_get(l->meta, "version")) < 0 ||
         set(a, "tp", json_object_get(l->meta, "tp")) < 0 ||
+        set(a, "dp", json_object_get(l->meta, "dp")) < 0 ||
         set(a, "step", ckpt_json_at(l->meta, "metas.last_train_step")) < 0 ||
         set(a, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path")) < 0 ||
         set(a, "model_dtype", ckpt_json_at(l->config, "model.dtype")) < 0)

@@ -377,7 +377,9 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
     tell_left_out(l);
-    return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
+    return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0 ||
+                   json_object_set_new(l->cat->about, "optimizer",
+                                       json_boolean(l->optimizer != NULL)) < 0
                ? ckpt_nomem(err)
                : 0;
 }
