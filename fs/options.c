@@ -133,6 +133,8 @@ const struct ckpt_option ckptfs_options[] = {
     {"step", "N", "a step, by name or number (the latest)", TOOL(CKPTFS_TOOL, TEXT, step)},
     {"json", NULL, "print JSON, for programs", TOOL(CKPTFS_TOOL, FLAG, json)},
     {"files", NULL, "list the files", TOOL(CKPTFS_LS, FLAG, files)},
+    {"svg", "FILE", "draw which shard holds which part of the tensor",
+     TOOL(CKPTFS_EXPLAIN, TEXT, svg)},
     {"tensors", NULL, "tensors only, not files",
      TOOL(CKPTFS_VERIFY | CKPTFS_DIGEST, FLAG, tensors)},
     {"weights-only", NULL, "write only the weights and their index",

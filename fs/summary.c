@@ -2,6 +2,7 @@
 /* Facts as lines for people: "label   text". */
 #include "summary.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -10,6 +11,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/err.h"
+#include "base/mem.h"
 #include "out.h"
 
 static const char *text_of(const json_t *j, const char *key)
@@ -349,27 +352,172 @@ static void put_rest(const json_t *j)
     json_decref(rest);
 }
 
+/* A tensor's pieces as boxes. Release with drawing_release. */
+struct drawing {
+    const json_t *pieces;
+    struct shape shape;
+    size_t n, nknown; /* pieces, and those of them that are boxes */
+    struct piece_box *box;
+    bool *known;
+};
+
+static void drawing_release(struct drawing *d)
+{
+    free(d->box);
+    free(d->known);
+}
+
+static bool drawing_init(struct drawing *d, const json_t *j)
+{
+    *d = (struct drawing){.pieces = json_object_get(j, "pieces")};
+    d->n = json_array_size(d->pieces);
+    d->box = calloc(d->n + 1, sizeof *d->box);
+    d->known = calloc(d->n + 1, sizeof *d->known);
+    if (!d->box || !d->known || !shape_of(json_object_get(j, "shape"), &d->shape))
+        return false;
+    for (size_t i = 0; i < d->n; i++)
+        d->nknown += d->known[i] = box_of(&d->shape, json_array_get(d->pieces, i), &d->box[i]);
+    return true;
+}
+
 void ckpt_summary_of_tensor(const json_t *j)
 {
-    const json_t *pieces = json_object_get(j, "pieces");
-    const size_t n = json_array_size(pieces);
-    struct piece_box *box = calloc(n + 1, sizeof *box);
-    bool *known = calloc(n + 1, sizeof *known);
-    struct shape s;
-    size_t nbox = 0;
+    ckpt_cleanup(drawing_release) struct drawing d;
+    const bool drawn = drawing_init(&d, j);
 
-    const bool sized = shape_of(json_object_get(j, "shape"), &s);
-    for (size_t i = 0; box && known && sized && i < n; i++)
-        nbox += known[i] = box_of(&s, json_array_get(pieces, i), &box[i]);
     put_head(j);
     put_rule(json_object_get(j, "rule"));
     put_rest(j);
-    if (box && known && n)
-        put_pieces(&s, pieces, box, known);
-    if (nbox == n && n > 1 && n <= MOST_LETTERS && s.rank >= 2)
-        put_picture(&s, box, n);
-    free(box);
-    free(known);
+    if (drawn && d.n)
+        put_pieces(&d.shape, d.pieces, d.box, d.known);
+    if (drawn && d.nknown == d.n && d.n > 1 && d.n <= MOST_LETTERS && d.shape.rank >= 2)
+        put_picture(&d.shape, d.box, d.n);
+}
+
+/* ---- a tensor as SVG ---- */
+
+enum { SIDE = 640, MARGIN = 40, LINE = 18, MOST_RECTANGLES = 400, MOST_FILES = 40 };
+
+static void put_xml(FILE *out, const char *text)
+{
+    for (; *text; text++) {
+        const char *entity = *text == '&' ? "&amp;" : *text == '<' ? "&lt;" : NULL;
+        if (entity)
+            (void)fputs(entity, out);
+        else
+            (void)fputc(*text, out);
+    }
+}
+
+static const char *colour(size_t file)
+{
+    static const char *const list[] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2",
+                                       "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"};
+    return list[file % (sizeof list / sizeof *list)];
+}
+
+/* The number of the file that piece i comes from, in the order of first pieces, below n files. */
+static size_t number_of_file(const char **file, size_t *n, const char *name)
+{
+    size_t f = 0;
+
+    while (f < *n && strcmp(file[f], name) != 0)
+        f++;
+    if (f == *n)
+        file[(*n)++] = name;
+    return f;
+}
+
+static void put_rectangle(FILE *out, const struct drawing *d, const struct piece_box *b,
+                          double height, size_t file)
+{
+    /* a vector lies along the columns */
+    const size_t column = d->shape.rank > 1;
+    const bool flat = d->shape.rank == 0;
+    const double dx = flat ? SIDE : (double)SIDE / (double)d->shape.dim[column];
+    const double dy = column ? height / (double)d->shape.dim[0] : height;
+
+    (void)fprintf(out,
+                  "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" "
+                  "stroke=\"white\" stroke-width=\"0.5\"/>\n",
+                  MARGIN + (flat ? 0 : (double)b->lo[column] * dx),
+                  MARGIN + (column ? (double)b->lo[0] * dy : 0),
+                  flat ? SIDE : (double)b->n[column] * dx, column ? (double)b->n[0] * dy : height,
+                  colour(file));
+}
+
+/* Draw in proportion, but no side shorter than a quarter of the other. */
+static double height_of(const struct shape *s)
+{
+    const double h = s->rank > 1 ? SIDE * ((double)s->dim[0] / (double)s->dim[1]) : SIDE / 8.0;
+
+    return h < SIDE / 8.0 ? SIDE / 8.0 : h > SIDE ? SIDE : h;
+}
+
+static void put_svg(FILE *out, const json_t *j, const struct drawing *d, const char **file)
+{
+    const double height = height_of(&d->shape);
+    const size_t n = d->n < MOST_RECTANGLES ? d->n : MOST_RECTANGLES;
+    ckpt_cleanup(ckpt_freep) char *dims = ckpt_out_numbers(d->shape.dim, d->shape.rank, " x ");
+    size_t nfile = 0;
+
+    for (size_t i = 0; i < n; i++)
+        (void)number_of_file(file, &nfile, text_of(json_array_get(d->pieces, i), "file"));
+    const size_t nline = nfile < MOST_FILES ? nfile : MOST_FILES;
+    (void)fprintf(out,
+                  "<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"%d\" "
+                  "height=\"%.0f\" font-family=\"sans-serif\" font-size=\"12\">\n"
+                  "<text x=\"%d\" y=\"24\" font-size=\"14\">",
+                  SIDE + 2 * MARGIN, height + 2.0 * MARGIN + (double)(nline + 2) * LINE, MARGIN);
+    put_xml(out, text_of(j, "tensor"));
+    (void)fprintf(out, ": %s, %s</text>\n", text_of(j, "dtype"), dims ? dims : "");
+    for (size_t i = 0; i < n; i++)
+        if (d->known[i])
+            put_rectangle(
+                out, d, &d->box[i], height,
+                number_of_file(file, &nfile, text_of(json_array_get(d->pieces, i), "file")));
+    double y = height + MARGIN + 2 * LINE;
+    for (size_t f = 0; f < nline; f++, y += LINE) {
+        (void)fprintf(out,
+                      "<rect x=\"%d\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
+                      "<text x=\"%d\" y=\"%.0f\">",
+                      MARGIN, y - 11, colour(f), MARGIN + LINE, y);
+        put_xml(out, file[f]);
+        (void)fputs("</text>\n", out);
+    }
+    if (d->nknown < d->n || nline < nfile || n < d->n)
+        (void)fprintf(out,
+                      "<text x=\"%d\" y=\"%.0f\">drawn: %zu of %zu parts, of which %zu are no "
+                      "blocks; named: %zu of %zu files</text>\n",
+                      MARGIN, y, n, d->n, d->n - d->nknown, nline, nfile);
+    (void)fputs("</svg>\n", out);
+}
+
+int ckpt_summary_to_svg(const json_t *j, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(drawing_release) struct drawing d;
+    const bool drawn = drawing_init(&d, j);
+    const char **file = calloc(d.n + 1, sizeof *file);
+    FILE *out = NULL;
+    int rc = 0;
+
+    if (!file || !d.box || !d.known)
+        rc = ckpt_nomem(err);
+    else if (!drawn || d.nknown == 0)
+        rc = ckpt_fail(err, CKPT_UNSUPPORTED,
+                       "--svg: '%s' has no blocks to draw: it is empty, or computed from several "
+                       "tensors",
+                       text_of(j, "tensor"));
+    else if (!(out = fopen(path, "we")))
+        rc = ckpt_fail_errno(err, errno, "%s", path);
+    if (out) {
+        put_svg(out, j, &d, file);
+        const bool bad = ferror(out);
+        if (fclose(out) != 0 || bad)
+            rc = ckpt_fail_errno(err, errno, "%s", path);
+    }
+    free(file);
+    return rc;
 }
 
 /* ---- a plan ---- */

@@ -16,6 +16,7 @@ struct ckpt_tool {
     char **operand; /* operands after RUN */
     char *step;     /* NULL: the latest */
     char *steps;    /* of export: several; NULL: one */
+    char *svg;      /* a file for explain's drawing, or NULL */
     struct ckpt_options *opt;
     uint32_t jobs; /* number of threads; 0: chosen by the command */
     bool json, files, tensors, quiet, verbose;

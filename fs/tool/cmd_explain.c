@@ -21,6 +21,8 @@ static int explain(const struct ckpt_tool *t, struct ckpt_view *view, const char
 
     if (ckpt_view_explain(view, tensor, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0)
         return -1;
+    if (t->svg && ckpt_summary_to_svg(facts, t->svg, err) < 0)
+        return -1;
     if (*list)
         return json_array_append(*list, facts) < 0 ? ckpt_nomem(err) : 0;
     if (t->json)
@@ -60,6 +62,8 @@ int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     const bool pattern = strpbrk(t->operand[0], "*?[");
 
+    if (t->svg && pattern)
+        return ckpt_fail(err, CKPT_USAGE, "--svg draws one tensor: give its name");
     if (ckpt_tool_open(t, &run, &view, err) < 0)
         return -1;
     return pattern ? explain_all(t, view, err)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import unittest
+from xml.etree import ElementTree
 
 from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main, wait_until
 
@@ -541,6 +542,21 @@ class Real(Case):
         done = subprocess.run([CKPTFS, self.run_dir, self.mnt], capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("(-o wait mounts it before its first save)", done.stderr)
+
+    def test_a_drawing_covers_the_tensor(self):
+        out, tensor = self.tmp + "/t.svg", "model.layers.0.mlp.down_proj.weight"
+        self.assertEqual(ckpt("explain", GOLDEN, tensor, "--svg", out).stdout, ckpt("explain", GOLDEN, tensor).stdout)
+        top = ElementTree.parse(out).getroot()
+        names = [t.text for t in top.iter("{http://www.w3.org/2000/svg}text")]
+        self.assertEqual(names[0], f"{tensor}: BF16, 32 x 64")
+        self.assertEqual(names[1:], [p["file"] for p in json.loads(ckpt("explain", GOLDEN, tensor, "--json").stdout)["pieces"]])
+        blocks = [{k: float(v) for k, v in r.attrib.items() if k in ("x", "y", "width", "height")}
+                  for r in top.iter("{http://www.w3.org/2000/svg}rect") if r.get("stroke")]
+        self.assertEqual(blocks, [{"x": 40, "y": 40, "width": 320, "height": 320}, {"x": 360, "y": 40, "width": 320, "height": 320}])
+        self.assertEqual(ckpt("explain", GOLDEN, "model.norm.weight", "--svg", out).returncode, 0)
+        self.assertEqual(len(ElementTree.parse(out).getroot().findall("{http://www.w3.org/2000/svg}rect")), 2)
+        self.assertEqual(ckpt("explain", GOLDEN, "*.q_proj.*", "--svg", out).returncode, 2)
+        self.assertEqual(ckpt("explain", GOLDEN, tensor, "--svg", self.tmp + "/absent/t.svg").returncode, 1)
 
     def test_a_converter_is_no_file_of_the_model(self):
         run = os.path.join(self.tmp, "zero")
