@@ -2,7 +2,9 @@
 /* Views as owning locals, file names in JSON, the limit of open files. */
 #include "common.h"
 
+#include <stdio.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "base/mem.h"
 #include "base/str.h"
@@ -19,6 +21,28 @@ json_t *ckptfs_json_text(const char *bytes)
     json_t *plain = json_string(bytes);
 
     return plain || !(shown = ckpt_printable(bytes)) ? plain : json_string(shown);
+}
+
+char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, const char *text)
+{
+    static const char *const word[] = {[CKPT_ERROR] = "error",
+                                       [CKPT_WARNING] = "warning",
+                                       [CKPT_INFO] = "info",
+                                       [CKPT_DEBUG] = "debug"};
+    char time[40] = "", shown[CKPT_ERR_TEXT];
+    struct timespec now = {0};
+    struct tm utc;
+
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    if (gmtime_r(&now.tv_sec, &utc))
+        (void)strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%S", &utc);
+    (void)snprintf(shown, sizeof shown, "%s", text);
+    json_t *j = json_pack("{s:o, s:s, s:s, s:o}", "time",
+                          json_sprintf("%s.%03ldZ", time, now.tv_nsec / 1000000), "severity",
+                          word[severity], "program", program, "text", ckptfs_json_text(shown));
+    char *line = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    return line;
 }
 
 void ckptfs_allow_many_files(void)

@@ -14,6 +14,10 @@ void ckptfs_viewp(struct ckpt_view **view);
  * in error texts. NULL: out of memory. */
 json_t *ckptfs_json_text(const char *bytes);
 
+/* A message as a line of JSON: {"time", "severity", "program", "text"}. The caller frees it; NULL:
+ * no memory. */
+char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, const char *text);
+
 /* Raise the limit of open files as far as the system permits: a run may have more shards than the
  * usual 1024 descriptors. */
 void ckptfs_allow_many_files(void);

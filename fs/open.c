@@ -13,9 +13,10 @@
 
 enum { MOST_TRIES = 8 }; /* attempts to open older steps, to suggest one that can be read */
 
-int ckpt_tool_init(struct ckpt_tool *t, char **argv, uint32_t *ret_command, struct ckpt_err *err)
+int ckpt_tool_init(struct ckpt_tool *t, const char *program, char **argv, uint32_t *ret_command,
+                   struct ckpt_err *err)
 {
-    *t = (struct ckpt_tool){.load.size = sizeof t->load};
+    *t = (struct ckpt_tool){.load.size = sizeof t->load, .program = program};
     if (ckpt_options_new(&t->opt, err) < 0)
         return -1;
     t->line = (struct ckptfs_cmdline){.into = t, .opt = t->opt, .of = CKPTFS_TOOL};
@@ -44,28 +45,32 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->transport);
 }
 
-int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err)
+static void print_line(void *tool, enum ckpt_log_severity severity, const char *text)
+{
+    static const char *const word[] = {
+        [CKPT_ERROR] = "", [CKPT_WARNING] = "warning: ", [CKPT_INFO] = "note: "};
+    const struct ckpt_tool *t = tool;
+
+    if (severity > CKPT_INFO)
+        return;
+    ckpt_cleanup(ckpt_freep) char *line =
+        t->log_json ? ckptfs_log_json(t->program, severity, text) : NULL;
+    if (line)
+        (void)fprintf(stderr, "%s\n", line);
+    else
+        (void)fprintf(stderr, "%s: %s%s\n", t->program, word[severity], text);
+}
+
+void ckpt_tool_log(struct ckpt_tool *t) { ckpt_options_set_log(t->opt, print_line, t); }
+
+int ckpt_tool_finish(const struct ckpt_tool *t, int rc, struct ckpt_err *err)
 {
     if (rc >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
         rc = ckpt_fail(err, CKPT_IO, "the output could not be written");
     if (rc >= 0)
         return rc;
-    (void)fprintf(stderr, "%s: %s\n", program, err->text);
+    print_line((void *)t, CKPT_ERROR, err->text);
     return err->code == CKPT_USAGE ? 2 : 1;
-}
-
-static void print_line(void *program, enum ckpt_log_severity severity, const char *text)
-{
-    static const char *const word[] = {
-        [CKPT_ERROR] = "", [CKPT_WARNING] = "warning: ", [CKPT_INFO] = "note: "};
-
-    if (severity <= CKPT_INFO)
-        (void)fprintf(stderr, "%s: %s%s\n", (const char *)program, word[severity], text);
-}
-
-void ckpt_tool_log(struct ckpt_tool *t, const char *program)
-{
-    ckpt_options_set_log(t->opt, print_line, (void *)program);
 }
 
 void ckpt_tool_limits(void)

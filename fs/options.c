@@ -127,11 +127,15 @@ const struct ckpt_option ckptfs_options[] = {
     {"umask", "OCTAL", "bits that are removed from both", MOUNT(OCTAL, umask), .most = 0777},
     {"sandbox", "yes|no", "no: let the daemon open, run and connect to whatever its user may",
      MOUNT(FLAG, sandbox)},
+    {"log-format", "text|json", "json: each message is a line of JSON (text)",
+     MOUNT(CHOICE, log_json)},
     {"null", NULL, NULL, MOUNT(FLAG, null_reads)}, /* a baseline for benchmarks */
 
     /* the tool */
     {"step", "N", "a step, by name or number (the latest)", TOOL(CKPTFS_TOOL, TEXT, step)},
     {"json", NULL, "print JSON, for programs", TOOL(CKPTFS_TOOL, FLAG, json)},
+    {"log-format", "text|json", "json: each message is a line of JSON (text)",
+     TOOL(CKPTFS_TOOL, CHOICE, log_json)},
     {"files", NULL, "list the files", TOOL(CKPTFS_LS, FLAG, files)},
     {"svg", "FILE", "draw which shard holds which part of the tensor",
      TOOL(CKPTFS_EXPLAIN, TEXT, svg)},

@@ -18,7 +18,9 @@ struct ckpt_tool {
     char *steps;    /* of export: several; NULL: one */
     char *svg;      /* a file for explain's drawing, or NULL */
     struct ckpt_options *opt;
-    uint32_t jobs; /* number of threads; 0: chosen by the command */
+    uint32_t jobs;       /* number of threads; 0: chosen by the command */
+    uint32_t log_json;   /* messages are lines of JSON */
+    const char *program; /* the name that stands before messages */
     bool json, files, tensors, quiet, verbose;
     bool weights_only, no_weights, watch; /* of export */
     /* of verify: */
@@ -45,18 +47,18 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt_err *err);
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err);
 
-/* Parse the command line of ckpt or ckpt-load. *ret_command is a bit of cmdline.h; 0: help or the
- * version was asked for, and is printed. */
-int ckpt_tool_init(struct ckpt_tool *t, char **argv, uint32_t *ret_command, struct ckpt_err *err);
+/* Parse the command line of ckpt or ckpt-load, whose name is borrowed. *ret_command is a bit of
+ * cmdline.h; 0: help or the version was asked for, and is printed. */
+int ckpt_tool_init(struct ckpt_tool *t, const char *program, char **argv, uint32_t *ret_command,
+                   struct ckpt_err *err);
 void ckpt_tool_release(struct ckpt_tool *t);
 
 /* Print what a command could not print, or why it failed, after the program's name. Returns the
  * exit status; rc is what the command has returned. */
-int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err);
+int ckpt_tool_finish(const struct ckpt_tool *t, int rc, struct ckpt_err *err);
 
-/* Print the library's errors, warnings and notes on standard error, after the program's name, which
- * is borrowed. */
-void ckpt_tool_log(struct ckpt_tool *t, const char *program);
+/* Print the library's errors, warnings and notes on standard error, after the program's name. */
+void ckpt_tool_log(struct ckpt_tool *t);
 
 /* Raise the limit of open files as far as the system permits, and make a file that may not grow any
  * more (ulimit -f) an error (EFBIG), as a full disk is, not the end of the process. */

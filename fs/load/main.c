@@ -47,7 +47,7 @@ static int load(struct ckpt_tool *t, struct ckpt_comm **ret_comm, struct ckpt_er
     if (ckpt_comm_from_env_log(print_wait, NULL, ret_comm, err) < 0)
         return -1;
     if (ckpt_comm_rank(*ret_comm) == 0)
-        ckpt_tool_log(t, "ckpt-load");
+        ckpt_tool_log(t);
     return ckpt_cmd_load(t, *ret_comm, err);
 }
 
@@ -60,13 +60,13 @@ int main(int argc, char **argv)
     uint32_t command = 0;
 
     (void)argc;
-    int rc = ckpt_tool_init(&tool, argv, &command, &err);
+    int rc = ckpt_tool_init(&tool, name, argv, &command, &err);
     if (rc == 0 && command && !(command & (CKPTFS_LOAD | CKPTFS_PLAN)))
         rc = ckpt_fail(&err, CKPT_USAGE, "expected load or plan: use %s", tool.line.command->name);
     if (rc == 0 && command && (rc = check_useful(&tool, &err)) == 0) {
         ckpt_tool_limits();
         if (command == CKPTFS_PLAN) {
-            ckpt_tool_log(&tool, name);
+            ckpt_tool_log(&tool);
             rc = ckpt_cmd_plan(&tool, &err);
         } else {
             rc = load(&tool, &comm, &err);
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     }
     if (comm && ckpt_comm_size(comm) > 1)
         (void)snprintf(name, sizeof name, "ckpt-load[%u]", ckpt_comm_rank(comm));
-    rc = ckpt_tool_finish(name, rc, &err);
+    rc = ckpt_tool_finish(&tool, rc, &err);
     ckpt_comm_free(comm);
     ckpt_tool_release(&tool);
     return rc;

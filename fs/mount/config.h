@@ -19,6 +19,7 @@ struct ckptfs_config {
     bool allow_other;
     bool sandbox;    /* confine the daemon (sandbox.h) */
     uint32_t direct; /* io=direct */
+    uint32_t log_json;
     uint32_t uid, gid;
     uint32_t file_mode, dir_mode, umask; /* the modes that are shown, and bits removed from them */
     uint32_t threads;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The content of stats.json. */
+/* The content of stats.json and stats.prom. */
 #include "mount/mount.h"
 
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 #include <fuse_lowlevel.h>
 #include <jansson.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "common.h"
@@ -42,7 +43,7 @@ static json_t *warnings_of(struct ckpt_run *run)
     return list ? list : json_array();
 }
 
-char *ckptfs_stats_text(struct ckptfs *fs)
+static json_t *stats(struct ckptfs *fs)
 {
     struct ckpt_stats run_stats = {.size = sizeof run_stats};
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
@@ -69,8 +70,70 @@ char *ckptfs_stats_text(struct ckptfs *fs)
         "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
         fs->negotiated.dev, "warnings", warnings_of(run));
     ckptfs_steps_release(steps);
+    return j;
+}
+
+char *ckptfs_stats_text(struct ckptfs *fs)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = stats(fs);
     ckpt_cleanup(ckpt_freep) char *text =
         j ? json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(j);
     return text ? ckpt_asprintf("%s\n", text) : NULL;
+}
+
+/* A number of stats.json. `in` NULL: at its top. */
+struct metric {
+    const char *in, *key, *name, *help;
+    bool is_counter;
+};
+
+static const struct metric metrics[] = {
+    {NULL, "uptime_s", "uptime_seconds", "Time since the mount was made", false},
+    {NULL, "steps", "steps", "Steps that are shown", false},
+    {NULL, "readahead_kib", "readahead_kib", "Read-ahead of the mount", false},
+    {"mount", "lookups", "mount_lookups_total", "Names looked up", true},
+    {"mount", "opens", "mount_opens_total", "Files opened", true},
+    {"mount", "reads", "mount_reads_total", "Reads of files", true},
+    {"mount", "bytes", "mount_bytes_total", "Bytes read from files", true},
+    {"mount", "errors", "mount_errors_total", "Requests that failed", true},
+    {"mount", "open_files", "mount_open_files", "Files that are open", false},
+    {"mount", "nodes", "mount_nodes", "Inodes that the kernel holds", false},
+    {"mount", "waiting", "mount_waiting", "Requests that wait for storage", false},
+    {"source", "requests", "source_requests_total", "Reads of views", true},
+    {"source", "bytes", "source_bytes_total", "Bytes of these reads", true},
+    {"source", "reads", "source_reads_total", "Reads of shards", true},
+    {"source", "read_bytes", "source_read_bytes_total", "Bytes read from shards", true},
+    {"source", "cache_bytes", "source_cache_bytes", "Memory that holds transposed rows", false},
+    {"source", "open_files", "source_open_files", "Shards that are open", false},
+    {"source", "errors", "source_errors_total", "Reads of views that failed", true},
+};
+
+char *ckptfs_stats_prometheus(struct ckptfs *fs)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = stats(fs);
+    /* a string of JSON without control characters is a label's value, too */
+    ckpt_cleanup(ckpt_freep) char *run =
+        j ? json_dumps(json_object_get(j, "run"), JSON_ENCODE_ANY) : NULL;
+    struct ckpt_str out = {0};
+    char *text = NULL;
+
+    if (!run)
+        return NULL;
+    ckpt_str_printf(&out,
+                    "# HELP ckptfs_info The version, and the run that is mounted\n"
+                    "# TYPE ckptfs_info gauge\nckptfs_info{version=\"%s\",run=%s} 1\n",
+                    ckpt_version(), run);
+    for (size_t i = 0; i < sizeof metrics / sizeof *metrics; i++) {
+        const struct metric *m = &metrics[i];
+        const json_t *value = json_object_get(m->in ? json_object_get(j, m->in) : j, m->key);
+        ckpt_str_printf(
+            &out, "# HELP ckptfs_%s %s\n# TYPE ckptfs_%s %s\nckptfs_%s %" JSON_INTEGER_FORMAT "\n",
+            m->name, m->help, m->name, m->is_counter ? "counter" : "gauge", m->name,
+            json_integer_value(value));
+    }
+    ckpt_str_printf(&out,
+                    "# HELP ckptfs_warnings Warnings of the steps that were opened\n"
+                    "# TYPE ckptfs_warnings gauge\nckptfs_warnings %zu\n",
+                    json_array_size(json_object_get(j, "warnings")));
+    return ckpt_str_steal(&out, &text, NULL) < 0 ? NULL : text;
 }

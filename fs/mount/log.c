@@ -7,6 +7,9 @@
 #include <sys/socket.h>
 #include <syslog.h>
 
+#include "base/mem.h"
+#include "common.h"
+
 static const int priority[] = {[CKPT_ERROR] = LOG_ERR,
                                [CKPT_WARNING] = LOG_WARNING,
                                [CKPT_INFO] = LOG_INFO,
@@ -38,12 +41,15 @@ void ckptfs_log_line(void *ctx, enum ckpt_log_severity severity, const char *tex
 
     if (severity > log->least)
         return;
+    ckpt_cleanup(ckpt_freep) char *json =
+        log->json ? ckptfs_log_json("ckptfs", severity, text) : NULL;
+    text = json ? json : text;
     if (log->relay >= 0)
         relay(log->relay, priority[severity], text);
     else if (log->to_syslog)
         syslog(priority[severity], "%s", text);
     else
-        (void)fprintf(stderr, "ckptfs: %s%s\n", word[severity], text);
+        (void)fprintf(stderr, "%s%s%s\n", json ? "" : "ckptfs: ", json ? "" : word[severity], text);
 }
 
 void ckptfs_vlogf(const struct ckptfs_log *log, enum ckpt_log_severity severity, const char *fmt,

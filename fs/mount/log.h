@@ -7,11 +7,13 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include <ckptfs/ckptfs.h>
 
 struct ckptfs_log {
     enum ckpt_log_severity least; /* messages of lower severity are dropped */
+    bool json;                    /* each line is an object of JSON */
     atomic_bool to_syslog;
     atomic_int relay; /* a socket that takes lines for syslog; -1: none */
 };

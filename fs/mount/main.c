@@ -61,7 +61,9 @@ int main(int argc, char **argv)
     struct ckpt_err err = {0};
     int status = 0;
 
-    if (ckptfs_config_parse(argv, &config, &err) < 0 || (config.run && run(&config, &err) < 0))
+    const int parsed = ckptfs_config_parse(argv, &config, &err);
+    program_log.json = config.log_json;
+    if (parsed < 0 || (config.run && run(&config, &err) < 0))
         status = complain(&err);
     ckptfs_config_release(&config);
     return status;

@@ -69,6 +69,8 @@ extern const struct fuse_lowlevel_ops ckptfs_ops;
 /* Make the content of .ckptfs/stats.json, which is about the mount itself (control.c), and which
  * the caller frees. NULL: out of memory. */
 char *ckptfs_stats_text(struct ckptfs *fs);
+/* The same numbers in Prometheus' text format, for .ckptfs/stats.prom. */
+char *ckptfs_stats_prometheus(struct ckptfs *fs);
 
 /* Raise the mount's read-ahead to the configured value (readahead.c): the kernel starts every FUSE
  * mount with 128 KiB, whatever the daemon asks for, which makes buffered readers a third slower;

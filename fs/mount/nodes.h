@@ -21,7 +21,7 @@ enum ckptfs_kind {
     CKPTFS_FILE,
     CKPTFS_ERROR,   /* CKPTFS-ERROR.txt; generation is the text's hash */
     CKPTFS_CONTROL, /* .ckptfs */
-    CKPTFS_STATS,   /* .ckptfs/stats.json */
+    CKPTFS_STATS,   /* .ckptfs/stats.json, stats.prom */
 };
 
 /* The identity of a file and its attributes. Strings are borrowed. */

@@ -17,7 +17,8 @@
 #include "mount/mount.h"
 #include "mount/reply.h"
 
-static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json", LATEST_NAME[] = "latest",
+static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json",
+                  PROMETHEUS_NAME[] = "stats.prom", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
 
 /* Lanes of requests (admission.h) are hashes whose seed is the kind of work. */
@@ -58,9 +59,9 @@ static struct ckptfs_id id_of_vnode(const struct ckpt_view *view, const char *st
                               .mtime_ns = ckpt_node_mtime_ns(node)};
 }
 
-static struct ckptfs_id id_of_stats(void)
+static struct ckptfs_id id_of_stats(const char *name)
 {
-    return (struct ckptfs_id){.kind = CKPTFS_STATS, .step = "", .path = STATS_NAME};
+    return (struct ckptfs_id){.kind = CKPTFS_STATS, .step = "", .path = name};
 }
 
 /* The text of CKPTFS-ERROR.txt; the caller frees it. */
@@ -165,8 +166,8 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
     case CKPTFS_DIR:
         return lookup_in_view(fs, dir, name, ret, ret_lasting);
     case CKPTFS_CONTROL:
-        ret->id = id_of_stats();
-        return strcmp(name, STATS_NAME) == 0 ? 0 : ENOENT;
+        ret->id = id_of_stats(strcmp(name, STATS_NAME) == 0 ? STATS_NAME : PROMETHEUS_NAME);
+        return strcmp(name, ret->id.path) == 0 ? 0 : ENOENT;
     default:
         return ENOTDIR;
     }
@@ -250,7 +251,7 @@ int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
     l->dir = dir;
     enlist(fs, &l->handle);
     if (dir->id.kind == CKPTFS_CONTROL)
-        l->n = 1;
+        l->n = 2;
     else if (dir->id.kind != CKPTFS_ROOT || is_view_root(fs, dir))
         rc = list_view(fs, l);
     else
@@ -278,7 +279,7 @@ const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i)
         return ckpt_node_name(ckpt_node_child(l->vdir, i));
     if (l->handle.steps)
         return i < l->handle.steps->n ? l->handle.steps->step[i].name : LATEST_NAME;
-    return STATS_NAME;
+    return i ? PROMETHEUS_NAME : STATS_NAME;
 }
 
 int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_found *ret)
@@ -298,7 +299,7 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
         return 0;
     }
     const struct ckptfs_steps *s = l->handle.steps;
-    ret->id = !s         ? id_of_stats()
+    ret->id = !s         ? id_of_stats(i ? PROMETHEUS_NAME : STATS_NAME)
               : i < s->n ? id_of_step(&s->step[i])
                          : id_of_latest(ckptfs_steps_latest(s));
     return 0;
@@ -353,7 +354,9 @@ static int open_content(struct ckptfs *fs, const struct ckptfs_node *node, struc
         rc = open_error(fs, node, &f->handle.text);
         break;
     default:
-        rc = (f->handle.text = ckptfs_stats_text(fs)) ? 0 : ENOMEM;
+        f->handle.text = strcmp(node->id.path, STATS_NAME) == 0 ? ckptfs_stats_text(fs)
+                                                                : ckptfs_stats_prometheus(fs);
+        rc = f->handle.text ? 0 : ENOMEM;
     }
     if (!rc)
         f->size = strlen(f->handle.text);

@@ -4,7 +4,7 @@
  *
  *     /            a folder of steps:  1000/  2000/  latest -> 2000      one checkpoint: its files
  *     /1000        its files; or CKPTFS-ERROR.txt alone if it can't be read
- *     /.ckptfs     never listed: stats.json
+ *     /.ckptfs     never listed: stats.json, stats.prom
  *
  * Functions return 0 or a positive errno, and log what a user should hear of. */
 #ifndef CKPT_FS_MOUNT_TREE_H

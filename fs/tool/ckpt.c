@@ -72,13 +72,13 @@ int main(int argc, char **argv)
 
     (void)argc;
     json_set_alloc_funcs(json_memory, free);
-    int rc = ckpt_tool_init(&tool, argv, &command, &err);
+    int rc = ckpt_tool_init(&tool, "ckpt", argv, &command, &err);
     if (rc == 0 && command) {
         ckpt_tool_limits();
-        ckpt_tool_log(&tool, "ckpt");
+        ckpt_tool_log(&tool);
         rc = run(&tool, command, argv, &err);
     }
-    rc = ckpt_tool_finish("ckpt", rc, &err);
+    rc = ckpt_tool_finish(&tool, rc, &err);
     ckpt_tool_release(&tool);
     return rc;
 }

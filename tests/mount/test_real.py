@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mount and the tool on real checkpoints, with the real library."""
+import datetime
 import hashlib
 import json
 import mmap
@@ -542,6 +543,36 @@ class Real(Case):
         done = subprocess.run([CKPTFS, self.run_dir, self.mnt], capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("(-o wait mounts it before its first save)", done.stderr)
+
+    def test_messages_are_lines_of_json(self):
+        for program, done in (("ckpt", ckpt("info", self.tmp + '/a "b"', "--log-format", "json")),
+                              ("ckpt-load", ckpt("plan", self.tmp + '/a "b"', "--layout", "tp=1", "--log-format=json")),
+                              ("ckptfs", subprocess.run([CKPTFS, self.tmp + '/a "b"', self.mnt, "-o", "log_format=json"], capture_output=True, text=True))):
+            (line,) = [json.loads(text) for text in done.stderr.splitlines()]
+            self.assertEqual((line["program"], line["severity"]), (program, "error"))
+            self.assertIn('/a "b"', line["text"])
+            self.assertLess(abs(datetime.datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp() - time.time()), 60)
+        self.model("10")
+        with self.mount(None, "-o", "log_format=json", "-d") as m:
+            self.assertEqual({json.loads(text)["severity"] for text in m.text().splitlines()}, {"info"}, m.text())
+
+    def test_prometheus_gets_the_numbers_of_the_statistics(self):
+        self.model("10")
+        with self.mount():
+            digests(os.path.join(self.mnt, "10"))
+            with open(os.path.join(self.mnt, ".ckptfs", "stats.json")) as f, open(os.path.join(self.mnt, ".ckptfs", "stats.prom")) as g:
+                said, lines = json.load(f), g.read().splitlines()
+        got = {name: float(n) for name, n in (x.rsplit(" ", 1) for x in lines if not x.startswith("#"))}
+        for name in got:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            self.assertIn(f"# TYPE {name.partition('{')[0]} {kind}", lines)
+        self.assertEqual(got[f'ckptfs_info{{version="{said["settings"]["version"]}",run="{self.run_dir}"}}'], 1)
+        for group in ("mount", "source"):
+            for key, n in said[group].items():
+                self.assertIn(f"ckptfs_{group}_{key}", [name.removesuffix("_total") for name in got])
+        self.assertEqual(got["ckptfs_mount_bytes_total"], said["mount"]["bytes"])
+        self.assertEqual(got["ckptfs_source_read_bytes_total"], said["source"]["read_bytes"])
+        self.assertEqual((got["ckptfs_steps"], got["ckptfs_warnings"]), (1, 0))
 
     def test_a_drawing_covers_the_tensor(self):
         out, tensor = self.tmp + "/t.svg", "model.layers.0.mlp.down_proj.weight"

@@ -172,7 +172,7 @@ class Tree(Case):
             open(f, "rb").read()
             after = json.load(open(self.at(".ckptfs", "stats.json")))
             self.assertGreater(after["mount"]["bytes"], before["mount"]["bytes"])
-            self.assertEqual(os.listdir(self.at(".ckptfs")), ["stats.json"])
+            self.assertEqual(os.listdir(self.at(".ckptfs")), ["stats.json", "stats.prom"])
             with self.assertRaises(FileNotFoundError):
                 open(self.at(".ckptfs", "other"))
 
