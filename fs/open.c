@@ -45,7 +45,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->transport);
 }
 
-static void print_line(void *tool, enum ckpt_log_severity severity, const char *text)
+void ckpt_tool_print(void *tool, enum ckpt_log_severity severity, const char *text)
 {
     static const char *const word[] = {
         [CKPT_ERROR] = "", [CKPT_WARNING] = "warning: ", [CKPT_INFO] = "note: "};
@@ -61,7 +61,7 @@ static void print_line(void *tool, enum ckpt_log_severity severity, const char *
         (void)fprintf(stderr, "%s: %s%s\n", t->program, word[severity], text);
 }
 
-void ckpt_tool_log(struct ckpt_tool *t) { ckpt_options_set_log(t->opt, print_line, t); }
+void ckpt_tool_log(struct ckpt_tool *t) { ckpt_options_set_log(t->opt, ckpt_tool_print, t); }
 
 int ckpt_tool_finish(const struct ckpt_tool *t, int rc, struct ckpt_err *err)
 {
@@ -69,7 +69,7 @@ int ckpt_tool_finish(const struct ckpt_tool *t, int rc, struct ckpt_err *err)
         rc = ckpt_fail(err, CKPT_IO, "the output could not be written");
     if (rc >= 0)
         return rc;
-    print_line((void *)t, CKPT_ERROR, err->text);
+    ckpt_tool_print((void *)t, CKPT_ERROR, err->text);
     return err->code == CKPT_USAGE ? 2 : 1;
 }
 

@@ -57,6 +57,9 @@ void ckpt_tool_release(struct ckpt_tool *t);
  * exit status; rc is what the command has returned. */
 int ckpt_tool_finish(const struct ckpt_tool *t, int rc, struct ckpt_err *err);
 
+/* Print a message on standard error, after the program's name. `tool` is a struct ckpt_tool. */
+void ckpt_tool_print(void *tool, enum ckpt_log_severity severity, const char *text);
+
 /* Print the library's errors, warnings and notes on standard error, after the program's name. */
 void ckpt_tool_log(struct ckpt_tool *t);
 

@@ -34,17 +34,13 @@ static int check_useful(const struct ckpt_tool *t, struct ckpt_err *err)
     return t->layout ? 0 : ckpt_fail(err, CKPT_USAGE, "--layout is missing (tp=2,pp=2 or fsdp=4)");
 }
 
-static void print_wait(void *ctx, const char *text)
-{
-    (void)ctx;
-    (void)fprintf(stderr, "ckpt-load: %s\n", text);
-}
+static void print_wait(void *tool, const char *text) { ckpt_tool_print(tool, CKPT_INFO, text); }
 
 static int load(struct ckpt_tool *t, struct ckpt_comm **ret_comm, struct ckpt_err *err)
 {
     if (t->transport && setenv("CKPTFS_TRANSPORT", t->transport, 1) < 0)
         return ckpt_nomem(err);
-    if (ckpt_comm_from_env_log(print_wait, NULL, ret_comm, err) < 0)
+    if (ckpt_comm_from_env_log(print_wait, t, ret_comm, err) < 0)
         return -1;
     if (ckpt_comm_rank(*ret_comm) == 0)
         ckpt_tool_log(t);

@@ -320,8 +320,8 @@ def rank_0_says_whom_it_waits_for(top):
     ends = finish(processes)
     assert [status for _, status in ends] == [0, 0, 0], ends
     said = ends[0][0][1].splitlines()
-    assert said[0] == f"ckpt-load: waiting for rank 2 for 10 s now, to come to MASTER_PORT={port}", ends
-    assert said[1:] == [f"ckpt-load: waiting for rank 2 for 10 s now, to open '{run}'"], ends
+    assert said[0] == f"ckpt-load: note: waiting for rank 2 for 10 s now, to come to MASTER_PORT={port}", ends
+    assert said[1:] == [f"ckpt-load: note: waiting for rank 2 for 10 s now, to open '{run}'"], ends
     assert not ends[1][0][1] and not ends[2][0][1], ends
 
 
