@@ -29,6 +29,15 @@ static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
                  fmt, ap);
 }
 
+/* What the library notes of a checkpoint is for everybody, also in the foreground without -d. */
+static void library_line(void *ctx, enum ckpt_log_severity severity, const char *text)
+{
+    struct ckptfs_log log = *(const struct ckptfs_log *)ctx;
+
+    log.least = CKPT_INFO;
+    ckptfs_log_line(&log, severity, text);
+}
+
 static int complain(const struct ckpt_err *err)
 {
     ckptfs_logf(&program_log, CKPT_ERROR, "%s", err->text);
@@ -42,7 +51,7 @@ static int run(struct ckptfs_config *c, struct ckpt_err *err)
     openlog("ckptfs", LOG_PID, LOG_DAEMON);
     if (c->debug || !c->foreground)
         program_log.least = CKPT_INFO;
-    ckpt_options_set_log(c->opt, ckptfs_log_line, &program_log);
+    ckpt_options_set_log(c->opt, library_line, &program_log);
     fuse_set_log_func(libfuse_line);
     ckptfs_allow_many_files();
     if (ckptfs_paths_resolve(c, &program_log, err) < 0)

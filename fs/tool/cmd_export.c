@@ -35,8 +35,10 @@ struct series {
 
 static void failed(struct series *s, const char *step, const char *what)
 {
-    (void)fprintf(stderr, "ckpt: %s%s%s%s\n", step ? "step '" : "", step ? step : "",
-                  step ? "': " : "", what);
+    ckpt_cleanup(ckpt_freep) char *text =
+        ckpt_asprintf("%s%s%s%s", step ? "step '" : "", step ? step : "", step ? "': " : "", what);
+
+    ckpt_tool_print((void *)s->export.tool, CKPT_ERROR, text ? text : what);
     atomic_store(&s->failed, true);
 }
 
@@ -263,7 +265,7 @@ static int watch(struct series *s, struct ckpt_err *err)
         if (ferror(stdout) || (rc < 0 && opening && (s->run || why.code != CKPT_MISSING)))
             return ckpt_err_move(err, &why);
         if (rc < 0 && strcmp(said, why.text) != 0)
-            (void)fprintf(stderr, "ckpt: waiting for new steps: %s\n", why.text);
+            ckpt_tool_print((void *)s->export.tool, CKPT_WARNING, why.text);
         memcpy(said, why.text, sizeof said);
     }
 }
