@@ -63,7 +63,7 @@ static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *w
     if (lost.len)
         ckpt_catalog_warn(made->catalog,
                           "view=%s does not keep these keys of config.json: %s (base=DIR gives "
-                          "them to whoever reads it as a Hugging Face model again)",
+                          "them back when it is read as a Hugging Face model again)",
                           writer->name, ckpt_str_get(&lost));
     return 0;
 }

@@ -66,7 +66,7 @@ def from_pretrained(
     Raises:
         ImportError: transformers can't be imported.
         CkptError: The run can't be read.
-        ValueError: The view has no config.json (base= lends one), or no class is known for it.
+        ValueError: The view has no config.json (base= gives one), or no class is known for it.
     """
     _need()
     with View(run, base=base, step=step, options=options) as view, _side_files(view) as folder:
@@ -94,7 +94,7 @@ def tokenizer_from_pretrained(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> transformers.PreTrainedTokenizerBase:
-    """Return the tokenizer that lies beside the model, or that the base lends.
+    """Return the tokenizer that lies beside the model, or beside the base.
 
     Args:
         run: As for from_pretrained.
@@ -134,7 +134,7 @@ def _side_files(view):
                 with open(os.path.join(folder, name), "wb") as f:
                     f.write(view.read(name))
         if not view.config:
-            raise ValueError(f"{view}: there is no config.json; base= lends one")
+            raise ValueError(f"{view}: there is no config.json; base= gives one")
         yield folder
 
 
