@@ -21,9 +21,11 @@ const struct ckptfs_command ckptfs_commands[] = {
      "Words of mount(8) and FUSE are understood: auto_unmount, allow_root, noexec, noatime,\n"
      "context=... fusermount3 -u MOUNTPOINT ends the mount.\n"},
     {CKPTFS_INFO, "ckpt info", "RUN", "Show what the run is, its steps, and what the model is",
-     NULL},
-    {CKPTFS_LS, "ckpt ls", "RUN", "List the tensors, or the files", NULL},
+     "Example: ckpt info run/checkpoints --step=1000\n"},
+    {CKPTFS_LS, "ckpt ls", "RUN", "List the tensors, or the files",
+     "Example: ckpt ls run/checkpoints --files\n"},
     {CKPTFS_EXPLAIN, "ckpt explain", "RUN TENSOR", "Show where a tensor's bytes come from",
+     "Example: ckpt explain run/checkpoints lm_head.weight --svg=head.svg\n"
      "A pattern stands for all tensors that match: '*.q_proj.*'\n"},
     {CKPTFS_EXPORT, "ckpt export", "RUN DEST", "Write the model directory DEST",
      "Example: ckpt export run/checkpoints my-model --dtype=bfloat16\n"
@@ -33,7 +35,8 @@ const struct ckptfs_command ckptfs_commands[] = {
     {CKPTFS_VERIFY, "ckpt verify", "A B", "Compare two runs, checkpoints or model directories",
      "Example: ckpt verify run/checkpoints run/checkpoints --step=10 --other-step=20\n"
      "-o and --step are for A.\n"},
-    {CKPTFS_DIGEST, "ckpt digest", "RUN", "Print XXH3-128 of every file, or of every tensor", NULL},
+    {CKPTFS_DIGEST, "ckpt digest", "RUN", "Print XXH3-128 of every file, or of every tensor",
+     "Example: ckpt digest run/checkpoints --tensors\n"},
     {CKPTFS_LOAD, "ckpt load", "RUN",
      "Load the weights into the ranks of a job: under mpirun, torchrun, or alone",
      "Example: mpirun -n 8 ckpt load run/checkpoints --layout tp=4,dp=2\n"},

@@ -120,8 +120,8 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
     if (!t->json) {
         char size[4][CKPT_OUT_SIZE];
         (void)printf(
-            "%u rank%s over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
-            " reads, %s sent, %.3f s (plan %.3f s)%s\n",
+            "%u rank%s over %s, readers %s: %s for all ranks, %s of the checkpoint, %s read in "
+            "%" PRIu64 " reads, %s sent, %.3f s (plan %.3f s)%s\n",
             ckpt_comm_size(comm), ckpt_comm_size(comm) == 1 ? "" : "s", ckpt_comm_transport(comm),
             ckpt_load_readers(load), ckpt_out_size(job.needed_bytes, size[0]),
             ckpt_out_size(job.unique_bytes, size[1]), ckpt_out_size(job.read_bytes, size[2]),
