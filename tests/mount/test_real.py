@@ -554,6 +554,7 @@ class Real(Case):
             self.assertLess(abs(datetime.datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp() - time.time()), 60)
         self.model("10")
         with self.mount(None, "-o", "log_format=json", "-d") as m:
+            wait_until(lambda: m.text().endswith("\n"), "what was negotiated is said")
             self.assertEqual({json.loads(text)["severity"] for text in m.text().splitlines()}, {"info"}, m.text())
 
     def test_prometheus_gets_the_numbers_of_the_statistics(self):
