@@ -149,7 +149,7 @@ class Verl(TensorCase):
                     for path in (run, os.path.dirname(actor), actor, os.path.join(actor, list(parts)[0])):
                         self.served(name, path)
                     done = subprocess.run([CKPT, "explain", actor, "model.norm.weight"], capture_output=True, text=True)
-                    self.assertIn("rule ", done.stdout, done.stderr)
+                    self.assertIn("recipe ", done.stdout, done.stderr)
                     raw = self.raw(actor)
                     states = {f"optimizer.state.{x}.{k}": t.float() for x in ADAM for k, t in raw.items() if not k.startswith("optimizer.")}
                     self.assertGreater(len(states), 20)
