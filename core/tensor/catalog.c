@@ -89,9 +89,10 @@ int ckpt_catalog_alias(const struct ckpt_catalog *cat, struct ckpt_catalog **ret
 
     if (ckpt_catalog_new(&alias, err) < 0 || ckpt_catalog_add_sources(alias, cat, err) < 0)
         return -1;
+    if (ckpt_vec_reserve(&alias->tensors, cat->tensors.len) < 0)
+        return ckpt_nomem(err);
     for (size_t i = 0; i < cat->tensors.len; i++)
-        if (ckpt_vec_push(&alias->tensors, cat->tensors.ptr[i]) < 0)
-            return ckpt_nomem(err);
+        alias->tensors.ptr[alias->tensors.len++] = cat->tensors.ptr[i];
     *ret = ckpt_steal(&alias);
     return 0;
 }

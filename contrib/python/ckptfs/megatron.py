@@ -139,15 +139,15 @@ class LoadShardedStrategy(_Base):
         """
         theirs, ours = extract_matching_values(sharded_state_dict, _is_theirs)
         tensors = [t for t in nested_values(ours) if isinstance(t, ShardedTensor)]
+        places = [self._place(t) for t in tensors]
         boxes, shapes = [], {}
 
         def destinations():
-            boxes.extend(_box(t, *self._place(t)) for t in tensors)
+            boxes.extend(_box(t, *place) for t, place in zip(tensors, places))
             return boxes
 
         def check(view):
-            for t in tensors:
-                name, stacked = self._place(t)
+            for t, (name, stacked) in zip(tensors, places):
                 shapes[name] = _checked_shape(view, t, name, stacked)
 
         self.stats = fill_boxes(

@@ -111,8 +111,7 @@ struct split {
     const struct ckpt_catalog *cat;
     const struct ckpt_automodel_base *base;
     CKPT_VEC(const char *) files; /* files of the base, sorted */
-    uint64_t *number;             /* number of each file */
-    struct ckpt_map by_file;      /* position in files, by name */
+    uint64_t *number;             /* number of each file, in the order of the base's map */
     uint64_t *file; /* number of each tensor's file; 0: the base does not have the tensor */
     uint64_t last;
 };
@@ -120,7 +119,6 @@ struct split {
 static void split_release(struct split *s)
 {
     ckpt_vec_release(&s->files);
-    ckpt_map_release(&s->by_file);
     free(s->number);
     free(s->file);
 }
@@ -128,21 +126,22 @@ static void split_release(struct split *s)
 static int number_files(struct split *s, struct ckpt_err *err)
 {
     const struct ckpt_weight_map *map = s->base->weight_map;
-    uint32_t at;
-    bool is_new;
+    ckpt_cleanup(ckpt_freep) uint64_t *sorted = NULL; /* number of each of s->files */
+    uint32_t at = 0;
 
     for (size_t i = 0; map && i < map->files.len; i++)
         if (ckpt_vec_push(&s->files, map->files.ptr[i]) < 0)
             return ckpt_nomem(err);
     if (s->files.len)
         qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, ckpt_strings_cmp);
-    if (!(s->number = malloc((s->files.len + 1) * sizeof *s->number)))
+    sorted = malloc((s->files.len + 1) * sizeof *sorted);
+    s->number = malloc((s->files.len + 1) * sizeof *s->number);
+    if (!sorted || !s->number)
         return ckpt_nomem(err);
-    ckpt_automodel_number_files(s->files.ptr, s->files.len, s->number);
+    ckpt_automodel_number_files(s->files.ptr, s->files.len, sorted);
     for (size_t i = 0; i < s->files.len; i++)
-        if (ckpt_map_put(&s->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), (uint32_t)i, &at,
-                         &is_new) < 0)
-            return ckpt_nomem(err);
+        if (ckpt_map_get(&map->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), &at))
+            s->number[at] = sorted[i];
     return 0;
 }
 
@@ -156,11 +155,8 @@ static uint64_t file_in_base(const struct split *s, const char *tensor)
 
     if (!map)
         return ckpt_catalog_find(s->base->cat, name) ? 1 : 0;
-    uint32_t at = ckpt_weight_map_find(map, name);
-    if (at == UINT32_MAX)
-        return 0;
-    const char *file = map->files.ptr[at];
-    return ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
+    const uint32_t file = ckpt_weight_map_find(map, name);
+    return file == UINT32_MAX ? 0 : s->number[file];
 }
 
 static int by_size(struct split *s, struct ckpt_err *err)
