@@ -63,9 +63,8 @@ struct ckpt_device_ops {
     int (*fetch)(struct ckpt_device *d, void *dst, const void *src, size_t len,
                  struct ckpt_err *err);
 
-    /* COLLECTIVE. Make the communicators that a load needs; those of the previous load are kept
-     * where they still fit. comm carries the control messages. family has CKPT_FAMILIES entries, or
-     * is NULL if no rank exchanges anything. */
+    /* COLLECTIVE. Make the communicators that a load needs and that no earlier load has made. comm
+     * carries the control messages. family has CKPT_FAMILIES entries. */
     int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm,
                    const struct ckpt_device_family *family, struct ckpt_err *err);
     /* A load begins and has allocated its memory, or continues after a pause: work that is queued
@@ -107,6 +106,8 @@ struct ckpt_device_ops {
 /* Members embed this first. */
 struct ckpt_device {
     const struct ckpt_device_ops *ops;
+    bool logarithmic;  /* all-gathers of one rank a node take log2(n) steps */
+    uint64_t setup_ns; /* spent in connect so far */
 };
 
 #endif

@@ -35,23 +35,17 @@ struct ckpt_nccl {
     void *(*alloc)(void *user, size_t len, cudaStream_t stream);
     void (*dealloc)(void *user, void *mem);
     void *user;
-    /* The NCCL communicator that the loads' communicator is split from, on all ranks or on none
-     * (NULL); its ranks and devices are those of `control`. The two share nothing (splitShare 0),
-     * so that an abort of the loads' leaves this one as it is. It is borrowed until the new comm is
-     * freed, never aborted, and must be idle during ckpt_comm_nccl, ckpt_load_plan and
-     * ckpt_load_reload. The latter two split it: for the first load that exchanges something, and
-     * after a load that has failed. If a rank does not take part in that, this communicator may be
-     * waiting for it when the call fails, and is good for nothing but ncclCommAbort. */
-    ncclComm_t split;
 };
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over
  * MPI, TCP, threads or one process; on success the new comm owns it and uses it for small messages.
  * The first load that sends something between ranks creates a NCCL communicator that only loads
- * use, and later loads keep it: a non-blocking one, which is aborted after a failure, so that the
- * next load creates another; its unique id is sent over `control`, unless how->split is set. Ranks
+ * use, and later loads keep it: a non-blocking one, whose unique id is sent over `control`. Ranks
  * that want the same bytes exchange them over communicators split from it, at most four on each
- * rank. If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300).
+ * rank for one load; up to 16 are kept for loads with the same groups. They share resources
+ * (splitShare) and use at most 8 CTAs, so that their memory is bounded. A load that fails aborts
+ * all of them, and the next load creates others; communicators of the caller's are never split or
+ * aborted. If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300).
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory:

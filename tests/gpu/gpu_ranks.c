@@ -2,7 +2,7 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-aegknrswyY] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-aegknrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, or threads=N. -m
@@ -11,9 +11,9 @@
  * each load comes after a stream of its own. -g: a stream is captured in a graph meanwhile. -p:
  * pause each load so often, and use our communicator then (N < 0: without the pauses, which is an
  * error). -k: keep what loads that fail had, and our communicator. -r: the comm of a load that
- * failed serves the next one. -n: the communicator of ours does not block. -y: loads split theirs
- * from it; -Y: on rank 0 alone, which is an error. RUN may have a %r: the rank. Rank 0 prints a
- * line for each load; one that failed, every rank, and the exit status is 1. */
+ * failed serves the next one. -n: the communicator of ours does not block. RUN may have a %r: the
+ * rank. Rank 0 prints a line for each load; one that failed, every rank, and the exit status is
+ * 1. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -49,8 +49,7 @@ struct world {
     uint32_t cancel_rank, cancel_ms;
     int pauses;
     unsigned busy_s;
-    bool own_memory, split, odd_split, capture, keep, nonblocking, reuse, stray_stream, combined,
-        each_stream;
+    bool own_memory, capture, keep, nonblocking, reuse, stray_stream, combined, each_stream;
 };
 
 struct rank {
@@ -464,8 +463,6 @@ static int make_comm(struct rank *r, struct ckpt_err *err)
 {
     struct ckpt_nccl how = {.size = sizeof how, .device = r->device, .stream = r->stream};
 
-    if (r->w->split && (!r->w->odd_split || r->number == 0))
-        how.split = r->theirs;
     if (r->w->own_memory) {
         how.alloc = own_alloc;
         how.dealloc = own_dealloc;
@@ -650,7 +647,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:aegknrswyY")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:aegknrsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -665,10 +662,7 @@ int main(int argc, char **argv)
             w.pauses = atoi(optarg);
         else if (opt == 'a')
             w.own_memory = true;
-        else if (opt == 'y' || opt == 'Y') {
-            w.split = true;
-            w.odd_split = opt == 'Y';
-        } else if (opt == 'e')
+        else if (opt == 'e')
             w.each_stream = true;
         else if (opt == 'g')
             w.capture = true;

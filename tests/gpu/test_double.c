@@ -67,14 +67,18 @@ static void end(void)
     MUST(cuStreamDestroy(stream));
 }
 
-static ncclComm_t meet(void)
+/* share: communicators that are split from this one share with it. */
+static ncclComm_t meet_for(bool share)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm;
 
+    config.splitShare = share;
     MUST(ncclCommInitRankConfig(&comm, size, id, rank, &config));
     return comm;
 }
+
+static ncclComm_t meet(void) { return meet_for(false); }
 
 static ncclResult_t settle(ncclComm_t comm)
 {
@@ -578,7 +582,7 @@ static void other_roots(void)
     (void)usleep(LONG_S * 1000000);
 }
 
-/* A communicator of the ranks with the same colour. */
+/* A communicator of the ranks with the same colour. `share` is for what is split from it later. */
 static ncclComm_t split(ncclComm_t from, int colour, bool share)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -618,9 +622,32 @@ static void groups_that_are_split(void)
 static void a_call_after_the_abort_of_a_relative(void)
 {
     begin();
+    ncclComm_t comm = meet_for(true), group = split(comm, 0, false);
+    MUST(ncclCommAbort(group));
+    MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, comm, stream));
+}
+
+/* Whether a new communicator shares is asked of the one that is split. */
+static void an_abort_of_the_parent_first(void)
+{
+    begin();
+    ncclComm_t comm = meet_for(true), group = split(comm, 0, false);
+    if (rank == 0) /* the other ranks never come */
+        MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, group, stream));
+    MUST(ncclCommAbort(comm));
+    MUST(ncclCommAbort(group));
+    end();
+}
+
+static void an_abort_beside_the_parent(void)
+{
+    begin();
     ncclComm_t comm = meet(), group = split(comm, 0, true);
     MUST(ncclCommAbort(group));
     MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, comm, stream));
+    MUST(cuStreamSynchronize(stream));
+    MUST(ncclCommDestroy(comm));
+    end();
 }
 
 /* Each on a stream of its own, so that nobody need be stuck; on a device that may happen. */
@@ -720,6 +747,8 @@ static const struct {
     ROLE(a_rank_that_dies),
     ROLE(groups_that_are_split),
     ROLE(a_call_after_the_abort_of_a_relative),
+    ROLE(an_abort_of_the_parent_first),
+    ROLE(an_abort_beside_the_parent),
     ROLE(another_order),
     ROLE(other_sizes),
     ROLE(other_roots),
@@ -870,6 +899,8 @@ TEST(nccl, what_does_not_match_ends_the_program)
     dies("other_roots", 2, NULL, "does something else there");
     dies("another_order", 2, NULL, "another order of communicators");
     works("groups_that_are_split", 5, NULL);
+    works("an_abort_of_the_parent_first", 2, NULL);
+    works("an_abort_beside_the_parent", 2, NULL);
     dies("a_call_after_the_abort_of_a_relative", 1, NULL, "shares with one that was aborted");
     dies("overlapping_receives", 2, NULL, "also uses otherwise");
 }

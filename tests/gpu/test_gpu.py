@@ -75,9 +75,6 @@ def every_way_to_a_communicator(real):
             if meet:
                 meet[1] += "2"
                 check(processes(2, ["-n", "-c", connects, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
-                for blocks in ([], ["-n"]):
-                    meet[1] += "3"
-                    check(processes(2, ["-y", *blocks, "-c", connects, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, split {blocks}", len(jobs))
 
 
 def over_mpi(real):
@@ -130,9 +127,6 @@ def more_threads_than_the_device_has_marks(_):
 def one_context_each(_):
     """A context takes hundreds of MB of a device: no rank has one on another's, not by any thread of the loader's."""
     check(processes(3, [LLAMA, "--", "random:once", "fsdp=3:each"], CKPTFS_GPU_CONTEXTS="1"), "ranks", 2)
-    with tempfile.TemporaryDirectory() as top:
-        args = ["-y", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=3:once"]
-        check(processes(3, args, CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_CONTEXTS="1"), "a given communicator", 1)
     result = processes(3, ["load", LLAMA, "--layout", "dp=3"], program=CKPT, CKPTFS_GPU_CONTEXTS="1")
     assert result.good and "over nccl" in result.out, result
 

@@ -122,9 +122,6 @@ def misuse(_):
     same_error(result, r"^usage: rank 1: the caller's stream is being captured in a graph")
     result, _ = go(["-w", LLAMA, "--", "random:once"])
     same_error(result, r"^usage: rank \d: the destination of tensor '.*' is not in memory of this rank's device")
-    with tempfile.TemporaryDirectory() as top:
-        result, _ = go(["-Y", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
-        same_error(result, r"^usage: rank \d: ckpt_nccl.split is not set here, and set on rank 0")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_NCCL="21704")
     same_error(result, r"^unsupported: NCCL 2.17 is too old")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_DRIVER="11080")
@@ -193,41 +190,6 @@ def given_communicators(_):
             assert seconds < SLACK, seconds
 
 
-def split_communicators(_):
-    """Loads split theirs from the caller's, and no other way; after a load that failed, again, on the same comm or on another: the caller's, which
-    blocks or does not, works all the same."""
-    for blocks in ([], ["-n"]):
-        for reuse in ([], ["-r"]):
-            for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
-                with tempfile.TemporaryDirectory() as top:
-                    args = ["-y", *blocks, *reuse, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "fsdp=3:each", "random:once"]
-                    result, _ = go(args, f"{fault},ncclCommInitRankConfig:after=1:error,ncclGetUniqueId:after=1:error", CKPTFS_TRANSPORT="tcp")
-                    assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
-                    assert [load["layout"] for load in result.loads()] == ["fsdp=3", "random"], result
-    with tempfile.TemporaryDirectory() as top:  # groups, which are split from what was split
-        args = ["-y", "-r", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", "tp=2,dp=3:once", "tp=2,dp=3:once"]
-        result, _ = go(args, "ncclBroadcast:rank=1:after=2:times=1:error", n=6, CKPTFS_TRANSPORT="tcp")
-        assert len(result.told) == 6 and len(list(result.loads())) == 1, result
-
-
-def splits_that_fail(_):
-    """A rank that can't take part, and one that never does: nobody waits long, and the next load says what became of the caller's communicator."""
-    for blocks in ([], ["-n"]):
-        with tempfile.TemporaryDirectory() as top:
-            args = ["-k", "-y", *blocks, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
-            result, seconds = go(args, "ncclCommSplit:rank=1:error", CKPTFS_TRANSPORT="tcp")
-            same_error(result, r"^peer: rank 1: NCCL: splitting the communicator given: unhandled system error")
-            assert seconds < SLACK, seconds
-        with tempfile.TemporaryDirectory() as top:
-            args = ["-k", "-r", "-y", *blocks, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, ALL]
-            result, seconds = go(args, "ncclCommSplit:rank=1:hang", CKPTFS_TRANSPORT="tcp", CKPTFS_MEET_TIMEOUT="3")
-            assert len(result.told) == N and len(set(result.told.values())) == 1, result
-            first, second = (next(line for line in result.lines if line.startswith("dp=3 rank 0: ")), result.told[0])
-            assert "timeout: rank" in first and "NCCL: splitting the communicator given takes longer than 3 s" in first, result
-            assert re.match(r"peer: rank \d: the NCCL communicator given is still being split", second), result
-            assert seconds < 6 + SLACK, seconds
-
-
 def a_timeout_that_is_no_number(_):
     """It is refused: not taken for the default."""
     for text in ("3s", "x", "-1", "86401"):
@@ -283,8 +245,8 @@ def communicators_that_are_needed(_):
 
 
 def communicators_of_groups(_):
-    """Ranks that want the same have a communicator of their own, split from ours: nothing goes in pairs. It is kept for the same groups, and made
-    anew for others and after a failure."""
+    """Ranks that want the same have a communicator of their own, split from ours: nothing goes in pairs. It is kept for the same groups, also while
+    others come between, and made anew after a failure: an abort of the one of all ranks ends what is queued on the others."""
     six = ["tp=2,dp=3:once"]
     result, _ = go([LLAMA, "--", *six], "ncclSend:error", n=6)
     assert result.good, result
@@ -292,13 +254,16 @@ def communicators_of_groups(_):
     assert result.good, result
     result, _ = go([LLAMA, "--", *six, "pp=2,dp=3:once", "fsdp=2,dp=3:once", *six], "ncclSend:error", n=6, CKPTFS_GPU_JITTER_US="500")
     assert result.good and len(list(result.loads())) == 4, result
+    result, _ = go([LLAMA, "--", *six, "pp=2,dp=3:once", *six, "pp=2,dp=3:once"], "ncclCommInitRankConfig:after=1:error,ncclCommSplit:after=2:error", n=6)
+    assert result.good and len(list(result.loads())) == 4, result
     result, _ = go([LLAMA, "--", *six], "ncclCommSplit:rank=4:error", n=6)
     same_error(result, r"^peer: rank 4: NCCL: splitting a communicator: unhandled system error", 6)
     result, seconds = go([LLAMA, "--", *six], "ncclCommSplit:rank=1:hang", n=6, CKPTFS_MEET_TIMEOUT="3")
     same_error(result, r"^timeout: rank \d: NCCL: splitting a communicator takes longer than 3 s", 6)
     assert seconds < 3 + SLACK, seconds
-    result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], "ncclBroadcast:rank=1:after=2:times=1:error", n=6)
-    assert len(result.told) == 6 and [load["layout"] for load in result.loads()] == ["tp=2,dp=3", "random"], result
+    for fault in ("error", "hang"):
+        result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], f"ncclBroadcast:rank=1:after=2:times=1:{fault}", n=6)
+        assert len(result.told) == 6 and [load["layout"] for load in result.loads()] == ["tp=2,dp=3", "random"], result
 
 
 def threads_of_one_process(_):
@@ -308,7 +273,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, split_communicators, splits_that_fail, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
                the_same_comm_again, memory_is_pinned_once, communicators_that_are_needed, communicators_of_groups, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():

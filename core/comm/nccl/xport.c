@@ -15,28 +15,48 @@
 #include "base/sized.h"
 #include "base/vec.h"
 #include "comm/detached.h"
-#include "comm/nccl/inner.h"
 #include "comm/xport.h"
 #include "device/cuda.h"
 
-enum { LEAST_VERSION = NCCL_VERSION(2, 18, 0) };
+enum {
+    LEAST_VERSION = NCCL_VERSION(2, 18, 0),
+    LOGARITHMIC_VERSION = NCCL_VERSION(2, 23, 0), /* has the algorithm "PAT" */
+};
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
 #error "NCCL 2.18 or later is needed"
 #endif
 
-enum { ABORT_MS = 10000, MOST_CALLS = 1024 }; /* calls: NCCL takes 2048 in a group */
+enum {
+    RENDEZVOUS_MS = 300 * 1000,
+    ABORT_MS = 10000,
+    LOOK_US = 200,
+    MOST_CALLS = 1024, /* NCCL takes 2048 in a group */
+    MOST_CTAS = 8,
+    KEPT = 16, /* communicators of groups on each rank */
+};
+
+/* The communicators of a device, which are made, kept and aborted together. They lie apart from the
+ * device because NCCL writes a new communicator here when its split ends: that may be at any time
+ * until `world`, which is split, has been aborted. */
+struct comms {
+    struct ckpt_detached abort;
+    struct nccl_device *device; /* counted in its references while an abort is under way */
+    ncclComm_t world;           /* of all ranks; NULL: not made */
+    size_t nkept;
+    struct kept {
+        uint64_t id;     /* of the family (struct ckpt_device_family) */
+        ncclComm_t comm; /* split from `world`; NULL: this rank is in no group of the family */
+    } kept[KEPT];
+};
 
 struct nccl_device {
     struct ckpt_cuda cuda;
-    ncclComm_t comm; /* of all ranks, made by the first load that exchanges data; NULL: none */
-    ncclComm_t group[CKPT_FAMILIES];   /* split from comm; NULL: this rank is in no group of it */
-    uint64_t family_id[CKPT_FAMILIES]; /* of the families that were made; 0: none */
-    uint32_t
-        splitting; /* 1 + the family whose communicator NCCL may still write to group[]; 0: none */
-    bool stuck;    /* the device's work did not end after a load failed */
-    ncclComm_t theirs; /* the caller's, from which comm is split; NULL: comm has an id of its own */
-    bool theirs_busy;  /* it is still being split, for a load that failed */
+    struct comms *comms; /* made by the first load that exchanges data; NULL: none */
+    bool stuck;          /* the device's work did not end after a load failed */
+    /* those of comms that the current load uses */
+    ncclComm_t comm;
+    ncclComm_t group[CKPT_FAMILIES]; /* NULL: this rank is in no group of the family */
     /* the current exchange: how much of it is issued, and the communicator of the last call */
     const struct ckpt_exchange *list;
     size_t count, at;
@@ -49,15 +69,38 @@ struct xport_nccl {
     struct nccl_device *device;
 };
 
+static const char EXCHANGE[] = "an exchange";
+
 static struct nccl_device *of(struct ckpt_device *d)
 {
     return (struct nccl_device *)(void *)((char *)d - offsetof(struct nccl_device, cuda.base));
 }
 
-/* ---- exchanges ---- */
+/* ---- errors and waiting ---- */
+
+static bool good(ncclResult_t rc) { return rc == ncclSuccess || rc == ncclInProgress; }
+
+/* Fill *err from an NCCL result, and from the communicator's last error if comm is not NULL. Always
+ * returns -1. */
+static int failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err)
+{
+    const char *why = comm ? ncclGetLastError(comm) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "NCCL: %s: %s%s%s", what, ncclGetErrorString(rc),
+                     why && *why ? ": " : "", why ? why : "");
+}
+
+/* CKPTFS_MEET_TIMEOUT, or the default if that is no number: meet reports this. */
+static uint32_t rendezvous_ms(void)
+{
+    uint32_t ms = RENDEZVOUS_MS;
+
+    (void)ckpt_comm_rendezvous_ms(&ms, NULL);
+    return ms;
+}
 
 /* 0: the communicator has finished its last call; 1: not yet. */
-static int look_at(ncclComm_t comm, struct ckpt_err *err)
+static int look_at(ncclComm_t comm, const char *what, struct ckpt_err *err)
 {
     ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(comm, &state);
 
@@ -65,8 +108,29 @@ static int look_at(ncclComm_t comm, struct ckpt_err *err)
         return 1;
     if (rc == ncclSuccess)
         rc = state;
-    return rc == ncclSuccess ? 0 : ckpt_nccl_failed(comm, rc, "an exchange", err);
+    return rc == ncclSuccess ? 0 : failed(comm, rc, what, err);
 }
+
+/* Wait until the communicator has finished its last call, or until the deadline. ctl: the comm to
+ * watch meanwhile. 1: another rank has failed. */
+static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,
+                  struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+    int rc;
+
+    while ((rc = look_at(comm, what, err)) == 1) {
+        if ((rc = ckpt_comm_look(ctl, err)) != 0)
+            return rc;
+        if (ckpt_now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
+                             rendezvous_ms() / 1000);
+        (void)nanosleep(&look, NULL);
+    }
+    return rc;
+}
+
+/* ---- exchanges ---- */
 
 static ncclResult_t issue(struct nccl_device *n, const struct ckpt_exchange *x)
 {
@@ -93,21 +157,21 @@ static int issue_some(struct nccl_device *n, struct ckpt_err *err)
     if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
     rc = ncclGroupStart();
-    for (size_t i = 0; i < MOST_CALLS && n->at < n->count && ckpt_nccl_good(rc); i++)
+    for (size_t i = 0; i < MOST_CALLS && n->at < n->count && good(rc); i++)
         rc = issue(n, &n->list[n->at++]);
     end = ncclGroupEnd();
     ckpt_cuda_leave(&n->cuda, &scope);
-    if (ckpt_nccl_good(rc))
+    if (good(rc))
         rc = end;
-    if (!ckpt_nccl_good(rc))
-        return ckpt_nccl_failed(n->last, rc, "an exchange", err);
-    return rc == ncclInProgress ? look_at(n->last, err) : 0;
+    if (!good(rc))
+        return failed(n->last, rc, EXCHANGE, err);
+    return rc == ncclInProgress ? look_at(n->last, EXCHANGE, err) : 0;
 }
 
 static int nccl_exchanged(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct nccl_device *n = of(d);
-    int rc = n->last ? look_at(n->last, err) : 0;
+    int rc = n->last ? look_at(n->last, EXCHANGE, err) : 0;
 
     while (rc == 0 && n->at < n->count)
         rc = issue_some(n, err);
@@ -131,88 +195,83 @@ static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
     struct nccl_device *n = of(d);
     int rc = ckpt_cuda_reached(d, i, err);
 
-    if (rc == 1 && n->comm && look_at(n->comm, err) < 0)
+    if (rc == 1 && n->comm && look_at(n->comm, EXCHANGE, err) < 0)
         return -1;
     for (int k = 0; rc == 1 && k < CKPT_FAMILIES; k++)
-        if (n->group[k] && look_at(n->group[k], err) < 0)
+        if (n->group[k] && look_at(n->group[k], EXCHANGE, err) < 0)
             return -1;
     return rc;
 }
 
 /* ---- giving up ---- */
 
-static void device_release(struct nccl_device *n)
+static void device_free(struct nccl_device *n);
+
+static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
+
+/* The thread that aborts the communicators holds a reference: what it gives up last releases the
+ * device. */
+static void nccl_unref(struct ckpt_device *d)
 {
-    ckpt_cuda_release(&n->cuda);
-    if (!n->splitting) /* else NCCL may still write to it */
-        free(n);
+    if (atomic_fetch_sub(&of(d)->cuda.refs, 1) == 1)
+        device_free(of(d));
 }
 
-/* Aborting frees device memory, and so waits for all work that is queued on the device. The
- * caller's work is part of that, and may wait for a rank that is gone: detached threads abort. */
-struct aborting {
-    struct ckpt_detached task;
-    ncclComm_t comm[CKPT_FAMILIES + 1];
-    atomic_uint ncomm, next; /* communicators; the next one to be aborted */
-    struct nccl_device *device;
-    struct nccl_device *last; /* to be released when all are aborted; NULL: nothing */
-};
-
-/* Abort one communicator; each has a thread, because an abort may wait for work of the other
- * communicators. */
+/* The communicators share their abort flag (config_of): an abort of `world` ends what is queued on
+ * any of them, and a split that has not ended, whose result NCCL has written when the abort
+ * returns. So `world` comes first, as NCCL's guide wants it ("Creating more communicators"), and
+ * all in one thread: NCCL forbids calls on communicators that share from several threads at once.
+ */
 static void abort_comms(struct ckpt_detached *e)
 {
-    struct aborting *a = (struct aborting *)e;
-    unsigned i;
+    struct comms *c = (struct comms *)e;
 
-    ckpt_cuda_adopt(&a->device->cuda.base);
-    while ((i = atomic_fetch_add(&a->next, 1)) < atomic_load(&a->ncomm))
-        (void)ncclCommAbort(a->comm[i]); /* frees it, too */
+    ckpt_cuda_adopt(&c->device->cuda.base);
+    (void)ncclCommAbort(c->world); /* frees it, too */
+    for (size_t i = 0; i < c->nkept; i++)
+        (void)ncclCommAbort(c->kept[i].comm);
 }
 
-/* Called by the last user: the waiting thread, or the thread that it did not wait for. */
-static void aborting_free(struct ckpt_detached *e)
+static void comms_free(struct ckpt_detached *e)
 {
-    struct aborting *a = (struct aborting *)e;
+    struct comms *c = (struct comms *)e;
 
-    if (a->last)
-        device_release(a->last);
-    free(a);
+    nccl_unref(&c->device->cuda.base);
+    free(c);
 }
 
-/* Abort all communicators. for_good: release the device, too. False: the aborts did not end in
+/* Abort all communicators. They are aborted, not destroyed: ncclCommDestroy waits for the other
+ * ranks. That loses nothing: a load succeeds when all ranks have all of their bytes. Aborting frees
+ * device memory, and so waits for all work that is queued on the device; the caller's work is part
+ * of that, and may wait for a rank that is gone: a detached thread aborts. False: it did not end in
  * time. */
-static bool give_up(struct nccl_device *n, bool for_good)
+static bool give_up(struct nccl_device *n)
 {
-    if (!n->comm) {
-        if (for_good)
-            device_release(n);
+    struct comms *c = n->comms;
+
+    if (!c)
         return true;
-    }
-    struct aborting *a = calloc(1, sizeof *a);
-    if (!a)
-        return false;
-    ckpt_detached_init(&a->task, abort_comms, aborting_free);
-    unsigned ncomm = 0;
-    a->comm[ncomm++] = n->comm;
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        if ((uint32_t)i + 1 != n->splitting && n->group[i])
-            a->comm[ncomm++] = n->group[i];
-    atomic_init(&a->ncomm, ncomm);
-    atomic_init(&a->next, 0);
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        if ((uint32_t)i + 1 != n->splitting)
-            n->group[i] = NULL;
-    memset(n->family_id, 0, sizeof n->family_id);
+    n->comms = NULL;
     n->comm = NULL;
-    a->device = n;
-    a->last = for_good ? n : NULL;
-    const bool sent = ckpt_detached_start(&a->task, ncomm) > 0;
-    if (!sent)
-        a->last = NULL; /* NCCL may still use it */
-    const bool over = sent && ckpt_detached_wait(&a->task, ABORT_MS);
-    ckpt_detached_unref(&a->task);
+    memset(n->group, 0, sizeof n->group);
+    nccl_ref(&n->cuda.base);
+    c->device = n;
+    ckpt_detached_init(&c->abort, abort_comms, comms_free);
+    if (ckpt_detached_start(&c->abort, 1) == 0)
+        return false; /* NCCL may still use the device: neither is ever freed */
+    const bool over = ckpt_detached_wait(&c->abort, ABORT_MS);
+    ckpt_detached_unref(&c->abort);
     return over;
+}
+
+static void device_free(struct nccl_device *n)
+{
+    if (n->comms) {
+        (void)give_up(n); /* and comes back here when they are aborted */
+        return;
+    }
+    ckpt_cuda_release(&n->cuda);
+    free(n);
 }
 
 static bool nccl_drain(struct ckpt_device *d)
@@ -221,7 +280,7 @@ static bool nccl_drain(struct ckpt_device *d)
     struct ckpt_cuda_scope scope;
 
     n->stuck = true;
-    if (!give_up(n, false) || ckpt_cuda_enter(&n->cuda, &scope, NULL) < 0)
+    if (!give_up(n) || ckpt_cuda_enter(&n->cuda, &scope, NULL) < 0)
         return false;
     bool clean = ckpt_cuda_drain(&n->cuda);
     ckpt_cuda_leave(&n->cuda, &scope);
@@ -229,73 +288,71 @@ static bool nccl_drain(struct ckpt_device *d)
     return clean;
 }
 
-/* Communicators are aborted, not destroyed: ncclCommDestroy waits for the other ranks. */
-static void device_free(struct nccl_device *n) { (void)give_up(n, true); }
-
-static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
-
-static void nccl_unref(struct ckpt_device *d)
-{
-    if (atomic_fetch_sub(&of(d)->cuda.refs, 1) == 1)
-        device_free(of(d));
-}
-
 /* ---- communicators ---- */
 
-/* Make a non-blocking communicator, so that this, too, ends at the deadline. 1: another rank has
- * failed. */
-static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
-                    struct ckpt_err *err)
+/* The configuration of all communicators. Non-blocking: making one ends at the deadline.
+ * splitShare: NCCL asks the communicator that is split, not the new one, whether the two share
+ * connections, the proxy thread and the abort flag. maxCTAs bounds the memory: by default there are
+ * up to 32 channels, and each takes 9 MiB of buffers for each peer (4 MiB for one protocol, 5 for
+ * the others), and more with NVLink SHARP. NCCL's tuning tables give a channel 20 GB/s (A100) to 37
+ * GB/s (H100): eight are enough for any storage, and for a network of 50 GB/s for each GPU. */
+static ncclConfig_t config_of(void)
 {
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-
-    if (n->theirs)
-        return ckpt_nccl_split(&n->cuda, n->theirs, ctl, &n->comm, &n->theirs_busy, err);
-    config.blocking = 0;
-    ncclResult_t rc = ncclCommInitRankConfig(&n->comm, (int)ckpt_comm_size(ctl), *id,
-                                             (int)ckpt_comm_rank(ctl), &config);
-    if (!ckpt_nccl_good(rc))
-        return ckpt_nccl_failed(NULL, rc, "making a communicator", err);
-    return ckpt_nccl_settle(n->comm, ctl, until, "making a communicator", err);
-}
-
-static int new_id(const struct nccl_device *n, struct ckpt_comm *ctl, ncclUniqueId *ret,
-                  struct ckpt_err *err)
-{
-    memset(ret, 0, sizeof *ret);
-    if (n->theirs && !n->comm)
-        return ckpt_nccl_idle(n->theirs, n->theirs_busy, err);
-    if (n->theirs || ckpt_comm_rank(ctl) != 0)
-        return 0;
-    const ncclResult_t rc = ncclGetUniqueId(ret);
-    return rc == ncclSuccess ? 0 : ckpt_nccl_failed(NULL, rc, "a new communicator", err);
-}
-
-/* Make the communicator of this rank's group in a family: split from comm with shared resources.
- * All ranks take part, also those without a group. */
-static int split(struct nccl_device *n, struct ckpt_comm *ctl, int i,
-                 const struct ckpt_device_family *family, struct ckpt_err *err)
-{
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 
     config.blocking = 0;
     config.splitShare = 1;
-    n->family_id[i] = family->id;
-    n->splitting = (uint32_t)i + 1;
+    config.maxCTAs = MOST_CTAS;
+    return config;
+}
+
+/* 1: another rank has failed. */
+static int make_world(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
+                      struct ckpt_err *err)
+{
+    static const char what[] = "making a communicator";
+    const uint64_t until = ckpt_now_ms() + rendezvous_ms();
+    ncclConfig_t config = config_of();
+
+    n->comms = calloc(1, sizeof *n->comms);
+    if (!n->comms)
+        return ckpt_nomem(err);
+    ncclResult_t rc = ncclCommInitRankConfig(&n->comms->world, (int)ckpt_comm_size(ctl), *id,
+                                             (int)ckpt_comm_rank(ctl), &config);
+    if (!good(rc))
+        return failed(NULL, rc, what, err);
+    return settle(n->comms->world, ctl, until, what, err);
+}
+
+/* Make the communicator of this rank's group in a family. All ranks take part, also those without
+ * a group. 1: another rank has failed. */
+static int split(struct comms *c, struct ckpt_comm *ctl, const struct ckpt_device_family *family,
+                 struct ckpt_err *err)
+{
+    static const char what[] = "splitting a communicator";
+    const uint64_t until = ckpt_now_ms() + rendezvous_ms();
+    ncclConfig_t config = config_of();
+    struct kept *k = &c->kept[c->nkept++];
+
+    k->id = family->id;
     const int colour = family->colour == CKPT_NONE ? NCCL_SPLIT_NOCOLOR : (int)family->colour;
-    const ncclResult_t rc =
-        ncclCommSplit(n->comm, colour, (int)family->place, &n->group[i], &config);
-    if (!ckpt_nccl_good(rc))
-        return ckpt_nccl_failed(n->comm, rc, "splitting a communicator", err);
+    const ncclResult_t rc = ncclCommSplit(c->world, colour, (int)family->place, &k->comm, &config);
+    if (!good(rc))
+        return failed(c->world, rc, what, err);
     /* NCCL writes the new communicator when the old one has finished the call */
-    int made = ckpt_nccl_settle(n->comm, ctl, until, "splitting a communicator", err);
-    if (made == 0)
-        n->splitting = 0;
-    if (made == 0 && n->group[i])
-        made = ckpt_nccl_settle(n->group[i], ctl, until, "splitting a communicator", err);
+    int made = settle(c->world, ctl, until, what, err);
+    if (made == 0 && k->comm)
+        made = settle(k->comm, ctl, until, what, err);
     return made;
+}
+
+/* The communicator of a family if it is kept; else NULL. */
+static const struct kept *find(const struct comms *c, uint64_t id)
+{
+    for (size_t i = 0; c && i < c->nkept; i++)
+        if (c->kept[i].id == id)
+            return &c->kept[i];
+    return NULL;
 }
 
 /* 1: another rank has failed. */
@@ -306,55 +363,66 @@ static int make_comms(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUn
 
     if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
-    int rc = n->comm ? 0 : own_comm(n, ctl, id, err);
+    int rc = n->comms ? 0 : make_world(n, ctl, id, err);
     for (int i = 0; i < CKPT_FAMILIES && rc == 0; i++)
-        if (family[i].id && n->family_id[i] != family[i].id)
-            rc = split(n, ctl, i, &family[i], err);
+        if (family[i].id && !find(n->comms, family[i].id))
+            rc = split(n->comms, ctl, &family[i], err);
     ckpt_cuda_leave(&n->cuda, &scope);
     return rc;
 }
 
-/* Do the communicators that exist have exactly the groups that this load needs? */
-static bool has_all(const struct nccl_device *n, const struct ckpt_device_family *family,
-                    bool *ret_other)
+/* Make what is missing. */
+static int make_together(struct nccl_device *n, struct ckpt_comm *ctl,
+                         const struct ckpt_device_family *family, struct ckpt_err *err)
 {
-    bool all = n->comm != NULL;
-
-    *ret_other = false;
-    for (int i = 0; i < CKPT_FAMILIES; i++) {
-        all &= family[i].id == 0 || family[i].id == n->family_id[i];
-        *ret_other |= family[i].id && n->family_id[i] && family[i].id != n->family_id[i];
-    }
-    return all;
-}
-
-/* Communicators are kept for later loads. They are made anew after a failure, which aborts them on
- * all ranks, and for a load with other groups. All ranks know the same families, and so decide
- * alike. */
-static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
-                        const struct ckpt_device_family *family, struct ckpt_err *err)
-{
-    struct nccl_device *n = of(d);
-    ncclUniqueId id;
-    bool other;
+    ncclUniqueId id = {0};
     int rc = 0;
 
-    if (ckpt_comm_size(ctl) == 1 || has_all(n, family, &other))
-        return 0;
-    if (other)
-        n->stuck |= !give_up(n, false);
     if (n->stuck)
         rc = ckpt_fail(err, CKPT_IO, "CUDA device %d is still busy with the load that failed",
                        n->cuda.number);
-    if (rc == 0)
-        rc = new_id(n, ctl, &id, err);
-    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_rendezvous_ms(), err) < 0)
+    if (rc == 0 && !n->comms && ckpt_comm_rank(ctl) == 0) {
+        const ncclResult_t made = ncclGetUniqueId(&id);
+        rc = made == ncclSuccess ? 0 : failed(NULL, made, "a new communicator", err);
+    }
+    if (ckpt_comm_agree(ctl, rc, rendezvous_ms(), err) < 0 ||
+        ckpt_comm_share(ctl, 0, &id, sizeof id, rendezvous_ms(), err) < 0)
         return -1;
     rc = make_comms(n, ctl, &id, family, err) < 0 ? -1 : 0;
-    rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
+    rc = ckpt_comm_agree(ctl, rc, rendezvous_ms(), err);
     if (rc < 0)
-        n->stuck |= !give_up(n, false) || n->splitting;
+        n->stuck |= !give_up(n);
+    return rc;
+}
+
+/* Communicators are kept for later loads, those of groups that this load lacks, too: an abort of
+ * one would end all that share with it, and to destroy it all ranks would have to wait for each
+ * other. If there would be more than KEPT, or after a failure, all are aborted and made anew. All
+ * ranks know the same families, and so decide alike. */
+static int connect_all(struct nccl_device *n, struct ckpt_comm *ctl,
+                       const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    size_t missing = 0;
+
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        missing += family[i].id && !find(n->comms, family[i].id);
+    if (n->comms && n->comms->nkept + missing > KEPT)
+        n->stuck |= !give_up(n);
+    if ((!n->comms || missing) && make_together(n, ctl, family, err) < 0)
+        return -1;
+    n->comm = n->comms->world;
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        n->group[i] = family[i].id ? find(n->comms, family[i].id)->comm : NULL;
+    return 0;
+}
+
+static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
+                        const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+    const int rc = ckpt_comm_size(ctl) == 1 ? 0 : connect_all(of(d), ctl, family, err);
+
+    d->setup_ns += ckpt_now_ns() - begin;
     return rc;
 }
 
@@ -468,25 +536,27 @@ static const struct ckpt_xport_ops nccl_ops = {
 static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                 struct ckpt_err *err)
 {
-    const bool own = how->split != NULL;
-    bool split = own;
     uint32_t ms;
     int rc = ckpt_comm_rendezvous_ms(&ms, err);
 
     if (rc == 0)
         rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
-    if (rc == 0 && own)
-        rc = ckpt_nccl_check(how->split, ctl, n->cuda.number, err);
-    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &split, sizeof split, ckpt_nccl_rendezvous_ms(), err) < 0)
-        return -1;
-    if (split != own)
-        rc = ckpt_fail(err, CKPT_USAGE, "ckpt_nccl.split is %s here, and %s on rank 0",
-                       own ? "set" : "not set", own ? "not" : "set");
-    return ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
+    return ckpt_comm_agree(ctl, rc, rendezvous_ms(), err);
 }
 
-static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ckpt_err *err)
+/* NCCL prefers its environment to what a program configures. NULL: nothing is wrong there. */
+static const char *remark(void)
+{
+    const char *blocking = getenv("NCCL_COMM_BLOCKING");
+
+    return blocking && strtol(blocking, NULL, 0) == 1
+               ? "NCCL_COMM_BLOCKING=1 is set: NCCL's calls wait for the other ranks, and no "
+                 "timeout of a load can end them if a rank is missing or stuck; unset it"
+               : NULL;
+}
+
+static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, int version,
+                   struct ckpt_err *err)
 {
     struct xport_nccl *x = calloc(1, sizeof *x);
     struct nccl_device *n = calloc(1, sizeof *n);
@@ -498,10 +568,10 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
         return ckpt_nomem(err);
     }
     n->cuda.base.ops = &device_ops;
+    n->cuda.base.logarithmic = version >= LOGARITHMIC_VERSION;
     n->cuda.user_alloc = how->alloc;
     n->cuda.user_dealloc = how->dealloc;
     n->cuda.user = how->user;
-    n->theirs = how->split;
     if (meet(n, how, ctl, err) < 0) {
         free(x);
         device_free(n);
@@ -510,6 +580,8 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     x->x = *below;
     x->x.ops = &nccl_ops;
     x->x.device = &n->cuda.base;
+    if (remark())
+        x->x.remark = remark();
     x->control = below;
     x->device = n;
     ckpt_comm_replace(ctl, &x->x);
@@ -538,7 +610,7 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
                          version / 10000, version / 100 % 100);
     if (ckpt_comm_xport(ctl)->device)
         return ckpt_fail(err, CKPT_USAGE, "the comm has devices already");
-    if (upgrade(ctl, &own, err) < 0)
+    if (upgrade(ctl, &own, version, err) < 0)
         return -1;
     *ret = ctl;
     return 0;

@@ -34,15 +34,21 @@ struct ncclComm *comm_ref(struct ncclComm *c)
     return c;
 }
 
+static void family_unref(struct comm_family *f)
+{
+    if (atomic_fetch_sub(&f->refs, 1) != 1)
+        return;
+    (void)close(f->wake);
+    free(f);
+}
+
 void comm_unref(struct ncclComm *c)
 {
     if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_release) != 1)
         return;
     (void)atomic_load_explicit(&c->refs, memory_order_acquire);
     comm_part(c);
-    if (atomic_fetch_sub(&c->family->refs, 1) == 1)
-        free(c->family);
-    (void)close(c->wake);
+    family_unref(c->family);
     free(c->link);
     free(c);
 }
@@ -126,15 +132,25 @@ ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, 
 
 /* ---- beginning ---- */
 
+static struct comm_family *family_new(void)
+{
+    struct comm_family *f = calloc(1, sizeof *f);
+
+    if (!f || (f->wake = eventfd(0, EFD_CLOEXEC)) < 0)
+        gpu_die("no memory or no eventfd");
+    return f;
+}
+
 static struct ncclComm *comm_new(int rank, int size, int device, const char *name,
                                  const ncclConfig_t *config, struct comm_family *family)
 {
     struct ncclComm *c = calloc(1, sizeof *c);
     const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
 
-    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)) ||
-        (!family && !(family = calloc(1, sizeof *family))))
+    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)))
         gpu_die("the host has no memory");
+    if (!family)
+        family = family_new();
     (void)atomic_fetch_add(&family->refs, 1);
     c->family = family;
     c->magic = COMM_MAGIC;
@@ -146,9 +162,7 @@ static struct ncclComm *comm_new(int rank, int size, int device, const char *nam
     c->multi = multi && strcmp(multi, "1") == 0;
     (void)snprintf(c->name, sizeof c->name, "%s", name);
     c->config = *config;
-    c->blocking = config->blocking != 0; /* also where it is not said */
-    if ((c->wake = eventfd(0, EFD_CLOEXEC)) < 0)
-        gpu_die("no eventfd");
+    c->blocking = gpu_number("NCCL_COMM_BLOCKING", config->blocking != 0); /* also if not said */
     for (int r = 0; r < size; r++) {
         c->link[r].data = c->link[r].agree = -1;
         c->link[r].out_tail = &c->link[r].out;
@@ -275,7 +289,7 @@ static ncclResult_t run_split(struct ncclComm *c, void *arg)
                    s->colour);
     if (well && s->colour >= 0) {
         struct ncclComm *made = comm_new(rank, size, c->device, name, &s->config,
-                                         s->config.splitShare == 1 ? c->family : NULL);
+                                         c->config.splitShare == 1 ? c->family : NULL);
         *s->ret = made;
         well = comm_meet(made, &result);
     }
@@ -283,7 +297,8 @@ static ncclResult_t run_split(struct ncclComm *c, void *arg)
     return well ? ncclSuccess : result == ncclSuccess ? ncclInternalError : result;
 }
 
-/* The new one is known when the old one is done, which may wait for other ranks. */
+/* Whether they share is asked of the old one, not of the new one's configuration. The new one is
+ * known when the old one is done, which may wait for other ranks. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t *ret,
                            ncclConfig_t *config)
 {
@@ -314,7 +329,7 @@ static ncclResult_t run_finalize(struct ncclComm *c, void *arg)
     (void)arg;
     if (!all)
         gpu_die("the host has no memory");
-    while (atomic_load(&c->queued) && !atomic_load(&c->aborted))
+    while (atomic_load(&c->queued) && !comm_aborted(c))
         (void)usleep(POLL_US);
     const bool well = comm_exchange(c, own, all); /* as the real one, with all ranks of the node */
     free(all);
@@ -375,13 +390,17 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     if (!comm)
         return ncclSuccess;
     struct ncclComm *c = comm_live(comm, __func__);
+    struct comm_family *f = c->family;
     (void)gpu_fault(__func__);
-    atomic_store(&c->aborted, true);
-    if (c->config.splitShare == 1 || atomic_load(&c->nsplit))
-        atomic_store(&c->family->aborted, true);
-    (void)eventfd_write(c->wake, 1);
+    (void)atomic_fetch_add(&f->refs, 1);
+    if (atomic_exchange(&f->aborting, true))
+        gpu_die("%s: on communicators that share, from two threads at once", __func__);
+    atomic_store(&f->aborted, true);
+    (void)eventfd_write(f->wake, 1);
     gpu_device_wait(c->device);
     bury(c);
+    atomic_store(&f->aborting, false);
+    family_unref(f);
     return ncclSuccess;
 }
 

@@ -67,11 +67,13 @@ struct link {
 
 enum { COMM_MAGIC = 0xc033, COMM_NAME = 64 };
 
-/* Communicators that share what they have: an abort of one leaves the others fit for nothing but
- * an abort. */
+/* Communicators that share what they have: one flag aborts them all, and leaves them fit for
+ * nothing but an abort. */
 struct comm_family {
     atomic_int refs;
-    atomic_bool aborted;
+    atomic_bool aborted; /* and `wake` is readable */
+    int wake;
+    atomic_bool aborting; /* a thread is in ncclCommAbort */
 };
 
 struct ncclComm {
@@ -84,9 +86,7 @@ struct ncclComm {
     char name[COMM_NAME]; /* of its sockets */
     bool blocking, finalized, multi;
     ncclConfig_t config;
-    atomic_int state;    /* ncclResult_t */
-    atomic_bool aborted; /* and `wake` is readable */
-    int wake;
+    atomic_int state; /* ncclResult_t */
     struct link *link;
     uint64_t ncollective;
     atomic_ullong ngroup;

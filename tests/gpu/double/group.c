@@ -457,10 +457,10 @@ static bool turn(struct launch *l, struct pollfd *p)
         if (c->link[r].out)
             p[r].events |= POLLOUT;
     }
-    p[c->size] = (struct pollfd){c->wake, POLLIN, 0};
+    p[c->size] = (struct pollfd){c->family->wake, POLLIN, 0};
     while (poll(p, (nfds_t)c->size + 1, -1) < 0 && errno == EINTR)
         ;
-    if (atomic_load(&c->aborted))
+    if (comm_aborted(c))
         return false;
     for (int r = 0; r < c->size; r++) {
         while (p[r].revents && c->link[r].data >= 0 && read_some(l, r))
@@ -495,7 +495,7 @@ static void run_launch(struct gpu_work *work)
 {
     struct launch *l = (struct launch *)work;
 
-    if (!gpu_lost() && !atomic_load(&l->comm->aborted))
+    if (!gpu_lost() && !comm_aborted(l->comm))
         execute(l);
     for (size_t i = 0; i < l->nuse; i++)
         gpu_memory_leave(l->use[i]);

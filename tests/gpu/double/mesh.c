@@ -18,11 +18,11 @@ struct hello {
     int32_t rank, size, channel, identity;
 };
 
-bool comm_aborted(const struct ncclComm *c) { return atomic_load(&c->aborted); }
+bool comm_aborted(const struct ncclComm *c) { return atomic_load(&c->family->aborted); }
 
 bool comm_poll(struct ncclComm *c, int fd, short events)
 {
-    struct pollfd p[2] = {{fd, events, 0}, {c->wake, POLLIN, 0}};
+    struct pollfd p[2] = {{fd, events, 0}, {c->family->wake, POLLIN, 0}};
 
     while (poll(p, 2, -1) < 0 && errno == EINTR)
         ;
