@@ -131,6 +131,13 @@ def one_context_each(_):
     assert result.good and "over nccl" in result.out, result
 
 
+def an_environment_that_takes_the_timeouts(_):
+    result = processes(2, ["load", LLAMA, "--layout", "dp=2"], program=CKPT, NCCL_COMM_BLOCKING="1")
+    assert result.good and "NCCL_COMM_BLOCKING=1 is set" in result.err, result
+    result = processes(2, ["load", LLAMA, "--layout", "dp=2"], program=CKPT, NCCL_COMM_BLOCKING="0")
+    assert result.good and "NCCL_COMM_BLOCKING" not in result.err, result
+
+
 def pauses_for_the_callers_work(real):
     """Collectives of the caller's communicator come between the same windows on all ranks; without pauses they would not."""
     jobs = ["dp=3:once:1500000:1500000", "random:once:1500000:1500000", "fsdp=3:once"]
@@ -441,7 +448,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -261,9 +261,18 @@ def communicators_of_groups(_):
     result, seconds = go([LLAMA, "--", *six], "ncclCommSplit:rank=1:hang", n=6, CKPTFS_MEET_TIMEOUT="3")
     same_error(result, r"^timeout: rank \d: NCCL: splitting a communicator takes longer than 3 s", 6)
     assert seconds < 3 + SLACK, seconds
-    for fault in ("error", "hang"):
-        result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], f"ncclBroadcast:rank=1:after=2:times=1:{fault}", n=6)
+    for fault in ("after=2:times=1:error", "times=1:hang"):
+        result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], f"ncclBroadcast:rank=1:{fault}", n=6)
         assert len(result.told) == 6 and [load["layout"] for load in result.loads()] == ["tp=2,dp=3", "random"], result
+
+
+def communicators_of_many_groups(_):
+    """So many are not kept: all are made anew, once for several loads."""
+    jobs = ["random:once"] * 10
+    result, _ = go([LLAMA, "--", *jobs], n=6)
+    assert result.good and len(list(result.loads())) == len(jobs), result
+    result, _ = go([LLAMA, "--", *jobs], "ncclCommInitRankConfig:after=1:error", n=6)
+    assert not result.good and len(list(result.loads())) > 2, result
 
 
 def threads_of_one_process(_):
@@ -274,7 +283,7 @@ def threads_of_one_process(_):
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
     ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
-               the_same_comm_again, memory_is_pinned_once, communicators_that_are_needed, communicators_of_groups, threads_of_one_process]
+               the_same_comm_again, memory_is_pinned_once, communicators_that_are_needed, communicators_of_groups, communicators_of_many_groups, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]
