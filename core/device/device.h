@@ -21,14 +21,15 @@ struct ckpt_device;
 struct ckpt_device_copy; /* copy_kernel.h */
 
 /* One operation of a window's exchange, in device memory. The members of a communicator issue the
- * same broadcasts in the same order; the two ranks of a pair issue matching sends and receives. */
+ * same all-gathers in the same order; the two ranks of a pair issue matching sends and receives. */
 struct ckpt_exchange {
-    enum { CKPT_SEND, CKPT_RECEIVE, CKPT_BROADCAST } kind;
-    uint32_t family; /* of a broadcast: 0: all ranks; 1 + f: this rank's group in family f */
-    uint32_t peer;   /* the other rank; of a broadcast, the root's index in the group */
-    uint32_t n;      /* of a broadcast: members of the group */
-    void *buf;
-    size_t len;
+    enum { CKPT_SEND, CKPT_RECEIVE, CKPT_GATHER } kind;
+    uint32_t step;   /* operations of a step run after those of the steps before */
+    uint32_t family; /* the communicator: CKPT_FAMILY_ALL (plan.h); 1 + f: the group in family f */
+    uint32_t peer;   /* the other rank; of an all-gather, the index of this one in the group */
+    uint32_t n;      /* of an all-gather: members of the group */
+    void *buf;       /* of an all-gather: the bytes of all members, where this one's are already */
+    size_t len;      /* of an all-gather: the bytes of one member */
 };
 
 /* The most families that have communicators of their own beside the one of all ranks. */

@@ -66,17 +66,25 @@ static void check_table(const struct ckpt_wants *w, const struct ckpt_catalog *c
         }
 }
 
-/* Bytes that a rank reads by its plan. */
+static int add_bytes(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    (void)unit, (void)at;
+    *(uint64_t *)ctx += ckpt_box_numel(box);
+    return 0;
+}
+
+/* Elements, times their size, that a rank reads by its plan. */
 static uint64_t own_bytes(const struct ckpt_plan *p)
 {
     uint64_t bytes = 0;
 
-    for (size_t i = 0; i < p->own.len; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[p->own.ptr[i]];
-        for (uint32_t u = piece->lo; u < piece->hi; u++) {
-            struct ckpt_box box;
-            ckpt_plan_unit_box(p, u, &box);
-            bytes += ckpt_box_numel(&box) * ckpt_dtype_size(ckpt_plan_unit_tensor(p, u)->dtype);
+    for (size_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        for (uint32_t u = ckpt_plan_unit_at(p, piece->group, piece->lo);
+             u < p->stream[piece->group].hi; u++) {
+            uint64_t n = 0;
+            (void)ckpt_plan_boxes(p, u, piece->lo, piece->lo + piece->len, add_bytes, &n);
+            bytes += n * ckpt_dtype_size(ckpt_plan_unit_tensor(p, u)->dtype);
         }
     }
     return bytes;
@@ -86,7 +94,7 @@ static uint64_t own_bytes(const struct ckpt_plan *p)
 static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
 {
     static const uint32_t rank[RANKS] = {0, 1, 2, 3, 4}, node[RANKS] = {0, 0, 1, 1, 1};
-    const struct ckpt_plan_sizes sizes = {128, 256, 512};
+    const struct ckpt_plan_sizes sizes = {128, 128, 512, 256, 2, false};
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     struct ckpt_wants *table = malloc(sizeof *table);
     uint32_t *class_of = calloc(RANKS, sizeof *class_of);

@@ -23,8 +23,11 @@ static void make_job(struct job *j, uint64_t *rng)
 {
     const uint64_t unit = random_range(rng, 2, 3000);
     const struct ckpt_plan_sizes sizes = {.unit = unit,
+                                          .slice = CKPT_UNIT_ALIGN + random_range(rng, 0, 3000),
+                                          .window = random_range(rng, 0, 30000),
                                           .piece = unit + random_range(rng, 0, 5000),
-                                          .window = random_range(rng, 0, 30000)};
+                                          .ahead = (uint32_t)random_range(rng, 0, 9),
+                                          .device = random_range(rng, 0, 2)};
     const bool star = random_range(rng, 0, 2);
     struct ckpt_err err = {0};
 
@@ -61,42 +64,70 @@ static bool share(const struct job *j, uint32_t a, uint32_t b)
            (j->sharing.readers == CKPT_READERS_NODE && j->node[a] == j->node[b]);
 }
 
+/* What arrives at a rank. */
+struct delivery {
+    const struct ckpt_plan *p;
+    ckpt_parts parts;
+};
+
+static int take_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    struct delivery *d = ctx;
+    const size_t before = d->parts.len;
+    struct ckpt_err err = {0};
+
+    (void)at;
+    if (ckpt_plan_wanted(d->p, unit, box, &d->parts, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(d->parts.len > before);
+    for (size_t k = before; k < d->parts.len; k++) /* all of it is wanted */
+        assert_int_equal(ckpt_box_numel(&d->parts.ptr[k].box), ckpt_box_numel(box));
+    return 0;
+}
+
+static void take_slice(struct delivery *d, const struct ckpt_window *w, uint32_t member)
+{
+    uint64_t lo, hi;
+
+    ckpt_plan_slice(d->p, w, member, &lo, &hi);
+    for (uint32_t u = ckpt_plan_unit_at(d->p, w->group, lo);
+         u < d->p->stream[w->group].hi && d->p->units.ptr[u].at < hi; u++)
+        assert_int_equal(ckpt_plan_boxes(d->p, u, lo, hi, take_box, d), 0);
+}
+
 /* A rank gets every element that it wants once. */
 static void check_delivery(const struct ckpt_plan *p)
 {
     const struct ckpt_job_wants *r = p->job_wants;
     const struct ckpt_wants *w = &r->table[r->class_of[p->self]];
-    ckpt_parts parts = {0};
-    struct ckpt_err err = {0};
+    struct delivery d = {.p = p};
 
-    for (size_t i = 0; i < p->pieces.len; i++)
-        for (uint32_t u = p->pieces.ptr[i].lo; u < p->pieces.ptr[i].hi; u++) {
-            struct ckpt_box box;
-            const size_t before = parts.len;
-            ckpt_plan_unit_box(p, u, &box);
-            if (ckpt_plan_wanted(p, u, &box, &parts, &err) < 0)
-                fail_msg("%s", err.text);
-            assert_true(parts.len > before);
-            for (size_t k = before; k < parts.len; k++) /* all of it is wanted */
-                assert_int_equal(ckpt_box_numel(&parts.ptr[k].box), ckpt_box_numel(&box));
-        }
+    for (uint32_t g = 0; g < p->groups.len; g++)
+        if (p->groups.ptr[g].n == 1)
+            for (uint32_t u = p->stream[g].lo; u < p->stream[g].hi; u++)
+                (void)ckpt_plan_boxes(p, u, 0, UINT64_MAX, take_box, &d);
+    for (size_t i = 0; i < p->windows.len; i++) {
+        const struct ckpt_window *win = &p->windows.ptr[i];
+        for (uint32_t k = 0; k < p->groups.ptr[win->group].n && p->stream[win->group].nstep; k++)
+            take_slice(&d, win, k);
+    }
     for (uint32_t e = 0; e < w->entries.len; e++) {
         const struct ckpt_tensor *t = &r->cat->tensors.ptr[w->entries.ptr[e].tensor];
         struct ckpt_box want, x;
         uint64_t got = 0;
         bool any = ckpt_wants_box(w, &w->entries.ptr[e], t, p->self, &want);
-        for (size_t i = 0; i < parts.len; i++) {
-            if (parts.ptr[i].entry != e)
+        for (size_t i = 0; i < d.parts.len; i++) {
+            if (d.parts.ptr[i].entry != e)
                 continue;
-            assert_int_equal(parts.ptr[i].bytes, ckpt_box_numel(&parts.ptr[i].box) * 2);
-            got += ckpt_box_numel(&parts.ptr[i].box);
+            assert_int_equal(d.parts.ptr[i].bytes, ckpt_box_numel(&d.parts.ptr[i].box) * 2);
+            got += ckpt_box_numel(&d.parts.ptr[i].box);
             for (size_t k = 0; k < i; k++)
-                assert_false(parts.ptr[k].entry == e &&
-                             ckpt_box_intersect(&parts.ptr[k].box, &parts.ptr[i].box, &x));
+                assert_false(d.parts.ptr[k].entry == e &&
+                             ckpt_box_intersect(&d.parts.ptr[k].box, &d.parts.ptr[i].box, &x));
         }
         assert_int_equal(got, any ? ckpt_box_numel(&want) : 0);
     }
-    ckpt_vec_release(&parts);
+    ckpt_vec_release(&d.parts);
 }
 
 /* Whoever shares with this rank and wants something of a unit is in its group, and nobody else. */
@@ -217,49 +248,89 @@ static bool shares(const struct ckpt_plan *p)
 static void check_claims(const struct job *j)
 {
     uint64_t sum = 0, claim[64], other;
-    struct ckpt_err err = {0};
 
     for (uint32_t r = 0; r < j->nrank; r++) {
-        assert_int_equal(ckpt_plan_claim(j->plan[r], &claim[r], &err), 0);
+        claim[r] = ckpt_plan_claim(j->plan[r]);
         sum += claim[r];
     }
     assert_true(sum == 0);
     for (uint32_t r = 0; r < j->nrank; r++) {
         j->plan[r]->sizes.window++;
-        assert_int_equal(ckpt_plan_claim(j->plan[r], &other, &err), 0);
+        other = ckpt_plan_claim(j->plan[r]);
         j->plan[r]->sizes.window--;
         assert_int_equal(claim[r] != 0, shares(j->plan[r]));
         assert_int_equal(other != claim[r], shares(j->plan[r]));
     }
 }
 
-/* Pieces and windows are no larger than was said, and units lie in the order of the files. */
+/* Slices, pieces and windows are no larger than was said; units lie in the order of the files and
+ * of the stream; steps have every member. */
 static void check_sizes(const struct ckpt_plan *p)
 {
-    uint32_t own = 0;
-
-    for (uint32_t i = 0; i < p->pieces.len; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        uint64_t len = 0;
-        for (uint32_t u = piece->lo; u < piece->hi; u++) {
+    for (uint32_t g = 0; g < p->groups.len; g++) {
+        const struct ckpt_stream *s = &p->stream[g];
+        const uint64_t n = p->groups.ptr[g].n;
+        uint64_t at = 0, seen = 0;
+        for (uint32_t u = s->lo; u < s->hi; at += p->units.ptr[u++].len) {
             const struct ckpt_unit *unit = &p->units.ptr[u];
-            len += unit->len;
-            assert_true(u == piece->lo || unit[-1].source < unit->source ||
+            assert_int_equal(unit->at, at);
+            assert_true(u == s->lo || unit[-1].source < unit->source ||
                         (unit[-1].source == unit->source && unit[-1].off <= unit->off));
         }
-        assert_int_equal(len, piece->len);
-        assert_true(len <= p->sizes.piece || piece->hi - piece->lo == 1);
-        if (piece->reader == p->groups.ptr[piece->group].self)
-            assert_int_equal(p->own.ptr[own++], i);
+        assert_int_equal(at, s->len);
+        assert_int_equal(s->nstep == 0, n == 1);
+        if (n == 1)
+            continue;
+        assert_true(s->slice <= p->sizes.slice && s->slice % CKPT_UNIT_ALIGN == 0);
+        assert_true(s->slice * n <= p->sizes.window || s->slice == CKPT_UNIT_ALIGN);
+        assert_true(s->slice * n * s->nwindow >= s->len);
+        assert_true(s->slice * n * s->nwindow < s->len + n * CKPT_UNIT_ALIGN * (s->nwindow + 1));
+        assert_int_equal(s->step[0].n * (s->nstep == 2 ? s->step[1].n : 1), n);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_true(ckpt_plan_place(p, g, i) < n);
+            seen |= (uint64_t)1 << ckpt_plan_place(p, g, i);
+        }
+        assert_true(seen == ((uint64_t)1 << (n - 1) << 1) - 1);
+        for (uint32_t k = 0; k < s->nstep; k++)
+            assert_int_equal(s->step[k].rank[s->step[k].self], p->self);
     }
-    assert_int_equal(own, p->own.len);
+}
+
+/* In the order of windows, a rank never holds more pieces than it can; a window's piece has its
+ * slice. */
+static void check_pieces(const struct ckpt_plan *p)
+{
+    uint32_t next = 0, held = 0, *left = calloc(p->pieces.len + 1, sizeof *left);
+
     for (size_t i = 0; i < p->windows.len; i++) {
         const struct ckpt_window *w = &p->windows.ptr[i];
-        const uint64_t most = p->sizes.window / p->sizes.piece;
-        assert_true(w->lo < w->hi && w->hi - w->lo <= (most ? most : 1));
-        for (uint32_t k = w->lo + 1; k < w->hi; k++)
-            assert_true(p->pieces.ptr[k - 1].reader < p->pieces.ptr[k].reader);
+        uint64_t lo, hi;
+        if (w->piece == CKPT_NONE) {
+            ckpt_plan_slice(p, w, p->groups.ptr[w->group].self, &lo, &hi);
+            assert_int_equal(lo, hi);
+            continue;
+        }
+        left[w->piece]++;
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[w->piece];
+        ckpt_plan_slice(p, w, p->groups.ptr[w->group].self, &lo, &hi);
+        assert_true(piece->group == w->group && piece->lo <= lo && hi <= piece->lo + piece->len);
+        assert_true(piece->len <= p->sizes.piece || left[w->piece] == 1);
     }
+    for (size_t i = 0; i < p->windows.len; i++) {
+        const uint32_t piece = p->windows.ptr[i].piece;
+        for (; piece != CKPT_NONE && next <= piece; next++)
+            held += left[next] > 0; /* pieces of this rank alone are not held */
+        assert_true(held <= p->held);
+        held -= piece != CKPT_NONE && --left[piece] == 0;
+    }
+    free(left);
+}
+
+static int add_bytes(void *sum, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    (void)unit, (void)at;
+    *(uint64_t *)sum += ckpt_box_numel(box) * 2;
+    return 0;
 }
 
 /* Every byte that anybody wants is read once by those who share. */
@@ -271,13 +342,12 @@ static void check_unique(const struct job *j)
 
     for (uint32_t r = 0; r < j->nrank; r++) {
         const struct ckpt_plan *p = j->plan[r];
-        for (size_t i = 0; i < p->own.len; i++)
-            for (uint32_t u = p->pieces.ptr[p->own.ptr[i]].lo; u < p->pieces.ptr[p->own.ptr[i]].hi;
-                 u++) {
-                struct ckpt_box box;
-                ckpt_plan_unit_box(p, u, &box);
-                read += ckpt_box_numel(&box) * 2;
-            }
+        for (size_t i = 0; i < p->pieces.len; i++) {
+            const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+            const struct ckpt_stream *s = &p->stream[piece->group];
+            for (uint32_t u = s->lo; u < s->hi; u++)
+                (void)ckpt_plan_boxes(p, u, piece->lo, piece->lo + piece->len, add_bytes, &read);
+        }
     }
     /* groups of the caller's; without them, all ranks are in the first */
     for (uint32_t g = 0; g < GROUPS; g++) {
@@ -309,6 +379,7 @@ TEST(plan, every_wanted_element_arrives_once)
             check_members(&j, j.plan[r]);
             check_agreement(&j, j.plan[r]);
             check_sizes(j.plan[r]);
+            check_pieces(j.plan[r]);
         }
         check_unique(&j);
         check_claims(&j);

@@ -141,14 +141,13 @@ static ncclResult_t issue(struct nccl_device *n, const struct ckpt_exchange *x)
     case CKPT_RECEIVE:
         return ncclRecv(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
     default:
-        return ncclBroadcast(x->buf, x->buf, x->len, ncclUint8, (int)x->peer, n->last,
-                             n->cuda.work);
+        return ncclAllGather((unsigned char *)x->buf + x->peer * x->len, x->buf, x->len, ncclUint8,
+                             n->last, n->cuda.work);
     }
 }
 
-/* Issue one NCCL group with as many calls as NCCL takes. Since 2.29, NCCL runs broadcasts of
- * several roots in one group as one all-gather. A window is exchanged by one group of ranks, on one
- * communicator. */
+/* Issue one NCCL group with as many calls of one step as NCCL takes. A step is exchanged by one
+ * group of ranks, on one communicator. */
 static int issue_some(struct nccl_device *n, struct ckpt_err *err)
 {
     struct ckpt_cuda_scope scope;
@@ -156,8 +155,10 @@ static int issue_some(struct nccl_device *n, struct ckpt_err *err)
 
     if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
+    const uint32_t step = n->list[n->at].step;
     rc = ncclGroupStart();
-    for (size_t i = 0; i < MOST_CALLS && n->at < n->count && good(rc); i++)
+    for (size_t i = 0;
+         i < MOST_CALLS && n->at < n->count && n->list[n->at].step == step && good(rc); i++)
         rc = issue(n, &n->list[n->at++]);
     end = ncclGroupEnd();
     ckpt_cuda_leave(&n->cuda, &scope);

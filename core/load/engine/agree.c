@@ -209,9 +209,9 @@ static int reduce_fit(void *ctx, const unsigned char *const *data, const size_t 
     return rc;
 }
 
-static uint64_t hash_of(const struct ckpt_group *g)
+static uint64_t hash_of(const struct ckpt_collective *c)
 {
-    return XXH3_64bits(g->rank, g->n * sizeof *g->rank);
+    return XXH3_64bits(c->rank, c->n * sizeof *c->rank);
 }
 
 /* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
@@ -229,17 +229,26 @@ static void take_places(struct ckpt_load *load, const unsigned char *data, size_
             continue;
         struct ckpt_device_family *f = &load->family[place.family];
         f->id = XXH3_64bits_withSeed(&place, sizeof place, f->id) | 1;
-        for (uint32_t g = 0; g < p->groups.len; g++) {
-            if (p->groups.ptr[g].n == 1 || hash_of(&p->groups.ptr[g]) != place.group)
-                continue;
-            p->family[g] = (uint8_t)(place.family + 1);
-            f->colour = place.colour;
-            f->place = p->groups.ptr[g].self;
-        }
+        for (uint32_t g = 0; g < p->groups.len; g++)
+            for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
+                struct ckpt_collective *c = &p->stream[g].step[k];
+                if (hash_of(c) != place.group)
+                    continue;
+                c->family = (uint8_t)(place.family + 1);
+                f->colour = place.colour;
+                f->place = c->self;
+            }
     }
 }
 
-/* Groups that exchange most first. */
+static int set_cmp(const void *pa, const void *pb)
+{
+    const struct group *a = pa, *b = pb;
+
+    return ckpt_u64_cmp(a->ranks, b->ranks);
+}
+
+/* Those that exchange most first. */
 static int group_cmp(const void *pa, const void *pb)
 {
     const struct group *a = pa, *b = pb;
@@ -248,25 +257,27 @@ static int group_cmp(const void *pa, const void *pb)
                                 : ckpt_u64_cmp(a->ranks, b->ranks);
 }
 
-/* Append the groups of several ranks that are to get a communicator if there are not too many. */
+/* Append the sets of ranks that are to get a communicator if there are not too many. */
 static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct group *group = calloc(p->groups.len + 1, sizeof *group);
-    size_t n = 0;
+    ckpt_cleanup(ckpt_freep) struct group *group = calloc(2 * p->groups.len + 1, sizeof *group);
+    size_t n = 0, kept = 0;
 
     if (!group)
         return ckpt_nomem(err);
-    for (size_t g = 0; g < p->groups.len; g++) {
-        group[g].ranks = hash_of(&p->groups.ptr[g]);
-        group[g].n = p->groups.ptr[g].n;
-    }
-    for (size_t i = 0; i < p->pieces.len; i++)
-        group[p->pieces.ptr[i].group].bytes += p->pieces.ptr[i].len;
     for (size_t g = 0; g < p->groups.len; g++)
-        if (group[g].n > 1)
-            group[n++] = group[g];
-    qsort(group, n, sizeof *group, group_cmp);
-    ckpt_str_append(out, (const char *)group, ckpt_min_u64(n, GROUPS) * sizeof *group);
+        for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
+            const struct ckpt_collective *c = &p->stream[g].step[k];
+            group[n++] = (struct group){hash_of(c), p->stream[g].len, c->n, 0};
+        }
+    qsort(group, n, sizeof *group, set_cmp);
+    for (size_t i = 0; i < n; i++) /* several groups may have the same rails or nodes */
+        if (kept && group[kept - 1].ranks == group[i].ranks)
+            group[kept - 1].bytes += group[i].bytes;
+        else
+            group[kept++] = group[i];
+    qsort(group, kept, sizeof *group, group_cmp);
+    ckpt_str_append(out, (const char *)group, ckpt_min_u64(kept, GROUPS) * sizeof *group);
     return 0;
 }
 
@@ -281,15 +292,16 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
 
     for (;;) {
         ret->host = o->ahead * z->read_host + o->slots * z->window_host + plan_bytes;
-        ret->device = o->ahead * z->read_device + o->slots * z->window_device;
+        ret->device = o->slots * z->window_device;
         if (ret->host + aside <= load->opt.host_bytes &&
             (!o->mode.device || ret->device <= load->opt.device_bytes))
             return true;
-        if (o->ahead > 2)
+        const uint32_t held = load->parts.plan->held;
+        if (o->ahead > ckpt_max_u64(2, held) && ret->host + aside > load->opt.host_bytes)
             o->ahead--;
         else if (o->slots > 1)
             o->slots--;
-        else if (o->ahead > 1)
+        else if (o->ahead > held)
             o->ahead--;
         else
             return false;
@@ -320,8 +332,9 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
         return -1;
     ret->windows = (*plan)->windows.len;
     ret->facts = XXH3_64bits_withSeed(&load->wants_hash, sizeof load->wants_hash, job->hash);
+    ret->claim = ckpt_plan_claim(*plan);
     (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
-    return ckpt_plan_claim(*plan, &ret->claim, err);
+    return 0;
 }
 
 /* COLLECTIVE. Check that all ranks' plans fit into memory (LIMIT), and that groups' plans match. */

@@ -14,7 +14,7 @@
 #include "load/engine/engine.h"
 
 enum {
-    CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a piece, with verify */
+    CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a slice, with verify */
     CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
 };
 
@@ -24,51 +24,34 @@ struct ckpt_copy_list {
     struct ckpt_device_copy *list; /* room for them in device memory */
 };
 
-/* Units [lo, hi), which have been read and wait to be uploaded to the device. */
-struct ckpt_units {
-    uint32_t lo, hi;
-};
-
-/* A read slot: a piece that this rank reads. The lock protects it, except `hashed` and the members
- * of `dev` other than `ready`, which only the pump uses. */
+/* A read slot: a piece that this rank reads. The lock protects it. */
 struct ckpt_read_slot {
-    bool open;          /* it has a piece */
-    uint32_t own;       /* index of the piece in plan->own */
-    uint32_t lo, hi;    /* the piece's units [lo, hi) */
-    uint32_t next;      /* the next unit that a worker takes */
-    uint32_t unread;    /* number of units that are not in buf yet */
-    uint32_t unsent;    /* number of sends that have not ended; on a device: 1 until all is done */
-    bool alone;         /* no other rank wants the piece */
-    bool hashed;        /* the hash stands behind the piece */
-    uint32_t *unit_off; /* offsets in buf of units lo .. hi */
+    bool open;       /* it has a piece */
+    uint32_t piece;  /* index in plan->pieces */
+    uint32_t lo, hi; /* units [lo, hi), of which the first and the last may be cut */
+    uint32_t next;   /* the next unit that a worker takes */
+    uint32_t unread; /* number of units that are not in buf yet */
+    uint32_t unsent; /* number of windows that need the piece and are not done */
     unsigned char *buf;
-    struct {
-        CKPT_VEC(struct ckpt_units) ready;
-        unsigned char *pinned; /* the slot's part of e->slab. buf is as many bytes behind it as the
-                                  piece's first byte is behind a page in its file, so that O_DIRECT
-                                  can read into buf */
-        unsigned char *buf;    /* the piece in device memory */
-        struct ckpt_copy_list list;
-        ckpt_parts own; /* parts of wants that have arrived when the copies are done */
-        bool queued;    /* the copies of a piece that is `alone` have been queued */
-    } dev;
+    unsigned char *pinned; /* on a device: the slot's part of e->slab. buf is as many bytes behind
+                              it as the piece's first byte is behind a page in its file, so that
+                              O_DIRECT can read into buf */
 };
 
-/* A piece that this rank receives. With verify, its XXH3 hash follows it. */
+/* A slice that this rank receives in host memory. With verify, its XXH3 hash follows it. */
 struct ckpt_message {
     struct ckpt_xfer xfer;
     struct ckpt_window_slot *slot;
     struct ckpt_message *next; /* in the queue of the workers */
-    uint32_t piece;
-    bool passed_on; /* this rank sends it on to other ranks */
-    bool handled;   /* the transfer has ended and workers have the message in their queue */
-    bool arrived;   /* the bytes are in xfer.buf (not only in the sender's memory) */
+    uint32_t member;           /* whose slice it is: index in the group */
+    bool passed_on;            /* this rank sends it on to other ranks */
+    bool handled; /* the transfer has ended and workers have the message in their queue */
+    bool arrived; /* the bytes are in xfer.buf (not only in the sender's memory) */
 };
 
-/* A piece that this rank sends to one other rank. */
+/* A slice that this rank sends to one other rank. */
 struct ckpt_outgoing {
     struct ckpt_xfer xfer;
-    uint32_t piece;
     struct ckpt_message *in; /* the message with which it arrives; NULL: this rank reads it */
     bool posted;             /* the transfer has begun */
     bool handled;            /* the transfer has ended and has been counted */
@@ -77,12 +60,13 @@ struct ckpt_outgoing {
 /* A window slot: a window in flight. */
 struct ckpt_window_slot {
     bool open;
+    bool hashed;     /* the hash stands behind this rank's slice */
     uint32_t window; /* index in plan->windows */
     uint32_t left;   /* number of messages not placed and sends not ended; device: 1 until done */
     struct ckpt_message *in;
     struct ckpt_outgoing *out;
     size_t nin, nout;
-    unsigned char *receive; /* buffer of the messages; on a device: pinned, for verify only */
+    unsigned char *receive; /* buffer of all slices; on a device: pinned, for verify only */
     struct {
         enum {
             CKPT_DEVICE_WAITING,  /* nothing is queued yet, or all is done */
@@ -90,10 +74,8 @@ struct ckpt_window_slot {
             CKPT_DEVICE_FETCHING, /* received bytes are copied to the host, to be verified */
             CKPT_DEVICE_PLACING,  /* the last copies are queued */
         } phase;
-        unsigned char *receive; /* buffer of the messages in device memory */
+        unsigned char *receive; /* buffer of all slices in device memory */
         struct ckpt_copy_list list;
-        /* The first descriptors place this rank's own piece, before the exchange: */
-        uint32_t early, early_blocks;
         CKPT_VEC(struct ckpt_exchange) exchange;
         ckpt_parts own; /* parts of wants that have arrived when all is done */
     } dev;
@@ -151,7 +133,7 @@ struct ckpt_engine {
     struct ckpt_window_slot *slot; /* opt.slots of them */
     struct ckpt_worker *worker;    /* opt.threads of them */
     uint32_t nworker;              /* number of workers that have not ended */
-    uint32_t next_own;             /* index in plan->own of the next piece that gets a read slot */
+    uint32_t next_piece;           /* index in plan->pieces of the next one to get a read slot */
     uint32_t nread;                /* number of pieces that have been read, sent and placed */
     uint32_t nclosed;              /* number of windows that are done */
     struct ckpt_message *place, **place_tail; /* queue of messages for the workers */
@@ -178,8 +160,7 @@ struct ckpt_engine {
     bool paused;          /* the last turn found the load paused */
     uint32_t *stamp;      /* per rank: equal to `stamped` if the rank was met in the current scan */
     uint32_t stamped;     /* number of the current scan */
-    uint32_t *peers;      /* room for the receivers of a piece */
-    uint32_t *peers_worker;  /* the same for workers, under the lock */
+    uint32_t *peers;      /* room for the receivers of a slice */
     struct ckpt_round round; /* about the end */
     struct ckpt_load_stats job;
     int result; /* of the load; written under the lock */
@@ -195,28 +176,33 @@ bool ckpt_read_open(struct ckpt_engine *e);
 /* Close a read slot if its piece has been read, sent and placed (under the lock). */
 void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s);
 
-/* Close a window slot if its window is done (under the lock). */
+/* Close a window slot if its window is done, and let go of this rank's piece (under the lock). */
 void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);
-
-/* The open read slot of a piece; NULL: the piece is not begun, or is done (under the lock). */
-struct ckpt_read_slot *ckpt_read_find(struct ckpt_engine *e, uint32_t piece);
 
 /* Pump only. Open windows while slots are free; in host memory, also post their receives. */
 int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err);
 
-/* Pump only. Post the sends of pieces that have been read or have arrived, to each rank in the
+/* Pump only. Post the sends of slices that have been read or have arrived, to each rank in the
  * order of windows. */
 int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err);
 
-/* Pump only. Notice which transfers have ended, and hand received pieces to the workers. */
+/* Pump only. Notice which transfers have ended, and hand received slices to the workers. */
 void ckpt_windows_harvest(struct ckpt_engine *e);
 
-/* Write the hash of data[0..len) behind it, in CKPT_MESSAGE_HASH bytes. */
-void ckpt_piece_sign(unsigned char *data, size_t len);
+/* This rank's slice of a window: *ret_len bytes, to which, with verify, the hash is added. NULL: it
+ * has not been read yet, or is empty (*ret_len is 0). */
+unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s, size_t *ret_len);
 
-/* Compare the hash that follows the piece of message m, which lies at `data`. IO: they differ. */
-int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
-                       struct ckpt_err *err);
+/* Compare the hash that follows the slice of a member, which lies at `data`. IO: they differ. */
+int ckpt_slice_check(const struct ckpt_engine *e, const struct ckpt_window_slot *s, uint32_t member,
+                     const unsigned char *data, struct ckpt_err *err);
+
+/* The window of a slot. */
+static inline const struct ckpt_window *ckpt_window_of(const struct ckpt_engine *e,
+                                                       const struct ckpt_window_slot *s)
+{
+    return &e->plan->windows.ptr[s->window];
+}
 
 /* ---- pump_device.c: for destinations in device memory ---- */
 

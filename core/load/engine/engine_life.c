@@ -42,11 +42,9 @@ static void unmap(unsigned char *p, uint64_t len)
 
 static void release_slots(struct ckpt_engine *e)
 {
-    for (uint32_t i = 0; e->read && i < e->opt.ahead; i++) {
+    for (uint32_t i = 0; e->read && i < e->opt.ahead; i++)
         if (!e->device && !e->leak)
             unmap(e->read[i].buf, e->sizes.read);
-        free(e->read[i].unit_off);
-    }
     for (uint32_t i = 0; e->slot && i < e->opt.slots; i++) {
         struct ckpt_window_slot *s = &e->slot[i];
         if (!e->device && !e->leak)
@@ -72,7 +70,6 @@ static void destroy(struct ckpt_engine *e)
     free(e->worker);
     free(e->stamp);
     free(e->peers);
-    free(e->peers_worker);
     free(e->target);
     free(e->left);
     free(e->landed);
@@ -171,19 +168,15 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
     e->slot = calloc((size_t)e->opt.slots + 1, sizeof *e->slot);
     if (!e->read || !e->slot)
         return ckpt_nomem(err);
-    for (uint32_t i = 0; i < e->opt.ahead; i++)
-        if (!(e->read[i].unit_off = calloc(e->sizes.units + 1, sizeof *e->read[i].unit_off)))
-            return ckpt_nomem(err);
     if ((e->device ? ckpt_device_slots_init(e, err) : map_slots(e, err)) < 0)
         return -1;
     e->stats.buffers = e->opt.ahead * e->sizes.read_host + e->opt.slots * e->sizes.window_host +
                        e->opt.threads * reading + ckpt_plan_memory(e->plan);
-    e->stats.device_buffers =
-        e->opt.ahead * e->sizes.read_device + e->opt.slots * e->sizes.window_device;
+    e->stats.device_buffers = e->opt.slots * e->sizes.window_device;
     return 0;
 }
 
-/* Allocate room for the receivers of a piece. */
+/* Allocate room for the receivers of a slice. */
 static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
 {
     size_t most = 1;
@@ -192,8 +185,7 @@ static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
         most = ckpt_max_u64(most, ckpt_broadcast_most(&e->plan->broadcast[g]));
     e->stamp = calloc((size_t)e->size + 1, sizeof *e->stamp);
     e->peers = malloc(most * sizeof *e->peers);
-    e->peers_worker = malloc(most * sizeof *e->peers_worker);
-    return e->stamp && e->peers && e->peers_worker ? 0 : ckpt_nomem(err);
+    return e->stamp && e->peers ? 0 : ckpt_nomem(err);
 }
 
 /* Copy the destinations and count the bytes that each want lacks. Wants without elements have

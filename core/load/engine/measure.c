@@ -2,78 +2,118 @@
 /* The memory that the slots of a plan need. */
 #include "load/engine/measure.h"
 
+#include <stdlib.h>
+
 #include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
 #include "device/copies.h"
 
-/* Add the number of copy descriptors for what this rank wants of a piece. */
-static int count_copies(const struct ckpt_plan *plan, const struct ckpt_piece_plan *piece,
-                        ckpt_parts *parts, uint64_t *copies, struct ckpt_err *err)
+/* The number of copy descriptors for what this rank wants of a unit. */
+static int count_copies(const struct ckpt_plan *plan, uint32_t unit, ckpt_parts *parts,
+                        uint64_t *ret, struct ckpt_err *err)
 {
-    for (uint32_t u = piece->lo; u < piece->hi; u++) {
-        struct ckpt_box box;
-        ckpt_plan_unit_box(plan, u, &box);
-        parts->len = 0;
-        if (ckpt_plan_wanted(plan, u, &box, parts, err) < 0)
-            return -1;
-        for (size_t i = 0; i < parts->len; i++)
-            *copies += ckpt_copies_most(&parts->ptr[i].box);
-    }
+    struct ckpt_box box;
+
+    ckpt_plan_unit_box(plan, unit, &box);
+    parts->len = 0;
+    if (ckpt_plan_wanted(plan, unit, &box, parts, err) < 0)
+        return -1;
+    *ret = 0;
+    for (size_t i = 0; i < parts->len; i++)
+        *ret += ckpt_copies_most(&parts->ptr[i].box);
     return 0;
 }
 
-static int measure_reads(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
-                         ckpt_parts *parts, struct ckpt_engine_sizes *ret, struct ckpt_err *err)
+/* Add a unit's copies to those of the windows in which it travels. Slices may cut a unit, and
+ * pieces of this rank alone are windows. */
+static int add_unit(const struct ckpt_plan *plan, const struct ckpt_stream *s, uint32_t unit,
+                    ckpt_parts *parts, uint64_t *window, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < plan->own.len; i++) {
-        const struct ckpt_piece_plan *piece = &plan->pieces.ptr[plan->own.ptr[i]];
-        uint64_t copies = 0;
-        if (mode->device && plan->groups.ptr[piece->group].n == 1 &&
-            count_copies(plan, piece, parts, &copies, err) < 0)
-            return -1;
-        ret->read = ckpt_max_u64(ret->read, piece->len + ckpt_piece_tail(mode));
-        ret->units = ckpt_max_u64(ret->units, piece->hi - piece->lo);
-        ret->read_copies = ckpt_max_u64(ret->read_copies, copies);
-    }
+    const struct ckpt_unit *u = &plan->units.ptr[unit];
+    const uint64_t first = u->at / s->slice, last = (u->at + u->len - 1) / s->slice;
+    uint64_t copies;
+
+    if (count_copies(plan, unit, parts, &copies, err) < 0)
+        return -1;
+    if (first != last)
+        copies *= CKPT_UNIT_BOXES(ckpt_plan_unit_tensor(plan, unit)->rank);
+    for (uint64_t q = first; q <= last; q++)
+        window[q % s->nwindow] += copies;
     return 0;
 }
 
-static int measure_windows(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
-                           ckpt_parts *parts, struct ckpt_engine_sizes *ret, struct ckpt_err *err)
+/* An upper bound of the copies of one window of a group. */
+static int count_group(const struct ckpt_plan *plan, const struct ckpt_stream *s, ckpt_parts *parts,
+                       uint64_t *most, struct ckpt_err *err)
 {
-    for (size_t w = 0; w < plan->windows.len; w++) {
-        const struct ckpt_window *window = &plan->windows.ptr[w];
-        uint64_t copies = 0, receive = 0;
-        for (uint32_t i = window->lo; i < window->hi; i++) {
-            const struct ckpt_piece_plan *piece = &plan->pieces.ptr[i];
-            if (piece->reader != plan->groups.ptr[piece->group].self)
-                receive += piece->len + ckpt_piece_tail(mode);
-            if (mode->device && count_copies(plan, piece, parts, &copies, err) < 0)
-                return -1;
-        }
-        ret->receive = ckpt_max_u64(ret->receive, receive);
-        ret->window_copies = ckpt_max_u64(ret->window_copies, copies);
+    ckpt_cleanup(ckpt_freep) uint64_t *window = calloc((size_t)s->nwindow + 1, sizeof *window);
+
+    if (!window)
+        return ckpt_nomem(err);
+    for (uint32_t u = s->lo; u < s->hi; u++)
+        if (add_unit(plan, s, u, parts, window, err) < 0)
+            return -1;
+    for (uint32_t k = 0; k < s->nwindow; k++)
+        *most = ckpt_max_u64(*most, window[k]);
+    return 0;
+}
+
+static int count_piece(const struct ckpt_plan *plan, const struct ckpt_piece_plan *piece,
+                       ckpt_parts *parts, uint64_t *most, struct ckpt_err *err)
+{
+    const uint64_t end = piece->lo + piece->len;
+    uint64_t sum = 0, copies;
+
+    for (uint32_t u = ckpt_plan_unit_at(plan, piece->group, piece->lo);
+         u < plan->stream[piece->group].hi && plan->units.ptr[u].at < end; u++) {
+        if (count_copies(plan, u, parts, &copies, err) < 0)
+            return -1;
+        sum += copies;
     }
+    *most = ckpt_max_u64(*most, sum);
+    return 0;
+}
+
+static int count_windows(const struct ckpt_plan *plan, ckpt_parts *parts, uint64_t *most,
+                         struct ckpt_err *err)
+{
+    for (size_t g = 0; g < plan->groups.len; g++)
+        if (plan->stream[g].nstep && count_group(plan, &plan->stream[g], parts, most, err) < 0)
+            return -1;
+    for (size_t i = 0; i < plan->pieces.len; i++)
+        if (plan->stream[plan->pieces.ptr[i].group].nstep == 0 &&
+            count_piece(plan, &plan->pieces.ptr[i], parts, most, err) < 0)
+            return -1;
     return 0;
 }
 
 int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err)
 {
+    const uint64_t one = sizeof(struct ckpt_device_copy);
     ckpt_parts parts = {0};
+    int rc = 0;
 
     *ret = (struct ckpt_engine_sizes){0};
-    int rc = measure_reads(plan, mode, &parts, ret, err);
-    if (rc == 0)
-        rc = measure_windows(plan, mode, &parts, ret, err);
+    for (size_t i = 0; i < plan->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &plan->pieces.ptr[i];
+        ret->read = ckpt_max_u64(ret->read, piece->len + ckpt_piece_tail(mode));
+        if (mode->device && plan->stream[piece->group].nstep == 0)
+            ret->receive = ckpt_max_u64(ret->receive, piece->len);
+    }
+    for (size_t g = 0; g < plan->groups.len; g++)
+        if (plan->stream[g].nstep)
+            ret->receive = ckpt_max_u64(ret->receive, ckpt_slice_stride(&plan->stream[g], mode) *
+                                                          (uint64_t)plan->groups.ptr[g].n);
+    if (mode->device)
+        rc = count_windows(plan, &parts, &ret->copies, err);
     ckpt_vec_release(&parts);
-    ret->read_host = ret->read + ret->units * sizeof(uint32_t);
+    ret->read_host = ret->read;
     ret->window_host = ret->receive;
     if (mode->device) {
-        const uint64_t one = sizeof(struct ckpt_device_copy);
-        ret->read_host += ret->read_copies * one;
-        ret->read_device = ret->read + ret->read_copies * one;
-        ret->window_host = (mode->verify ? ret->receive : 0) + ret->window_copies * one;
-        ret->window_device = ret->receive + ret->window_copies * one;
+        ret->window_host = (mode->verify ? ret->receive : 0) + ret->copies * one;
+        ret->window_device = ret->receive + ret->copies * one;
     }
     return rc;
 }

@@ -9,25 +9,31 @@
 #include "load/plan/plan.h"
 
 struct ckpt_engine_mode {
-    bool verify; /* the XXH3 hash of each piece is sent with it and compared by the receiver */
+    bool verify; /* the XXH3 hash of each slice is sent with it and compared by the receiver */
     bool device; /* windows and destinations are in device memory */
 };
 
 /* The memory of one slot, exactly as much as the largest piece or window of the plan needs. */
 struct ckpt_engine_sizes {
-    uint64_t read;                       /* bytes of a piece that this rank reads, in a read slot */
-    uint64_t receive;                    /* bytes of the pieces of a window that other ranks read */
-    uint64_t units;                      /* number of units of a piece */
-    uint64_t read_copies;                /* device: number of copy descriptors of a read slot */
-    uint64_t window_copies;              /* device: number of copy descriptors of a window slot */
-    uint64_t read_host, read_device;     /* all bytes of a read slot, in host and device memory */
-    uint64_t window_host, window_device; /* all bytes of a window slot, likewise */
+    uint64_t read;      /* bytes of a piece, in a read slot */
+    uint64_t receive;   /* bytes of all slices of a window, in a window slot */
+    uint64_t copies;    /* device: number of copy descriptors of a window slot */
+    uint64_t read_host; /* all bytes of a read slot */
+    uint64_t window_host,
+        window_device; /* all bytes of a window slot, on the host and the device */
 };
 
-/* Bytes of a buffer after each piece: room for its hash, which keeps the next piece aligned. */
+/* Bytes of a buffer after each slice: room for its hash, which keeps the next slice aligned. */
 static inline uint64_t ckpt_piece_tail(const struct ckpt_engine_mode *mode)
 {
     return mode->verify ? CKPT_UNIT_ALIGN : 0;
+}
+
+/* The distance of neighbouring slices in the buffer of a window. */
+static inline uint64_t ckpt_slice_stride(const struct ckpt_stream *s,
+                                         const struct ckpt_engine_mode *mode)
+{
+    return s->slice + ckpt_piece_tail(mode);
 }
 
 /* Compute the memory that the slots of a plan need. NOMEM. */

@@ -10,45 +10,46 @@
 
 /* ---- pieces of this rank ---- */
 
-static uint32_t count_receivers(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
+static struct ckpt_read_slot *free_slot(struct ckpt_engine *e)
 {
-    const uint32_t n = e->plan->groups.ptr[piece->group].n;
+    for (uint32_t i = 0; i < e->opt.ahead; i++)
+        if (!e->read[i].open)
+            return &e->read[i];
+    return NULL;
+}
 
-    if (e->device) /* all work of the device on the piece counts as one receiver */
-        return 1;
-    if (n == 1)
-        return 0;
-    const struct ckpt_broadcast *broadcast = &e->plan->broadcast[piece->group];
-    return ckpt_broadcast_to(broadcast, piece->reader, e->peers_worker);
+/* The number of windows that a piece feeds. */
+static uint32_t count_windows(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
+{
+    const struct ckpt_stream *s = &e->plan->stream[piece->group];
+
+    return s->nstep ? (piece->len + s->slice - 1) / s->slice : e->device != NULL;
 }
 
 bool ckpt_read_open(struct ckpt_engine *e)
 {
-    if (e->next_own == e->plan->own.len)
+    struct ckpt_read_slot *s = e->next_piece < e->plan->pieces.len ? free_slot(e) : NULL;
+
+    if (!s)
         return false;
-    struct ckpt_read_slot *s = &e->read[e->next_own % e->opt.ahead];
-    if (s->open)
-        return false;
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[e->plan->own.ptr[e->next_own]];
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[e->next_piece];
+    const uint64_t end = piece->lo + piece->len;
     s->open = true;
-    s->own = e->next_own++;
-    s->lo = s->next = piece->lo;
-    s->hi = piece->hi;
-    s->unread = piece->hi - piece->lo;
-    s->alone = e->plan->groups.ptr[piece->group].n == 1;
-    s->unsent = count_receivers(e, piece);
-    s->hashed = false;
-    if (s->dev.pinned)
-        s->buf = s->dev.pinned + e->plan->units.ptr[piece->lo].off % CKPT_DEVICE_PAGE;
-    s->unit_off[0] = 0;
-    for (uint32_t u = s->lo; u < s->hi; u++)
-        s->unit_off[u + 1 - s->lo] = s->unit_off[u - s->lo] + e->plan->units.ptr[u].len;
+    s->piece = e->next_piece++;
+    s->lo = s->next = s->hi = ckpt_plan_unit_at(e->plan, piece->group, piece->lo);
+    while (s->hi < e->plan->stream[piece->group].hi && e->plan->units.ptr[s->hi].at < end)
+        s->hi++;
+    s->unread = s->hi - s->lo;
+    s->unsent = count_windows(e, piece);
+    const struct ckpt_unit *unit = &e->plan->units.ptr[s->lo];
+    if (s->pinned)
+        s->buf = s->pinned + (unit->off + (piece->lo - unit->at)) % CKPT_DEVICE_PAGE;
     return true;
 }
 
 static void kick_at_end(struct ckpt_engine *e)
 {
-    if (e->nread == e->plan->own.len && e->nclosed == e->plan->windows.len)
+    if (e->nread == e->plan->pieces.len && e->nclosed == e->plan->windows.len)
         ckpt_engine_kick(e);
 }
 
@@ -62,13 +63,12 @@ void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s)
     kick_at_end(e);
 }
 
-struct ckpt_read_slot *ckpt_read_find(struct ckpt_engine *e, uint32_t piece)
+/* The open read slot of a piece; NULL: the piece is not begun, or is done. */
+static struct ckpt_read_slot *find_read(struct ckpt_engine *e, uint32_t piece)
 {
-    for (uint32_t i = 0; i < e->opt.ahead; i++) {
-        struct ckpt_read_slot *s = &e->read[i];
-        if (s->open && e->plan->own.ptr[s->own] == piece)
-            return s;
-    }
+    for (uint32_t i = 0; i < e->opt.ahead; i++)
+        if (e->read[i].open && e->read[i].piece == piece)
+            return &e->read[i];
     return NULL;
 }
 
@@ -78,78 +78,103 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     if (!s->open || s->left)
         return;
+    struct ckpt_read_slot *own = find_read(e, ckpt_window_of(e, s)->piece);
+    if (own) {
+        own->unsent--;
+        ckpt_read_settle(e, own);
+    }
     s->open = false; /* its messages remain until the pump opens the next window in it */
     e->nclosed++;
     ckpt_engine_kick(e);
 }
 
-static bool reads_itself(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
+static void sign(unsigned char *data, size_t len)
 {
-    return piece->reader == e->plan->groups.ptr[piece->group].self;
+    const XXH64_hash_t h = XXH3_64bits(data, len);
+
+    memcpy(data + len, &h, sizeof h);
 }
 
-/* Bytes that are sent after each piece: its hash. */
+unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s, size_t *ret_len)
+{
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    uint64_t lo, hi;
+
+    *ret_len = 0;
+    if (w->piece == CKPT_NONE)
+        return NULL;
+    ckpt_plan_slice(e->plan, w, e->plan->groups.ptr[w->group].self, &lo, &hi);
+    *ret_len = hi - lo;
+    (void)pthread_mutex_lock(&e->lock);
+    const struct ckpt_read_slot *own = find_read(e, w->piece);
+    unsigned char *data =
+        own && own->unread == 0 ? own->buf + (lo - e->plan->pieces.ptr[w->piece].lo) : NULL;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (data && e->opt.mode.verify && e->plan->stream[w->group].nstep && !s->hashed) {
+        sign(data, *ret_len);
+        s->hashed = true;
+    }
+    return data;
+}
+
+/* Bytes that are sent after each slice: its hash. */
 static uint64_t tail_bytes(const struct ckpt_engine *e)
 {
     return e->opt.mode.verify ? CKPT_MESSAGE_HASH : 0;
 }
 
-/* Add a transfer for each rank to which this rank sends a piece. */
-static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint32_t number,
-                         struct ckpt_message *in)
+/* Add a transfer for each rank to which this rank sends a member's slice. */
+static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint32_t member,
+                         size_t len, struct ckpt_message *in)
 {
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[number];
-    const uint32_t n =
-        ckpt_broadcast_to(&e->plan->broadcast[piece->group], piece->reader, e->peers);
+    const uint32_t group = ckpt_window_of(e, s)->group;
+    const uint32_t n = ckpt_broadcast_to(&e->plan->broadcast[group], member, e->peers);
 
     for (uint32_t i = 0; i < n; i++) {
         struct ckpt_outgoing *o = &s->out[s->nout++];
-        *o = (struct ckpt_outgoing){.piece = number, .in = in};
+        *o = (struct ckpt_outgoing){.in = in};
         o->xfer.peer = e->peers[i];
-        o->xfer.len = piece->len + tail_bytes(e);
+        o->xfer.len = len + tail_bytes(e);
         o->xfer.send = true;
     }
     if (in)
         in->passed_on = n > 0;
 }
 
-/* Add the receive of a piece, at *at in the slot's buffer. */
+/* Add the receive of a member's slice. */
 static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_window_slot *s,
-                                        uint32_t number, unsigned char **at)
+                                        uint32_t member, size_t len)
 {
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[number];
+    const uint32_t group = ckpt_window_of(e, s)->group;
     struct ckpt_message *m = &s->in[s->nin++];
 
-    *m = (struct ckpt_message){.slot = s, .piece = number};
-    m->xfer.peer = e->device
-                       ? e->plan->groups.ptr[piece->group].rank[piece->reader]
-                       : ckpt_broadcast_from(&e->plan->broadcast[piece->group], piece->reader);
-    m->xfer.len = piece->len + tail_bytes(e);
-    m->xfer.buf = *at;
-    *at += piece->len + ckpt_piece_tail(&e->opt.mode);
+    *m = (struct ckpt_message){.slot = s, .member = member};
+    m->xfer.peer = ckpt_broadcast_from(&e->plan->broadcast[group], member);
+    m->xfer.len = len + tail_bytes(e);
+    m->xfer.buf = s->receive + member * ckpt_slice_stride(&e->plan->stream[group], &e->opt.mode);
     return m;
 }
 
 static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    const struct ckpt_window *w = &e->plan->windows.ptr[s->window];
-    const size_t most = e->device ? 0 : ckpt_broadcast_most(&e->plan->broadcast[w->group]);
-    unsigned char *at = e->device ? s->dev.receive : s->receive;
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    const struct ckpt_group *g = &e->plan->groups.ptr[w->group];
+    const size_t most = ckpt_broadcast_most(&e->plan->broadcast[w->group]);
 
     free(s->in);
     free(s->out);
     s->nin = s->nout = 0;
-    s->in = calloc(w->hi - w->lo + 1, sizeof *s->in);
-    s->out = calloc((w->hi - w->lo) * most + 1, sizeof *s->out);
+    s->in = calloc(g->n, sizeof *s->in);
+    s->out = calloc(g->n * most, sizeof *s->out);
     if (!s->in || !s->out)
         return ckpt_nomem(err);
-    for (uint32_t i = w->lo; i < w->hi; i++) {
-        struct ckpt_message *in =
-            reads_itself(e, &e->plan->pieces.ptr[i]) ? NULL : add_message(e, s, i, &at);
-        if (!e->device)
-            add_outgoing(e, s, i, in);
+    for (uint32_t i = 0; i < g->n; i++) {
+        uint64_t lo, hi;
+        ckpt_plan_slice(e->plan, w, i, &lo, &hi);
+        if (hi > lo)
+            add_outgoing(e, s, i, hi - lo, i == g->self ? NULL : add_message(e, s, i, hi - lo));
     }
-    s->left = e->device ? 1 : (uint32_t)(s->nin + s->nout);
+    s->left = (uint32_t)(s->nin + s->nout);
     return 0;
 }
 
@@ -163,8 +188,9 @@ int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
         if (busy || !ckpt_pause_allows(e, &e->plan->windows.ptr[e->next_window]))
             return 0;
         s->window = e->next_window++;
-        s->dev.phase = CKPT_DEVICE_WAITING;
-        if (fill_window(e, s, err) < 0)
+        s->hashed = false;
+        s->left = 1;
+        if (!e->device && fill_window(e, s, err) < 0)
             return -1;
         (void)pthread_mutex_lock(&e->lock);
         s->open = true;
@@ -178,43 +204,22 @@ int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
 
 /* ---- sending ---- */
 
-void ckpt_piece_sign(unsigned char *data, size_t len)
+static int send_slice(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_outgoing *o,
+                      bool *ret_posted, struct ckpt_err *err)
 {
-    const XXH64_hash_t h = XXH3_64bits(data, len);
+    unsigned char *data;
 
-    memcpy(data + len, &h, sizeof h);
-}
-
-/* The bytes of a piece that is to be sent; NULL: they have not been read or received yet (under the
- * lock). *ret_slot: the read slot, if this rank reads the piece. */
-static unsigned char *ready_piece(struct ckpt_engine *e, const struct ckpt_outgoing *o,
-                                  struct ckpt_read_slot **ret_slot)
-{
-    *ret_slot = NULL;
-    if (o->in)
-        return o->in->arrived ? o->in->xfer.buf : NULL;
-    struct ckpt_read_slot *s = ckpt_read_find(e, o->piece);
-    if (!s || s->unread)
-        return NULL;
-    *ret_slot = s;
-    return s->buf;
-}
-
-static int send_piece(struct ckpt_engine *e, struct ckpt_outgoing *o, bool *ret_posted,
-                      struct ckpt_err *err)
-{
-    struct ckpt_read_slot *own;
-
-    (void)pthread_mutex_lock(&e->lock);
-    unsigned char *data = ready_piece(e, o, &own);
-    (void)pthread_mutex_unlock(&e->lock);
+    if (o->in) {
+        (void)pthread_mutex_lock(&e->lock);
+        data = o->in->arrived ? o->in->xfer.buf : NULL;
+        (void)pthread_mutex_unlock(&e->lock);
+    } else {
+        size_t len;
+        data = ckpt_window_own(e, s, &len);
+    }
     *ret_posted = data != NULL;
     if (!data)
         return 0;
-    if (own && e->opt.mode.verify && !own->hashed) {
-        ckpt_piece_sign(data, e->plan->pieces.ptr[o->piece].len);
-        own->hashed = true;
-    }
     o->posted = true;
     o->xfer.buf = data;
     return e->comm->x->ops->post(e->comm->x, &o->xfer, err);
@@ -239,7 +244,7 @@ int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
             bool posted = false;
             if (o->posted || e->stamp[o->xfer.peer] == e->stamped)
                 continue;
-            if (send_piece(e, o, &posted, err) < 0)
+            if (send_slice(e, s, o, &posted, err) < 0)
                 return -1;
             if (!posted) /* transfers between two ranks match by their order */
                 e->stamp[o->xfer.peer] = e->stamped;
@@ -258,11 +263,6 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         o->handled = true;
         s->left--;
         atomic_fetch_add(&e->stats.sent, o->xfer.len);
-        struct ckpt_read_slot *own = o->in ? NULL : ckpt_read_find(e, o->piece);
-        if (own) {
-            own->unsent--;
-            ckpt_read_settle(e, own);
-        }
     }
     for (size_t i = 0; i < s->nin; i++) {
         struct ckpt_message *m = &s->in[i];
@@ -288,19 +288,23 @@ void ckpt_windows_harvest(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
-                       struct ckpt_err *err)
+int ckpt_slice_check(const struct ckpt_engine *e, const struct ckpt_window_slot *s, uint32_t member,
+                     const unsigned char *data, struct ckpt_err *err)
 {
-    const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
-    XXH64_hash_t expected, actual = XXH3_64bits(data, len);
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    XXH64_hash_t expected, actual;
+    uint64_t lo, hi;
 
-    memcpy(&expected, (const char *)data + len, sizeof expected);
+    ckpt_plan_slice(e->plan, w, member, &lo, &hi);
+    if (lo == hi)
+        return 0;
+    actual = XXH3_64bits(data, hi - lo);
+    memcpy(&expected, data + (hi - lo), sizeof expected);
     if (expected == actual)
         return 0;
     return ckpt_fail(err, CKPT_IO,
-                     "bytes that rank %" PRIu32 " read and rank %" PRIu32 " sent in window %" PRIu32
+                     "bytes that rank %" PRIu32 " read and sent in window %" PRIu32
                      " changed on the way (XXH3 %016" PRIx64 ", expected %016" PRIx64 ")",
-                     e->plan->groups.ptr[piece->group].rank[piece->reader], m->xfer.peer,
-                     m->slot->window, (uint64_t)actual, (uint64_t)expected);
+                     e->plan->groups.ptr[w->group].rank[member], s->window, (uint64_t)actual,
+                     (uint64_t)expected);
 }

@@ -9,14 +9,19 @@
 #include "load/engine/engine_inner.h"
 #include "run/checkpoint.h"
 
-enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024, FETCH_BYTES = 64 * 1024 };
+enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024 };
 
-/* Units [lo, hi) of a read slot, which a worker reads together. */
+/* Boxes of a job: its first and its last unit may be cut. */
+enum { JOB_BOXES = JOB_UNITS + 4 * CKPT_MAX_RANK };
+
+/* Units [lo, hi) of a read slot, which a worker reads together, as n boxes. */
 struct job {
     struct ckpt_worker *w;
     struct ckpt_read_slot *slot;
     uint32_t lo, hi;
-    struct ckpt_box_read read[JOB_UNITS];
+    uint32_t n;
+    struct ckpt_box_read read[JOB_BOXES];
+    uint32_t unit[JOB_BOXES]; /* of each box */
 };
 
 /* ---- placing: between place_begin and place_end, and never after the load has stopped ---- */
@@ -66,33 +71,39 @@ static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt
     return t->dtype == dtype ? t->ptr + ckpt_place_to(t, part) : NULL;
 }
 
-/* Place what this rank wants of a unit, whose bytes are at `data`. */
-static int place_unit(struct ckpt_engine *e, uint32_t unit, const void *data, ckpt_parts *parts,
-                      struct ckpt_err *err)
-{
-    const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, unit)->dtype;
-    struct ckpt_box box;
+/* Placing bytes [lo, hi) of a group's stream, which are at `data`. */
+struct placing {
+    struct ckpt_engine *e;
+    const unsigned char *data;
+    uint64_t lo;
+    ckpt_parts *parts;
+    struct ckpt_err *err;
+};
 
-    ckpt_plan_unit_box(e->plan, unit, &box);
-    parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, unit, &box, parts, err) < 0)
+static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    const struct placing *p = ctx;
+    struct ckpt_engine *e = p->e;
+    const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, unit)->dtype;
+
+    p->parts->len = 0;
+    if (ckpt_plan_wanted(e->plan, unit, box, p->parts, p->err) < 0)
         return -1;
-    for (size_t i = 0; i < parts->len; i++) {
-        const struct ckpt_part *part = &parts->ptr[i];
+    for (size_t i = 0; i < p->parts->len; i++) {
+        const struct ckpt_part *part = &p->parts->ptr[i];
         const struct ckpt_target *t = &e->target[part->entry];
         touch(dense_place(t, &part->box, dtype), part->bytes);
-        ckpt_place(t, &part->box, data, &box, dtype);
+        ckpt_place(t, &part->box, p->data + (at - p->lo), box, dtype);
         ckpt_engine_land(e, part->entry, part->bytes);
     }
     return 0;
 }
 
-/* Place units that follow each other in memory. */
-static int place_units(struct ckpt_engine *e, const unsigned char *data, uint32_t lo, uint32_t hi,
-                       ckpt_parts *parts, struct ckpt_err *err)
+/* Place what this rank wants of these units of a slice or piece. */
+static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t hi)
 {
-    for (uint32_t u = lo; u < hi; data += e->plan->units.ptr[u++].len)
-        if (place_unit(e, u, data, parts, err) < 0)
+    for (; unit < end && p->e->plan->units.ptr[unit].at < hi; unit++)
+        if (ckpt_plan_boxes(p->e->plan, unit, p->lo, hi, place_box, p) < 0)
             return -1;
     return 0;
 }
@@ -100,100 +111,67 @@ static int place_units(struct ckpt_engine *e, const unsigned char *data, uint32_
 static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                       struct ckpt_err *err)
 {
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[s->piece];
     const uint64_t begin = ckpt_now_ns();
     ckpt_parts parts = {0};
+    struct placing p = {e, s->buf, piece->lo, &parts, err};
 
     if (!place_begin(e))
         return 0;
-    int rc = place_units(e, s->buf + s->unit_off[lo - s->lo], lo, hi, &parts, err);
+    int rc = place_units(&p, lo, hi, piece->lo + piece->len);
     place_end(e);
     ckpt_vec_release(&parts);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return rc;
 }
 
-/* The destination of a whole unit, if exactly one want has it and its bytes are the same there;
- * else NULL. parts->ptr[0] is then that part. */
-static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, ckpt_parts *parts)
+/* The destination of a box, if exactly one want has it and its bytes are the same there; else NULL.
+ * parts->ptr[0] is then that part. */
+static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, const struct ckpt_box *box,
+                                  ckpt_parts *parts)
 {
     struct ckpt_err ignored = {0};
-    struct ckpt_box box;
 
-    ckpt_plan_unit_box(e->plan, unit, &box);
     parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, unit, &box, parts, &ignored) < 0 || parts->len != 1 ||
-        ckpt_box_numel(&parts->ptr[0].box) != ckpt_box_numel(&box))
+    if (ckpt_plan_wanted(e->plan, unit, box, parts, &ignored) < 0 || parts->len != 1 ||
+        !ckpt_box_eq(&parts->ptr[0].box, box))
         return NULL;
-    return dense_place(&e->target[parts->ptr[0].entry], &box,
+    return dense_place(&e->target[parts->ptr[0].entry], box,
                        ckpt_plan_unit_tensor(e->plan, unit)->dtype);
 }
 
-/* Copy a piece out of the sender's memory: large units straight to their destinations if possible,
- * the others by way of the slot's buffer. False: the sender is gone, or *err says what failed. */
-static bool fetch_units(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
+/* Verify and place a message. */
+static int take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
                         struct ckpt_err *err)
 {
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
-    struct ckpt_xport *x = e->comm->x;
-    unsigned char *buf = m->xfer.buf;
-    size_t at = 0, from = 0;
-    uint32_t first = piece->lo;
+    const struct ckpt_window *w = ckpt_window_of(e, m->slot);
+    struct placing p = {e, m->xfer.buf, 0, parts, err};
+    uint64_t hi;
 
-    for (uint32_t u = piece->lo; u <= piece->hi; u++) {
-        const bool end = u == piece->hi;
-        unsigned char *to =
-            !end && e->plan->units.ptr[u].len >= FETCH_BYTES ? whole_place(e, u, parts) : NULL;
-        if ((end || to) && at > from &&
-            (!x->ops->fetch(x, &m->xfer, buf + from, at - from, from) ||
-             place_units(e, buf + from, first, u, parts, err) < 0))
-            return false;
-        if (end)
-            break;
-        at += e->plan->units.ptr[u].len;
-        if (!to)
-            continue;
-        if (whole_place(e, u, parts) != to)
-            return false;
-        const struct ckpt_part part = parts->ptr[0];
-        touch(to, part.bytes);
-        if (!x->ops->fetch(x, &m->xfer, to, part.bytes, at - e->plan->units.ptr[u].len))
-            return false;
-        ckpt_engine_land(e, part.entry, part.bytes);
-        from = at;
-        first = u + 1;
-    }
-    return true;
+    ckpt_plan_slice(e->plan, w, m->member, &p.lo, &hi);
+    if (e->opt.mode.verify && ckpt_slice_check(e, m->slot, m->member, p.data, err) < 0)
+        return -1;
+    return place_units(&p, ckpt_plan_unit_at(e->plan, w->group, p.lo), e->plan->stream[w->group].hi,
+                       hi);
 }
 
-/* The message's bytes are in its buffer, so they may be sent on. */
-static void message_arrived(struct ckpt_engine *e, struct ckpt_message *m)
+/* If a message's bytes are still in the sender's memory, copy them; then they may be sent on.
+ * False: the sender is gone. */
+static bool fetch_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
+    struct ckpt_xport *x = e->comm->x;
+
+    if (!m->xfer.in_place)
+        return true;
+    if (!x->ops->fetch(x, &m->xfer, m->xfer.buf, m->xfer.len, 0))
+        return false;
+    x->ops->fetched(x, &m->xfer);
     (void)pthread_mutex_lock(&e->lock);
     m->arrived = true;
     if (m->passed_on)
         ckpt_engine_kick(e);
     (void)pthread_mutex_unlock(&e->lock);
-}
-
-/* If a message's bytes are still in the sender's memory, copy them; then verify and place them. */
-static bool take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
-                         struct ckpt_err *err)
-{
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
-    struct ckpt_xport *x = e->comm->x;
-    const bool there = m->xfer.in_place, whole = m->passed_on || e->opt.mode.verify;
-
-    if (there && whole && !x->ops->fetch(x, &m->xfer, m->xfer.buf, m->xfer.len, 0))
-        return false;
-    if (there && !whole && !fetch_units(e, m, parts, err))
-        return false;
-    if (there)
-        x->ops->fetched(x, &m->xfer);
-    if (e->opt.mode.verify && ckpt_message_check(e, m, m->xfer.buf, err) < 0)
-        return false;
-    if (there && whole)
-        message_arrived(e, m);
-    return (there && !whole) || place_units(e, m->xfer.buf, piece->lo, piece->hi, parts, err) == 0;
+    return true;
 }
 
 /* False: the message was not placed, because the load has stopped or fails now. */
@@ -205,7 +183,7 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 
     if (!place_begin(e))
         return false;
-    const bool good = take_message(e, m, &parts, &err);
+    const bool good = fetch_message(e, m) && take_message(e, m, &parts, &err) == 0;
     place_end(e);
     ckpt_vec_release(&parts);
     if (err.code != CKPT_OK)
@@ -236,11 +214,9 @@ static int read_job(struct job *j, struct ckpt_err *err)
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_box_cost cost = e->opt.cost;
 
-    for (uint32_t u = j->lo; u < j->hi; u++)
-        j->read[u - j->lo].buf = j->slot->buf + j->slot->unit_off[u - j->slot->lo];
     cost.route.bounce = &j->w->bounce;
     reading_begin(j->w, j->read->tensor, unit->source, unit->off);
-    int rc = ckpt_boxes_pread(&e->reading, j->read, j->hi - j->lo, &cost, err);
+    int rc = ckpt_boxes_pread(&e->reading, j->read, j->n, &cost, err);
     reading_end(j->w);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;
@@ -256,34 +232,6 @@ static void units_done(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* On a device: units are in pinned memory and may be uploaded. */
-static int units_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
-                       struct ckpt_err *err)
-{
-    const struct ckpt_units units = {lo, hi};
-
-    (void)pthread_mutex_lock(&e->lock);
-    int rc = ckpt_vec_push(&s->dev.ready, units);
-    if (rc == 0) {
-        s->unread -= hi - lo;
-        ckpt_engine_kick(e);
-    }
-    (void)pthread_mutex_unlock(&e->lock);
-    return rc < 0 ? ckpt_nomem(err) : 0;
-}
-
-/* Units [lo, hi) are in the slot's buffer: place them, or have them uploaded. */
-static int units_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
-                      struct ckpt_err *err)
-{
-    if (e->device)
-        return units_ready(e, s, lo, hi, err);
-    if (place_read(e, s, lo, hi, err) < 0)
-        return -1;
-    units_done(e, s, hi - lo);
-    return 0;
-}
-
 /* True if the load has stopped: then no worker begins a read. */
 static bool has_stopped(struct ckpt_engine *e)
 {
@@ -291,11 +239,6 @@ static bool has_stopped(struct ckpt_engine *e)
     const bool stopped = e->stopped;
     (void)pthread_mutex_unlock(&e->lock);
     return stopped;
-}
-
-static uint64_t unit_len(const struct ckpt_read_slot *s, uint32_t u)
-{
-    return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
 }
 
 /* ---- reads straight into the destination ----
@@ -315,8 +258,7 @@ static bool is_cached(const struct job *j)
     if (e->opt.cost.route.direct != CKPT_DIRECT_COLD)
         return e->opt.cost.route.direct == CKPT_DIRECT_NONE;
     return unit->source < e->cat->sources.len &&
-           ckpt_source_resident(e->cat->sources.ptr[unit->source], unit->off,
-                                unit_len(j->slot, j->lo)) >= 1;
+           ckpt_source_resident(e->cat->sources.ptr[unit->source], unit->off, unit->len) >= 1;
 }
 
 /* Read a job straight into its destinations. False: that is not possible, read it into the slot. */
@@ -325,79 +267,111 @@ static bool read_direct(struct job *j)
     struct ckpt_engine *e = j->w->e;
     const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
     const uint64_t begin = ckpt_now_ns();
-    const uint32_t n = j->hi - j->lo;
-    uint32_t entry[JOB_UNITS];
-    uint64_t bytes[JOB_UNITS];
+    void *slot[JOB_BOXES];
+    struct ckpt_part part[JOB_BOXES];
     ckpt_parts parts = {0};
     struct ckpt_err ignored = {0};
+    uint32_t tried = 0;
     bool good = true;
 
-    if (!j->slot->alone || e->device || !is_cached(j))
+    if (e->device || e->plan->stream[e->plan->pieces.ptr[j->slot->piece].group].nstep ||
+        !is_cached(j))
         return false;
-    for (uint32_t i = 0; i < n && good; i++) {
-        good = (j->read[i].buf = whole_place(e, j->lo + i, &parts)) != NULL;
-        entry[i] = good ? parts.ptr[0].entry : 0;
-        bytes[i] = good ? parts.ptr[0].bytes : 0;
+    for (; tried < j->n && good; tried++) {
+        const uint32_t i = tried;
+        slot[i] = j->read[i].buf;
+        j->read[i].buf = whole_place(e, j->unit[i], &j->read[i].box, &parts);
+        good = j->read[i].buf != NULL;
+        if (good)
+            part[i] = parts.ptr[0];
     }
     ckpt_vec_release(&parts);
-    if (!good || !place_begin(e))
-        return false;
-    for (uint32_t i = 0; i < n; i++)
-        touch(j->read[i].buf, bytes[i]);
-    reading_begin(j->w, j->read->tensor, unit->source, unit->off);
-    good = ckpt_boxes_pread_cached(&e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
-    reading_end(j->w);
-    for (uint32_t i = 0; i < n && good; i++)
-        ckpt_engine_land(e, entry[i], bytes[i]);
-    place_end(e);
-    atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
+    good = good && place_begin(e);
+    if (good) {
+        for (uint32_t i = 0; i < j->n; i++)
+            touch(j->read[i].buf, part[i].bytes);
+        reading_begin(j->w, j->read->tensor, unit->source, unit->off);
+        good = ckpt_boxes_pread_cached(&e->reading, j->read, j->n, &e->opt.cost, &ignored) == 0;
+        reading_end(j->w);
+        for (uint32_t i = 0; i < j->n && good; i++)
+            ckpt_engine_land(e, part[i].entry, part[i].bytes);
+        place_end(e);
+        atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
+    }
+    for (uint32_t i = 0; i < tried && !good; i++)
+        j->read[i].buf = slot[i];
     return good;
 }
 
+/* Add a box to a job. */
+static int add_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    struct job *j = ctx;
+    const struct ckpt_engine *e = j->w->e;
+
+    j->unit[j->n] = unit;
+    j->read[j->n++] =
+        (struct ckpt_box_read){.tensor = ckpt_plan_unit_tensor(e->plan, unit),
+                               .box = *box,
+                               .buf = j->slot->buf + (at - e->plan->pieces.ptr[j->slot->piece].lo)};
+    return 0;
+}
+
+/* Units [lo, hi) are in the slot's buffer: place them; on a device the pump does so. */
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[j->slot->piece];
     struct ckpt_err err = {0};
 
-    for (uint32_t u = j->lo; u < j->hi; u++) {
-        struct ckpt_box_read *r = &j->read[u - j->lo];
-        r->tensor = ckpt_plan_unit_tensor(e->plan, u);
-        ckpt_plan_unit_box(e->plan, u, &r->box);
+    j->n = 0;
+    for (uint32_t u = j->lo; u < j->hi; u++)
+        (void)ckpt_plan_boxes(e->plan, u, piece->lo, piece->lo + piece->len, add_box, j);
+    if (!read_direct(j)) {
+        if (has_stopped(e))
+            return;
+        if (read_job(j, &err) < 0 ||
+            (!e->device && place_read(e, j->slot, j->lo, j->hi, &err) < 0)) {
+            ckpt_engine_fail(e, &err, true);
+            return;
+        }
     }
-    if (read_direct(j)) {
-        units_done(e, j->slot, j->hi - j->lo);
-        return;
-    }
-    if (has_stopped(e))
-        return;
-    if (read_job(j, &err) < 0 || units_read(e, j->slot, j->lo, j->hi, &err) < 0)
-        ckpt_engine_fail(e, &err, true);
+    units_done(e, j->slot, j->hi - j->lo);
 }
 
 /* ---- choosing what to do, under the lock ---- */
 
-/* Choose the next units to read; false: there are none in open read slots. */
+/* The open read slot of the oldest piece of which units are to be read; NULL: there is none. */
+static struct ckpt_read_slot *oldest_unread(struct ckpt_engine *e)
+{
+    struct ckpt_read_slot *oldest = NULL;
+
+    for (uint32_t i = 0; i < e->opt.ahead; i++) {
+        struct ckpt_read_slot *s = &e->read[i];
+        if (s->open && s->next < s->hi && (!oldest || s->piece < oldest->piece))
+            oldest = s;
+    }
+    return oldest;
+}
+
+/* Choose the next units to read, of one file, which an error can name if the read takes too long.
+ * False: there are none in open read slots. */
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {
     const struct ckpt_unit *unit = e->plan->units.ptr;
+    struct ckpt_read_slot *s = oldest_unread(e);
+    uint64_t bytes = 0;
 
-    for (uint32_t k = 0; k < e->opt.ahead; k++) {
-        /* the oldest piece first */
-        struct ckpt_read_slot *s = &e->read[(e->next_own + k) % e->opt.ahead];
-        uint64_t bytes = 0;
-        if (!s->open || s->next == s->hi)
-            continue;
-        j->slot = s;
-        j->lo = s->next;
-        /* of one file, which an error can name if the read takes too long */
-        while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
-               (s->next == j->lo || (unit[s->next].source == unit[j->lo].source &&
-                                     bytes + unit_len(s, s->next) <= e->plan->sizes.unit)))
-            bytes += unit_len(s, s->next++);
-        j->hi = s->next;
-        return true;
-    }
-    return false;
+    if (!s)
+        return false;
+    j->slot = s;
+    j->lo = s->next;
+    while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
+           (s->next == j->lo || (unit[s->next].source == unit[j->lo].source &&
+                                 bytes + unit[s->next].len <= e->plan->sizes.unit)))
+        bytes += unit[s->next++].len;
+    j->hi = s->next;
+    return true;
 }
 
 void *ckpt_worker_run(void *arg)

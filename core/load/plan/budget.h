@@ -15,8 +15,8 @@
 
 enum { CKPT_LOAD_PIECE_LEAST = 16 << 10 }; /* bytes of the smallest piece that is planned for */
 
-/* Sizes and numbers of slots. The sizes must be equal on all ranks that share what they read,
- * because all must cut units, pieces and windows alike; `ahead` and `windows` may differ. */
+/* Sizes and numbers of slots. Those sizes of which plan.h says so must be equal on all ranks that
+ * share what they read; `ahead` and `windows` may differ. */
 struct ckpt_slots {
     struct ckpt_plan_sizes sizes;
     uint32_t ahead;   /* number of read slots */

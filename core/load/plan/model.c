@@ -110,25 +110,31 @@ static int see_group(struct model *m, const struct ckpt_group *g)
                : 1;
 }
 
-/* Add what the readers of a group read to their traffic, and to read[], by index in the group. */
+/* Add what the members of a group read to their traffic, and to read[], by index in the group. */
 static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
+    const struct ckpt_stream *s = &p->stream[group];
+    const uint64_t span = s->nstep ? (uint64_t)s->nwindow * s->slice : s->len;
 
-    for (size_t i = 0; i < p->pieces.len; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        if (piece->group != group)
-            continue;
-        struct traffic *traffic = &m->traffic[g->rank[piece->reader]];
-        traffic->reads += piece->hi - piece->lo;
-        read[piece->reader] += piece->len;
-        for (uint32_t u = piece->lo; u < piece->hi; u++) {
-            const struct ckpt_tensor *t = ckpt_tensor_stored(ckpt_plan_unit_tensor(p, u));
-            struct ckpt_box box;
-            ckpt_plan_unit_box(p, u, &box);
-            traffic->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
+    for (uint32_t u = s->lo; u < s->hi; u++) {
+        const struct ckpt_unit *unit = &p->units.ptr[u];
+        const struct ckpt_tensor *t = ckpt_plan_unit_tensor(p, u);
+        const uint64_t esize = ckpt_dtype_size(t->dtype);
+        const uint64_t stored = ckpt_dtype_size(ckpt_tensor_stored(t)->dtype);
+        struct ckpt_box box;
+        ckpt_plan_unit_box(p, u, &box);
+        const uint64_t end = unit->at + ckpt_box_numel(&box) * esize;
+        for (uint64_t lo = unit->at, hi; lo < end; lo = hi) {
+            const uint64_t reader = lo / span;
+            struct traffic *traffic = &m->traffic[g->rank[reader]];
+            hi = ckpt_min_u64(end, (reader + 1) * span);
+            traffic->reads++;
+            traffic->read += (hi - lo) / esize * stored;
         }
     }
+    for (uint64_t i = 0; i < g->n; i++) /* what travels has the gaps between units */
+        read[i] = ckpt_min_u64(s->len, (i + 1) * span) - ckpt_min_u64(s->len, i * span);
 }
 
 /* Add the traffic of a group to that of its members. */

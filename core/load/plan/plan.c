@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a plan: boxes of groups -> units -> readers -> pieces -> windows. */
+/* Makes a plan: boxes of groups -> units -> streams -> spans -> pieces and windows. */
 #include "load/plan/plan.h"
 
 #include <assert.h>
@@ -12,14 +12,7 @@
 #include "load/want/regions.h"
 #include "tensor/read.h"
 
-enum {
-    MAX_UNITS = 1 << 28,
-    LEAST_UNIT = 256 << 10, /* bytes; units are not made smaller than this to give a reader more */
-    LEAST_READ = 1 << 20,   /* bytes for which another reader is worth it, */
-    FEW = 64,               /* but in groups of at most so many members */
-    FEW_READ = 16 << 10,    /* so few bytes are enough */
-    READS_AHEAD = 4,        /* units that each reader should have, at least */
-};
+enum { MAX_UNITS = 1 << 28 };
 
 void ckpt_plan_free(struct ckpt_plan *p)
 {
@@ -27,14 +20,15 @@ void ckpt_plan_free(struct ckpt_plan *p)
         return;
     for (size_t g = 0; p->broadcast && g < p->groups.len; g++)
         ckpt_broadcast_release(&p->broadcast[g]);
+    for (size_t g = 0; p->stream && g < p->groups.len; g++)
+        free(p->stream[g].members);
     free(p->broadcast);
-    free(p->family);
+    free(p->stream);
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
     ckpt_vec_release(&p->pieces);
     ckpt_vec_release(&p->windows);
-    ckpt_vec_release(&p->own);
     free(p);
 }
 
@@ -44,10 +38,10 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 {
     uint64_t bytes = sizeof *p + p->regions.cap * sizeof *p->regions.ptr +
                      p->units.cap * sizeof *p->units.ptr + p->pieces.cap * sizeof *p->pieces.ptr +
-                     p->windows.cap * sizeof *p->windows.ptr + p->own.cap * sizeof *p->own.ptr;
+                     p->windows.cap * sizeof *p->windows.ptr;
 
     for (size_t g = 0; g < p->groups.len; g++)
-        bytes += sizeof *p->groups.ptr + sizeof *p->broadcast +
+        bytes += sizeof *p->groups.ptr + sizeof *p->broadcast + sizeof *p->stream +
                  (uint64_t)p->groups.ptr[g].n * 4 * sizeof(uint32_t);
     return bytes;
 }
@@ -60,11 +54,6 @@ const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint3
 static size_t region_esize(const struct ckpt_plan *p, const struct ckpt_region *r)
 {
     return ckpt_dtype_size(p->job_wants->cat->tensors.ptr[r->tensor].dtype);
-}
-
-static uint64_t region_bytes(const struct ckpt_plan *p, const struct ckpt_region *r)
-{
-    return ckpt_box_numel(&r->box) * region_esize(p, r);
 }
 
 /* ---- units ---- */
@@ -211,37 +200,16 @@ static int unit_cmp(const void *pa, const void *pb, void *regions)
     return c ? c : ckpt_u64_cmp(a->ordinal, b->ordinal);
 }
 
-/* The number of readers of a group of n ranks that wants this many bytes. */
-static uint32_t readers_of(uint32_t n, uint64_t bytes)
-{
-    return (uint32_t)ckpt_max_u64(1, ckpt_min_u64(n, bytes / (n > FEW ? LEAST_READ : FEW_READ)));
-}
-
-/* The limit of a unit's bytes in a group: small enough that each reader has several units. */
-static uint64_t unit_of(const struct ckpt_plan *p, uint32_t n, uint64_t bytes)
-{
-    if (n == 1)
-        return p->sizes.unit;
-    const uint64_t part = bytes / ((uint64_t)readers_of(n, bytes) * READS_AHEAD);
-    return ckpt_min_u64(p->sizes.unit, ckpt_max_u64(part, LEAST_UNIT));
-}
-
 /* Cut all regions into units, and sort the units by group and place in the files. */
 static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) uint64_t *bytes = calloc(p->groups.len + 1, sizeof *bytes);
     uint64_t total = 0;
 
-    if (!bytes)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < p->regions.len; i++)
-        bytes[p->regions.ptr[i].group] += region_bytes(p, &p->regions.ptr[i]);
     for (size_t i = 0; i < p->regions.len; i++) {
-        struct ckpt_region *r = &p->regions.ptr[i];
-        order_dims(p->job_wants->cat, r);
-        if (cut_region(p, r, unit_of(p, p->groups.ptr[r->group].n, bytes[r->group]), err) < 0)
+        order_dims(p->job_wants->cat, &p->regions.ptr[i]);
+        if (cut_region(p, &p->regions.ptr[i], p->sizes.unit, err) < 0)
             return -1;
-        total += r->nunit;
+        total += p->regions.ptr[i].nunit;
     }
     if (total > MAX_UNITS)
         return ckpt_fail(err, CKPT_LIMIT, "the plan would have more than %d reads", MAX_UNITS);
@@ -258,57 +226,204 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
     return 0;
 }
 
-/* ---- readers and pieces ---- */
+/* ---- streams ---- */
 
-struct share_out {
-    struct ckpt_plan *p;
-    uint32_t group, nreader;
-    uint32_t turns; /* number of windows that have one piece of each reader between them */
-    struct ckpt_err *err;
-};
-
-/* Cut one reader's run of units into pieces. Readers are spread evenly over the group's members,
- * and thus over nodes. */
-static int cut_pieces(const struct share_out *s, uint32_t reader, uint32_t lo, uint32_t hi)
+static uint64_t align(uint64_t len)
 {
-    const uint32_t n = s->p->groups.ptr[s->group].n;
-    struct ckpt_piece_plan piece = {.group = s->group,
-                                    .reader = (uint32_t)((uint64_t)reader * n / s->nreader)};
-    uint32_t count = 0;
+    return (len + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN;
+}
 
-    for (uint32_t u = lo; u < hi; u = piece.hi) {
-        piece.lo = piece.hi = u;
-        piece.len = 0;
-        while (piece.hi < hi &&
-               (piece.hi == u ||
-                (uint64_t)piece.len + s->p->units.ptr[piece.hi].len <= s->p->sizes.piece))
-            piece.len += s->p->units.ptr[piece.hi++].len;
-        piece.number = count++ * s->turns + reader % s->turns;
-        if (ckpt_vec_push(&s->p->pieces, piece) < 0)
-            return ckpt_nomem(s->err);
+/* Lay the units of each group end to end. */
+static void lay_out(struct ckpt_plan *p)
+{
+    for (uint32_t u = 0; u < p->units.len; u++) {
+        struct ckpt_unit *unit = &p->units.ptr[u];
+        struct ckpt_stream *s = &p->stream[p->regions.ptr[unit->region].group];
+        if (s->len == 0)
+            s->lo = u;
+        s->hi = u + 1;
+        unit->at = s->len;
+        s->len += unit->len;
+    }
+}
+
+/* Equal spans and slices, as few windows as the limits permit. */
+static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t n)
+{
+    const uint64_t span = align((s->len + n - 1) / n);
+    const uint64_t limit = ckpt_min_u64(p->sizes.slice, p->sizes.window / n);
+    const uint64_t most = ckpt_max_u64(limit / CKPT_UNIT_ALIGN, 1) * CKPT_UNIT_ALIGN;
+    const uint64_t count = (span + most - 1) / most;
+
+    s->slice = (uint32_t)align((span + count - 1) / count);
+    s->nwindow = (uint32_t)((span + s->slice - 1) / s->slice);
+}
+
+static struct ckpt_collective step_of(const struct ckpt_plan *p, uint32_t n, const uint32_t *rank)
+{
+    struct ckpt_collective step = {.n = n, .rank = rank, .family = CKPT_FAMILY_NONE};
+
+    while (rank[step.self] != p->self)
+        step.self++;
+    if (n == p->job_wants->nrank)
+        step.family = CKPT_FAMILY_ALL;
+    return step;
+}
+
+/* Two steps if every node has the same number of members, and more than one, else one. */
+static int choose_steps(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    const struct ckpt_broadcast *b = &p->broadcast[group];
+    struct ckpt_stream *s = &p->stream[group];
+    const uint32_t local = g->n / b->nnode;
+    bool regular = b->nnode > 1 && local > 1;
+
+    for (uint32_t k = 0; k <= b->nnode && regular; k++)
+        regular = b->node[k] == k * local;
+    s->nstep = regular ? 2 : 1;
+    if (!regular) {
+        s->step[0] = step_of(p, g->n, g->rank);
+        return 0;
+    }
+    if (!(s->members = malloc(b->nnode * sizeof *s->members)))
+        return ckpt_nomem(err);
+    s->step[1] = step_of(p, local, b->member + b->node[b->own]);
+    for (uint32_t k = 0; k < b->nnode; k++)
+        s->members[k] = b->member[k * local + s->step[1].self];
+    s->step[0] = step_of(p, b->nnode, s->members);
+    return 0;
+}
+
+uint32_t ckpt_plan_place(const struct ckpt_plan *p, uint32_t group, uint32_t member)
+{
+    const struct ckpt_stream *s = &p->stream[group];
+
+    if (s->nstep != 2)
+        return member;
+    const uint32_t seat = p->broadcast[group].place[member], local = s->step[1].n;
+    return seat % local * s->step[0].n + seat / local; /* rails one after the other */
+}
+
+uint32_t ckpt_plan_unit_at(const struct ckpt_plan *p, uint32_t group, uint64_t at)
+{
+    uint32_t lo = p->stream[group].lo, hi = p->stream[group].hi;
+
+    while (lo < hi) {
+        const uint32_t mid = lo + (hi - lo) / 2;
+        if (p->units.ptr[mid].at + p->units.ptr[mid].len <= at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint64_t hi,
+                    ckpt_plan_box_fn *fn, void *ctx)
+{
+    const struct ckpt_unit *u = &p->units.ptr[unit];
+    const size_t esize = ckpt_dtype_size(ckpt_plan_unit_tensor(p, unit)->dtype);
+    uint64_t stride[CKPT_MAX_RANK];
+    struct ckpt_span span[CKPT_MAX_SPANS];
+    struct ckpt_box box, part;
+
+    ckpt_plan_unit_box(p, unit, &box);
+    const uint64_t numel = ckpt_box_numel(&box);
+    const uint64_t first = lo > u->at ? (lo - u->at) / esize : 0;
+    const uint64_t end = hi > u->at ? ckpt_min_u64(numel, (hi - u->at) / esize) : 0;
+    if (first == 0 && end == numel)
+        return fn(ctx, unit, &box, u->at);
+    ckpt_shape_strides(box.n, box.rank, stride);
+    const size_t n = ckpt_axes_clip(box.n, stride, box.rank, first, end, span);
+    part.rank = box.rank;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t at = 0;
+        for (uint32_t d = 0; d < box.rank; d++) {
+            at += span[i].lo[d] * stride[d];
+            part.lo[d] = box.lo[d] + span[i].lo[d];
+            part.n[d] = span[i].n[d];
+        }
+        const int rc = fn(ctx, unit, &part, u->at + at * esize);
+        if (rc != 0)
+            return rc;
     }
     return 0;
 }
 
-/* Divide a group's units among its readers: a reader gets the units whose middle is in its part of
- * the group's bytes. */
-static int share_out(struct ckpt_plan *p, uint32_t group, uint32_t lo, uint32_t hi,
+static int make_streams(struct ckpt_plan *p, struct ckpt_err *err)
+{
+    lay_out(p);
+    for (uint32_t g = 0; g < p->groups.len; g++) {
+        if (p->groups.ptr[g].n == 1)
+            continue;
+        cut_spans(p, &p->stream[g], p->groups.ptr[g].n);
+        if (choose_steps(p, g, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- pieces and windows ---- */
+
+void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
+                     uint64_t *ret_lo, uint64_t *ret_hi)
+{
+    const struct ckpt_stream *s = &p->stream[w->group];
+
+    if (s->nstep == 0) {
+        *ret_lo = p->pieces.ptr[w->piece].lo;
+        *ret_hi = *ret_lo + p->pieces.ptr[w->piece].len;
+        return;
+    }
+    const uint64_t at = ((uint64_t)member * s->nwindow + w->number) * s->slice;
+    *ret_lo = ckpt_min_u64(at, s->len);
+    *ret_hi = ckpt_min_u64(at + s->slice, s->len);
+}
+
+static int add_piece(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
                      struct ckpt_err *err)
 {
-    const uint64_t at_once = ckpt_max_u64(1, p->sizes.window / p->sizes.piece);
-    struct share_out s = {.p = p, .group = group, .err = err};
-    uint64_t total = 0, done = 0;
+    const struct ckpt_piece_plan piece = {group, number, lo, (uint32_t)(hi - lo)};
 
-    for (uint32_t u = lo; u < hi; u++)
-        total += p->units.ptr[u].len;
-    s.nreader = readers_of(p->groups.ptr[group].n, total);
-    s.turns = (uint32_t)((s.nreader + at_once - 1) / at_once);
-    for (uint32_t reader = 0, u = lo; reader < s.nreader; reader++) {
-        const uint32_t first = u;
-        while (u < hi && (reader + 1 == s.nreader || (double)(done + p->units.ptr[u].len / 2) <
-                                                         (double)total * (reader + 1) / s.nreader))
-            done += p->units.ptr[u++].len;
-        if (cut_pieces(&s, reader, first, u) < 0)
+    return ckpt_vec_push(&p->pieces, piece) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Cut the stream of this rank alone into pieces of whole units. */
+static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
+{
+    const struct ckpt_stream *s = &p->stream[group];
+    uint64_t lo = 0;
+    uint32_t number = 0;
+
+    for (uint32_t u = s->lo; u < s->hi; u++) {
+        const uint64_t end = p->units.ptr[u].at + p->units.ptr[u].len;
+        const bool more = u + 1 < s->hi && end + p->units.ptr[u + 1].len - lo <= p->sizes.piece;
+        if (more)
+            continue;
+        if (add_piece(p, group, number++, lo, end, err) < 0)
+            return -1;
+        lo = end;
+    }
+    return 0;
+}
+
+/* Cut this rank's span into pieces. `whole`: pieces of several slices, which are held for several
+ * windows. */
+static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct ckpt_err *err)
+{
+    struct ckpt_stream *s = &p->stream[group];
+    const uint32_t most = whole ? (uint32_t)(p->sizes.piece / s->slice) : 1;
+    const uint32_t each = (uint32_t)ckpt_max_u64(1, ckpt_min_u64(most, s->nwindow));
+
+    s->piece = each * s->slice;
+    for (uint32_t k = 0; k < s->nwindow; k += each) {
+        const struct ckpt_window w = {.group = group, .number = k};
+        uint64_t lo, hi;
+        ckpt_plan_slice(p, &w, p->groups.ptr[group].self, &lo, &hi);
+        const uint64_t span_left = (uint64_t)(s->nwindow - k) * s->slice;
+        hi = ckpt_min_u64(lo + ckpt_min_u64(s->piece, span_left), s->len);
+        if (hi > lo && add_piece(p, group, k, lo, hi, err) < 0)
             return -1;
     }
     return 0;
@@ -317,46 +432,114 @@ static int share_out(struct ckpt_plan *p, uint32_t group, uint32_t lo, uint32_t 
 static int piece_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_piece_plan *a = pa, *b = pb;
-    int c = ckpt_u64_cmp(a->number, b->number);
+    const int c = ckpt_u64_cmp(a->number, b->number);
 
-    c = c ? c : ckpt_u64_cmp(a->group, b->group);
-    return c ? c : ckpt_u64_cmp(a->reader, b->reader);
+    return c ? c : ckpt_u64_cmp(a->group, b->group);
 }
 
-/* List the windows and this rank's own pieces; the pieces are sorted. */
+static int window_cmp(const void *pa, const void *pb)
+{
+    const struct ckpt_window *a = pa, *b = pb;
+    const int c = ckpt_u64_cmp(a->number, b->number);
+
+    return c ? c : ckpt_u64_cmp(a->group, b->group);
+}
+
+/* Cut what this rank reads. A piece of several slices keeps its buffer for several windows, so
+ * there must be more buffers than groups. */
+static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
+{
+    uint32_t shared = 0;
+
+    for (uint32_t g = 0; g < p->groups.len; g++)
+        shared += p->groups.ptr[g].n > 1;
+    const bool whole = shared > 0 && shared < p->sizes.ahead;
+    p->held = whole ? shared + 1 : 1;
+    for (uint32_t g = 0; g < p->groups.len; g++)
+        if ((p->groups.ptr[g].n == 1 ? cut_alone(p, g, err) : cut_own_span(p, g, whole, err)) < 0)
+            return -1;
+    if (p->pieces.len)
+        qsort(p->pieces.ptr, p->pieces.len, sizeof *p->pieces.ptr, piece_cmp);
+    return 0;
+}
+
+static int add_window(struct ckpt_plan *p, uint32_t group, uint32_t number, uint32_t piece)
+{
+    const struct ckpt_window w = {group, number, piece};
+
+    return ckpt_vec_push(&p->windows, w);
+}
+
+/* List the windows: those that a piece of this rank feeds, and those beyond its last byte. */
 static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
-    for (uint32_t i = 0; i < p->pieces.len; i++) {
+    ckpt_cleanup(ckpt_freep) uint32_t *fed = calloc(p->groups.len + 1, sizeof *fed);
+    int rc = fed ? 0 : -1;
+
+    for (uint32_t i = 0; i < p->pieces.len && rc == 0; i++) {
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        const struct ckpt_group *g = &p->groups.ptr[piece->group];
-        struct ckpt_window *last = p->windows.len ? &p->windows.ptr[p->windows.len - 1] : NULL;
-        if (piece->reader == g->self && ckpt_vec_push(&p->own, i) < 0)
-            return ckpt_nomem(err);
-        if (g->n == 1)
+        const struct ckpt_stream *s = &p->stream[piece->group];
+        const uint32_t n = s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
+        for (uint32_t k = 0; k < n && rc == 0; k++)
+            rc = add_window(p, piece->group, piece->number + k, i);
+        fed[piece->group] = piece->number + n;
+    }
+    for (uint32_t g = 0; g < p->groups.len && rc == 0; g++)
+        for (uint32_t k = fed[g]; k < p->stream[g].nwindow && rc == 0; k++)
+            rc = add_window(p, g, k, CKPT_NONE);
+    if (rc < 0)
+        return ckpt_nomem(err);
+    if (p->windows.len)
+        qsort(p->windows.ptr, p->windows.len, sizeof *p->windows.ptr, window_cmp);
+    return 0;
+}
+
+/* ---- the wants in a region ---- */
+
+/* Append the parts of a box that this rank wants, and look at every want of the tensor for that. */
+static int find_parts(const struct ckpt_plan *p, uint32_t tensor, const struct ckpt_box *within,
+                      ckpt_parts *out, struct ckpt_err *err)
+{
+    const struct ckpt_job_wants *r = p->job_wants;
+    const uint32_t class = r->class_of[p->self];
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
+    const struct ckpt_wants *w = &r->table[class];
+    uint64_t i, end = ckpt_job_wants_uses(r, tensor, class, &i);
+
+    for (; i < end; i++) {
+        struct ckpt_part part = {.entry = r->use[i].entry};
+        struct ckpt_box box;
+        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, p->self, &box) ||
+            !ckpt_box_intersect(&box, within, &part.box))
             continue;
-        if (last && last->hi == i && last->group == piece->group && last->number == piece->number) {
-            last->hi++;
-            continue;
-        }
-        const struct ckpt_window window = {piece->group, piece->number, i, i + 1};
-        if (ckpt_vec_push(&p->windows, window) < 0)
+        part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);
+        if (ckpt_vec_push(out, part) < 0)
             return ckpt_nomem(err);
     }
     return 0;
 }
 
-static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
+int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
+                     ckpt_parts *out, struct ckpt_err *err)
 {
-    for (uint32_t lo = 0, hi; lo < p->units.len; lo = hi) {
-        const uint32_t group = p->regions.ptr[p->units.ptr[lo].region].group;
-        for (hi = lo; hi < p->units.len && p->regions.ptr[p->units.ptr[hi].region].group == group;)
-            hi++;
-        if (share_out(p, group, lo, hi, err) < 0)
-            return -1;
-    }
-    if (p->pieces.len)
-        qsort(p->pieces.ptr, p->pieces.len, sizeof *p->pieces.ptr, piece_cmp);
-    return list_windows(p, err);
+    const struct ckpt_region *r = &p->regions.ptr[p->units.ptr[unit].region];
+    const struct ckpt_part all = {r->entry, ckpt_box_numel(box) * region_esize(p, r), *box};
+
+    if (r->entry == CKPT_NONE)
+        return find_parts(p, r->tensor, box, out, err);
+    return ckpt_vec_push(out, all) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Usually exactly one want of this rank has a region, and has all of it. */
+static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct ckpt_err *err)
+{
+    ckpt_parts parts = {0};
+    const int rc = find_parts(p, r->tensor, &r->box, &parts, err);
+
+    r->entry =
+        parts.len == 1 && ckpt_box_eq(&parts.ptr->box, &r->box) ? parts.ptr->entry : CKPT_NONE;
+    ckpt_vec_release(&parts);
+    return rc;
 }
 
 /* ---- the whole ---- */
@@ -398,6 +581,8 @@ static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
         p->regions.ptr[p->regions.len++] = (struct ckpt_region){
             .box = boxes.ptr[i].box, .tensor = boxes.ptr[i].tensor, .group = boxes.ptr[i].group};
     ckpt_vec_release(&boxes);
+    for (size_t i = 0; i < p->regions.len && rc == 0; i++)
+        rc = find_entry(p, &p->regions.ptr[i], err);
     return rc;
 }
 
@@ -407,7 +592,7 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
 {
     ckpt_cleanup(plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
 
-    assert(sizes->unit > 0 && sizes->piece >= sizes->unit);
+    assert(sizes->unit > 0 && sizes->piece > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
     if (!p)
         return ckpt_nomem(err);
     p->job_wants = job_wants;
@@ -415,13 +600,15 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     p->sizes = *sizes;
     if (find_regions(p, sharing, err) < 0)
         return -1;
-    p->family = calloc(p->groups.len + 1, sizeof *p->family);
-    if (!p->family || !(p->broadcast = calloc(p->groups.len + 1, sizeof *p->broadcast)))
+    p->stream = calloc(p->groups.len + 1, sizeof *p->stream);
+    p->broadcast = calloc(p->groups.len + 1, sizeof *p->broadcast);
+    if (!p->stream || !p->broadcast)
         return ckpt_nomem(err);
     for (size_t g = 0; g < p->groups.len; g++)
         if (ckpt_broadcast_init(&p->broadcast[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
             return -1;
-    if (cut_units(p, err) < 0 || make_pieces(p, err) < 0)
+    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_pieces(p, err) < 0 ||
+        list_windows(p, err) < 0)
         return -1;
     *ret = ckpt_steal(&p);
     return 0;
@@ -438,54 +625,29 @@ static uint64_t unit_digest(const struct ckpt_plan *p, uint32_t unit, uint64_t h
     return XXH3_64bits_withSeed(box.n, box.rank * sizeof *box.n, h);
 }
 
-int ckpt_plan_claim(const struct ckpt_plan *p, uint64_t *ret, struct ckpt_err *err)
+/* Everything in which the members of a group must agree. */
+static uint64_t group_digest(const struct ckpt_plan *p, uint32_t group)
 {
-    ckpt_cleanup(ckpt_freep) uint64_t *h = malloc((p->groups.len + 1) * sizeof *h);
-    uint64_t sum = 0;
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    const struct ckpt_stream *s = &p->stream[group];
+    const uint64_t word[6] = {p->sizes.unit, p->sizes.slice, p->sizes.window,
+                              s->len,        s->slice,       s->nwindow};
+    uint64_t h =
+        XXH3_64bits_withSeed(g->rank, g->n * sizeof *g->rank, XXH3_64bits(word, sizeof word));
 
-    if (!h)
-        return ckpt_nomem(err);
-    for (size_t g = 0; g < p->groups.len; g++)
-        h[g] = XXH3_64bits_withSeed(p->groups.ptr[g].rank, p->groups.ptr[g].n * sizeof(uint32_t),
-                                    XXH3_64bits(&p->sizes, sizeof p->sizes));
-    for (size_t i = 0; i < p->pieces.len; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        const uint32_t word[4] = {piece->number, piece->reader, piece->hi - piece->lo, piece->len};
-        uint64_t *its = &h[piece->group];
-        if (p->groups.ptr[piece->group].n == 1)
-            continue;
-        *its = XXH3_64bits_withSeed(word, sizeof word, *its);
-        for (uint32_t u = piece->lo; u < piece->hi; u++)
-            *its = unit_digest(p, u, *its);
-    }
-    /* what the first member takes away, the others add */
-    for (size_t g = 0; g < p->groups.len; g++)
-        sum += p->groups.ptr[g].self == 0 ? (1 - (uint64_t)p->groups.ptr[g].n) * h[g] : h[g];
-    *ret = sum;
-    return 0;
+    for (uint32_t u = s->lo; u < s->hi && g->n > 1; u++)
+        h = unit_digest(p, u, h);
+    return h;
 }
 
-/* ---- the wants in a unit ---- */
-
-int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *unit_box,
-                     ckpt_parts *out, struct ckpt_err *err)
+uint64_t ckpt_plan_claim(const struct ckpt_plan *p)
 {
-    const struct ckpt_job_wants *r = p->job_wants;
-    const uint32_t tensor = p->regions.ptr[p->units.ptr[unit].region].tensor;
-    const uint32_t class = r->class_of[p->self];
-    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
-    const struct ckpt_wants *w = &r->table[class];
-    uint64_t i, end = ckpt_job_wants_uses(r, tensor, class, &i);
+    uint64_t sum = 0;
 
-    for (; i < end; i++) {
-        struct ckpt_part part = {.entry = r->use[i].entry};
-        struct ckpt_box box;
-        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, p->self, &box) ||
-            !ckpt_box_intersect(&box, unit_box, &part.box))
-            continue;
-        part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);
-        if (ckpt_vec_push(out, part) < 0)
-            return ckpt_nomem(err);
+    /* what the first member takes away, the others add */
+    for (uint32_t g = 0; g < p->groups.len; g++) {
+        const uint64_t h = group_digest(p, g), others = p->groups.ptr[g].n - 1;
+        sum += p->groups.ptr[g].self == 0 ? 0 - others * h : h;
     }
-    return 0;
+    return sum;
 }

@@ -6,12 +6,19 @@
  * group.
  *
  * The boxes of a group (groups.h) are its regions. They are cut into units, boxes that are read
- * whole, in the order of the files. Some members of the group are its readers: each owns a
- * contiguous run of units, with equal numbers of bytes, and reads it in pieces. A piece is sent to
- * all members of the group (broadcast.h). A window is the unit of exchange of a group: one piece of
- * each of some readers, which take turns. Every rank goes through its windows in the same order, by
- * number and then by group, so that no ranks wait for each other in a circle. Bytes that only one
- * rank wants form a group of one member, which reads them and exchanges nothing. */
+ * whole, and all units in the order of the files are the group's stream of bytes. Of n members, the
+ * i-th reads the i-th of n equal spans of the stream. What is read and what is exchanged are cut
+ * apart: a rank reads its span in pieces, and window k of a group exchanges the k-th slice of every
+ * member's span, in one all-gather. A piece fills the slices of one or several windows. Every rank
+ * goes through its windows in the same order, by number and then by group, so that no ranks wait
+ * for each other in a circle.
+ *
+ *     stream   |<------- span of member 0 ------->|<------- span of member 1 ------->| ...
+ *     slices   |   0   |   1   |   2   |   3   |  |   0   |   1   |   2   |   3   |
+ *     window 1          ^^^^^^^                            ^^^^^^^
+ *
+ * Bytes that only one rank wants form a group of one member, which reads them piece by piece, each
+ * of whole units, and exchanges nothing. */
 #ifndef CKPT_LOAD_PLAN_PLAN_H
 #define CKPT_LOAD_PLAN_PLAN_H
 
@@ -37,6 +44,7 @@ struct ckpt_region {
     uint32_t tensor; /* in the catalogue */
     uint32_t group;  /* in ckpt_plan.groups */
     uint32_t nunit;
+    uint32_t entry; /* the only want of this rank, which has all of it; or CKPT_NONE */
     uint8_t order[CKPT_MAX_RANK]; /* dimensions, in descending order of their stride in the file */
     uint8_t cut;
     uint64_t step, parts;
@@ -46,45 +54,76 @@ struct ckpt_unit {
     uint32_t region;
     uint32_t ordinal; /* number of the unit in its region */
     uint32_t source;  /* file of its first element, in the catalogue; UINT32_MAX: not known */
-    uint32_t len;     /* bytes in a buffer, a multiple of CKPT_UNIT_ALIGN */
+    uint32_t len;     /* bytes in the stream, a multiple of CKPT_UNIT_ALIGN */
     uint64_t off;     /* offset of its first element in the file; if there is none, a sort key */
+    uint64_t at;      /* where it begins in the group's stream */
 };
 
-/* Units that one reader reads one after the other into one buffer. */
+/* One collective of a window's exchange: an all-gather of these ranks. */
+struct ckpt_collective {
+    uint32_t n, self;     /* number of ranks, and the index of this one */
+    const uint32_t *rank; /* borrowed */
+    uint8_t family;       /* of the communicator, see CKPT_FAMILY_ALL; set by agree.c */
+};
+
+/* Communicators: of all ranks of the job, of this rank's group in family f (1 + f, families.h), or
+ * none, so that the ranks send to each other in pairs. */
+enum { CKPT_FAMILY_ALL = 0, CKPT_FAMILY_NONE = 0xff };
+
+/* The stream of a group. The slices of a window lie in a buffer one after the other. If the group
+ * has several members on each of several nodes, the exchange takes two steps: first each rail, the
+ * members with the same place in their nodes, then the members of each node, which have a rail's
+ * slices each. */
+struct ckpt_stream {
+    uint32_t lo, hi;  /* units */
+    uint64_t len;     /* bytes */
+    uint32_t slice;   /* bytes of a slice, a multiple of CKPT_UNIT_ALIGN */
+    uint32_t nwindow; /* slices of a span */
+    uint32_t piece;   /* bytes that this rank reads at once, at most: a multiple of `slice` */
+    uint32_t nstep;   /* 1 or 2 steps; 0: one member */
+    struct ckpt_collective step[2];
+    uint32_t *members; /* ranks of the steps that are not the whole group; owned */
+};
+
+/* Bytes of the stream that this rank reads into one buffer. */
 struct ckpt_piece_plan {
     uint32_t group;
-    uint32_t number; /* number of its window within the group */
-    uint32_t reader; /* index in the group */
-    uint32_t lo, hi; /* units [lo, hi) */
+    uint32_t number; /* of the first window that needs it, within the group */
+    uint64_t lo;     /* its first byte in the stream */
     uint32_t len;    /* bytes */
 };
 
-/* The pieces [lo, hi), which a group exchanges together. */
+/* A window of a group. */
 struct ckpt_window {
     uint32_t group;
     uint32_t number; /* within the group */
-    uint32_t lo, hi;
+    uint32_t piece;  /* this rank's, which has its slice; CKPT_NONE: the slice is empty */
 };
 
-/* Limits in bytes; equal on all ranks that share what they read. */
+/* Limits in bytes. */
 struct ckpt_plan_sizes {
+    /* Equal on all ranks that share what they read: */
     uint64_t unit;   /* of a unit; exceeded only by a single element that is larger */
-    uint64_t piece;  /* of a piece; >= unit */
-    uint64_t window; /* of all pieces of a window; exceeded only by a single piece */
+    uint64_t slice;  /* of a slice; >= CKPT_UNIT_ALIGN */
+    uint64_t window; /* of all slices of a window; exceeded only where slices are the smallest */
+    /* Of this rank: */
+    uint64_t piece; /* of a piece; exceeded only by a single slice or unit */
+    uint32_t ahead; /* number of pieces that can be read at the same time */
+    bool device;    /* groups of one member have windows, too */
 };
 
 struct ckpt_plan {
     const struct ckpt_job_wants *job_wants; /* borrowed; must outlive the plan */
     uint32_t self;                          /* the rank whose plan this is */
     struct ckpt_plan_sizes sizes;
-    ckpt_groups groups;               /* of which this rank is a member */
-    struct ckpt_broadcast *broadcast; /* per group */
-    uint8_t *family; /* per group: 1 + the family of its communicator (families.h); 0: none */
+    ckpt_groups groups;                      /* of which this rank is a member */
+    struct ckpt_broadcast *broadcast;        /* per group */
+    struct ckpt_stream *stream;              /* per group */
     CKPT_VEC(struct ckpt_region) regions;    /* ordered by tensor */
     CKPT_VEC(struct ckpt_unit) units;        /* by group, then in the order of the files */
-    CKPT_VEC(struct ckpt_piece_plan) pieces; /* by number, group and reader */
-    CKPT_VEC(struct ckpt_window) windows;    /* of groups of several ranks, in order */
-    CKPT_VEC(uint32_t) own;                  /* the pieces that this rank reads, in order */
+    CKPT_VEC(struct ckpt_piece_plan) pieces; /* that this rank reads, by number and group */
+    CKPT_VEC(struct ckpt_window) windows;    /* by number and group */
+    uint32_t held;                           /* pieces that must be held at the same time */
 };
 
 /* Make the plan of rank `self`. job_wants is borrowed for the life of the plan, sharing for this
@@ -102,8 +141,8 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p);
 
 /* This rank's part in the check that the members of groups have planned alike. The parts of all
  * ranks add up to 0 (modulo 2^64) if all members of every group have the group, and the same plan
- * of it; otherwise they do so only by a chance of about 2^-64. NOMEM. */
-int ckpt_plan_claim(const struct ckpt_plan *p, uint64_t *ret, struct ckpt_err *err);
+ * of it; otherwise they do so only by a chance of about 2^-64. */
+uint64_t ckpt_plan_claim(const struct ckpt_plan *p);
 
 /* The box of a unit. */
 void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_box *ret);
@@ -116,6 +155,28 @@ const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint3
 int ckpt_plan_bytes(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
                     uint64_t *ret, struct ckpt_err *err);
 
+/* The bytes of the stream that are a member's slice of a window: [*ret_lo, *ret_hi), which is
+ * empty beyond the end of the stream. */
+void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
+                     uint64_t *ret_lo, uint64_t *ret_hi);
+
+/* Where a member's slice lies in the buffer of a window: the number of slices before it. */
+uint32_t ckpt_plan_place(const struct ckpt_plan *p, uint32_t group, uint32_t member);
+
+/* The first unit of a group that ends behind byte `at` of the stream; the number behind its last
+ * one: there is none. */
+uint32_t ckpt_plan_unit_at(const struct ckpt_plan *p, uint32_t group, uint64_t at);
+
+/* Call fn for the boxes of a unit whose bytes lie in [lo, hi) of the stream: the whole box, or a
+ * few that are a part of it. `at` is where a box begins in the stream; its elements follow each
+ * other there, row-major. Stops when fn returns something other than 0, and returns that. */
+typedef int ckpt_plan_box_fn(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at);
+int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint64_t hi,
+                    ckpt_plan_box_fn *fn, void *ctx);
+
+/* The most boxes of a unit of this rank (number of dimensions) that ckpt_plan_boxes finds. */
+#define CKPT_UNIT_BOXES(rank) ((rank) ? 2 * (uint64_t)(rank)-1 : 1)
+
 /* The part of a unit that belongs to one want of this rank. */
 struct ckpt_part {
     uint32_t entry;      /* number of the want */
@@ -124,9 +185,9 @@ struct ckpt_part {
 };
 typedef CKPT_VEC(struct ckpt_part) ckpt_parts;
 
-/* Append the parts of a unit that this rank wants, one for each want that overlaps with it.
- * unit_box is the unit's box. NOMEM. */
-int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *unit_box,
+/* Append the parts of a unit, or of a box in it, that this rank wants, one for each want that
+ * overlaps with it. NOMEM. */
+int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
                      ckpt_parts *out, struct ckpt_err *err);
 
 #endif
