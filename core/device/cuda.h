@@ -80,7 +80,7 @@ void ckpt_cuda_adopt(struct ckpt_device *d);
 int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
 void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr);
 int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
-void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr);
+uint64_t ckpt_cuda_unpin(struct ckpt_device *d, void *ptr);
 bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr);
 int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
                     struct ckpt_err *err);

@@ -74,10 +74,11 @@ static struct ckpt_pinned *take_kept(struct ckpt_cuda *c, size_t len)
     return p;
 }
 
-/* Remove the unused buffers from the list, and return them. */
-static struct ckpt_pinned *remove_idle(struct ckpt_cuda *c)
+/* Free the unused buffers. The caller has entered the device. Returns their size. */
+static uint64_t free_idle(struct ckpt_cuda *c)
 {
     struct ckpt_pinned *idle = NULL;
+    uint64_t bytes = 0;
 
     (void)pthread_mutex_lock(&c->lock);
     for (struct ckpt_pinned **at = &c->pinned; *at;) {
@@ -91,7 +92,12 @@ static struct ckpt_pinned *remove_idle(struct ckpt_cuda *c)
         idle = p;
     }
     (void)pthread_mutex_unlock(&c->lock);
-    return idle;
+    for (struct ckpt_pinned *p; (p = idle);) {
+        idle = p->next;
+        bytes += p->len;
+        forget(c, p);
+    }
+    return bytes;
 }
 
 /* Pinning takes about half a second per gigabyte, so a load reuses the buffer of the last one. */
@@ -107,10 +113,7 @@ int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err
     }
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    for (struct ckpt_pinned *idle = remove_idle(c); (p = idle);) {
-        idle = p->next;
-        forget(c, p);
-    }
+    (void)free_idle(c);
     int rc = make(c, len, &p, err);
     ckpt_cuda_leave(c, &scope);
     if (rc < 0)
@@ -123,15 +126,24 @@ int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err
     return 0;
 }
 
-void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
+uint64_t ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
 {
     struct ckpt_cuda *c = (struct ckpt_cuda *)d;
+    struct ckpt_cuda_scope scope;
 
+    if (!ptr) {
+        if (ckpt_cuda_enter(c, &scope, NULL) < 0)
+            return 0;
+        const uint64_t bytes = free_idle(c);
+        ckpt_cuda_leave(c, &scope);
+        return bytes;
+    }
     (void)pthread_mutex_lock(&c->lock);
     for (struct ckpt_pinned *p = c->pinned; p; p = p->next)
         if (p->ptr == ptr)
             p->taken = false;
     (void)pthread_mutex_unlock(&c->lock);
+    return 0;
 }
 
 void ckpt_cuda_unpin_all(struct ckpt_cuda *c)

@@ -52,11 +52,12 @@ struct ckpt_device_ops {
     void (*adopt)(struct ckpt_device *d);
 
     /* Allocate device memory; pin: pinned host memory, which starts a page. From any thread.
-     * Pinning is slow, so the member keeps what unpin returns for the next load. */
+     * Pinning is slow, so the member keeps what unpin returns for the next load. unpin of NULL
+     * frees what is kept, and returns its size; otherwise unpin returns 0. */
     int (*alloc)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
     void (*dealloc)(struct ckpt_device *d, void *ptr);
     int (*pin)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
-    void (*unpin)(struct ckpt_device *d, void *ptr);
+    uint64_t (*unpin)(struct ckpt_device *d, void *ptr);
     /* Can kernels of this device write to ptr? True for its own memory, and for host memory that
      * is registered with it. */
     bool (*reaches)(struct ckpt_device *d, const void *ptr);

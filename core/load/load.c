@@ -464,6 +464,13 @@ int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t l
     return 0;
 }
 
+uint64_t ckpt_comm_release(struct ckpt_comm *comm)
+{
+    struct ckpt_device *d = comm->x->device;
+
+    return d ? d->ops->unpin(d, NULL) : 0;
+}
+
 void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *ret = load->rates; }
 
 /* ---- reading one box without a load ---- */

@@ -118,6 +118,11 @@ CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t s
 /* Close the connections and free the comm. All its loads must have been freed. */
 CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);
 
+/* Give back the memory that the comm keeps for its next load (nccl: pinned memory, kept_bytes in
+ * the statistics), which is slow to make. Connections stay. Returns the number of bytes. Other
+ * ranks need not do the same; loads that are not freed keep what they use. */
+CKPT_PUBLIC uint64_t ckpt_comm_release(struct ckpt_comm *comm);
+
 /* This rank's number, the number of ranks, and the name of the transport: "self", "threads", "tcp",
  * "mpi" or "nccl" (static). */
 CKPT_PUBLIC uint32_t ckpt_comm_rank(const struct ckpt_comm *comm);
@@ -413,12 +418,14 @@ struct ckpt_load_stats {
     double first_s;          /* from start to the arrival of the first want */
     double read_s, place_s;  /* time spent reading and copying, summed over threads */
     double send_s;           /* busy time of the thread that sends and receives */
+    uint64_t kept_bytes; /* of buffer_bytes, rounded up to pages: pinned memory that the comm keeps
+                            for its next load (ckpt_comm_release) */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
- * of the job are sums over all ranks, except that buffer_bytes, device_bytes, wall_s and first_s
- * are the largest of any rank, unique_bytes is counted once, and plan_s is this rank's. They are
- * known only after the load has succeeded. */
+ * of the job are sums over all ranks, except that buffer_bytes, device_bytes, kept_bytes, wall_s
+ * and first_s are the largest of any rank, unique_bytes is counted once, and plan_s is this rank's.
+ * They are known only after the load has succeeded. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 

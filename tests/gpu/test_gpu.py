@@ -399,6 +399,58 @@ print("good")
 """
 
 
+KEPT_MEMORY = """
+import ctypes, sys, threading, time, types
+from ctypes import byref, c_size_t, c_void_p
+import torch
+import ckptfs
+from ckptfs import _comm
+from ckptfs._comm import joined
+from ckptfs._library import Dest, Err, library
+from ckptfs._load import Load, make_options
+
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)  # this torch knows no CUDA
+_comm.TORCH = _comm.DRIVER
+dll, used = ctypes.CDLL(library().path), set()
+def load(idle_s):
+    with joined(None, 0, no_dist=True, idle_s=idle_s) as comm, ckptfs.View(sys.argv[1]) as view:
+        used.add(comm)
+        load, memory = Load(view, comm, make_options("auto", {})), []
+        library().load_want_layout(load.load, b"tp=1")
+        for want in range(library().load_wants(load.load)):
+            memory.append(c_void_p())
+            assert dll.ckpt_comm_alloc(comm.handle, c_size_t(1 << 20), byref(memory[-1]), byref(Err())) == 0
+            library().load_set_dest(load.load, want, byref(Dest(memory[-1], None, None)))
+        stats = load.run(None)
+        assert ckptfs.release() == 0  # a load runs
+        load.close()
+        for address in memory:
+            dll.ckpt_comm_dealloc(comm.handle, address)
+        return stats["kept_bytes"]
+def threads():
+    return [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+kept = load(60)
+assert kept > 0 and len(threads()) == 1 and load(None) == kept and not threads()
+assert ckptfs.release() == kept and ckptfs.release() == 0
+assert load(0.05) == kept
+threads()[0].join()
+assert ckptfs.release() == 0 and not threads()  # it was given back, and nothing waits for anything
+assert load(0.05) == kept == load(60) and len(used) == 1
+print("good")
+"""
+
+
+def what_is_kept_for_the_next_load(_):
+    """Pinned memory: until release(), or until nothing was loaded for idle_s; nothing of it is left at exit."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
+        return "(torch is not installed)"
+    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    done = subprocess.run([sys.executable, "-c", KEPT_MEMORY, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    assert done.returncode == 0 and done.stdout == "good\n" and "leak" not in done.stderr, done
+
+
 def streams_of_torch(_):
     """Each load, reload and resume comes after the stream that is current where it is called."""
     if SLOW > 1:
@@ -448,7 +500,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, what_is_kept_for_the_next_load]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -283,7 +283,100 @@ def a_forked_child_has_no_process_group(top, rank):
     ckptfs.load_state_dict(net(), top)
 
 
-CASES = (stages_of_a_pipeline, sharded_state_dict_on_meta, initialised_alike, a_strict_load_fails_on_all, a_peer_that_stays_away,
+def sockets():
+    """How many this process has."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except FileNotFoundError:
+            pass
+    return found
+
+
+def kept():
+    """The Comms that are kept, and open."""
+    from ckptfs import _comm
+    return [c for k in _comm._kept.values() for c in k.comms.values() if c.handle]
+
+
+def the_second_load_connects_nothing(top, rank):
+    """A process group has one Comm as long as it lives: after good loads, failed ones, beside a Reloader and the caller's own."""
+    state = weights()
+    saved(top, state, rank)
+    ckptfs.load_state_dict(net(), top, readers="once")
+    first, had = kept(), sockets()
+    assert len(first) == 1
+    for n in range(3):
+        model = net()
+        ckptfs.load_state_dict(model, top, readers="once")
+        assert all(torch.equal(model.state_dict()[k], t) for k, t in state.items())
+        error_of(RuntimeError, ckptfs.load_state_dict, net(4 + rank), top)
+        assert "no.such" in str(error_of(ckptfs.CkptError, ckptfs.load_boxes, [("no.such", (0,), torch.zeros(1))] if rank else [], top))
+    with ckptfs.Reloader(net(), top) as weights_of:
+        weights_of.reload()
+        ckptfs.load_layout(top, "dp=2")
+        weights_of.reload()
+    assert kept() == first and sockets() == had, (had, sockets())
+    with ckptfs.Comm() as own:
+        ckptfs.load_state_dict(net(), top, own)
+    assert kept() == first and sockets() == had, (had, sockets())
+    # one rank has given it up: all connect anew, together
+    if rank:
+        kept()[0].close()
+    ckptfs.load_state_dict(net(), top)
+    assert len(kept()) == 1 and kept() != first and not first[0].handle
+
+
+def a_group_that_ends(top, rank):
+    """Its Comm ends with it, whoever ends it; other groups keep theirs."""
+    saved(top, weights(), rank)
+    before = sockets()
+    ckptfs.load_state_dict(net(), top)
+    pair = dist.new_group([0, 1])
+    at = sockets()
+    ckptfs.load_state_dict(net(), top, pair)
+    first, second = kept()
+    assert first.group is dist.group.WORLD and second.group is pair and sockets() > at
+    dist.barrier()
+    dist.destroy_process_group(pair)
+    del pair
+    assert kept() == [first] and second.handle is None
+    ckptfs.load_state_dict(net(), top)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert not kept() and first.handle is None and sockets() < before, (before, sockets())
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    dist.init_process_group("gloo")
+    ckptfs.load_state_dict(net(), top)
+    assert len(kept()) == 1
+
+
+def a_fork_between_loads(top, rank):
+    """The child has none of the connections, and ends without an effect on them."""
+    saved(top, weights(), rank)
+    ckptfs.load_state_dict(net(), top)
+    first = kept()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)
+            alone = net()
+            ckptfs.load_state_dict(alone, top, no_dist=True)
+            code = 0 if "forked" in str(said) and not kept() and ckptfs.release() == 0 else 2
+            import atexit
+            atexit._run_exitfuncs()
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    ckptfs.load_state_dict(net(), top)
+    assert kept() == first
+
+
+CASES = (the_second_load_connects_nothing, a_group_that_ends, a_fork_between_loads, stages_of_a_pipeline, sharded_state_dict_on_meta, initialised_alike, a_strict_load_fails_on_all, a_peer_that_stays_away,
          a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, a_rank_that_missed_loads, a_link_that_moves,
          interrupted_while_it_waits, a_rank_that_fails_early, a_rank_that_fails_later, only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
 

@@ -28,7 +28,7 @@ package, then where the system has them. torch is imported only by the functions
 """
 
 from ._boxes import load_boxes
-from ._comm import Comm
+from ._comm import Comm, release
 from ._layout import load_layout
 from ._library import CkptError, NotFoundError
 from ._objects import Opaque
@@ -50,6 +50,7 @@ __all__ = [
     "load_layout",
     "load_state_dict",
     "open",
+    "release",
 ]
 
 

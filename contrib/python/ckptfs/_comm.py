@@ -10,10 +10,10 @@ import sys
 import threading
 import weakref
 from ctypes import byref, c_char_p, c_void_p
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from ._device_memory import DRIVER, TORCH
-from ._exchange import exchange_of
+from ._exchange import Alone, exchange_of
 from ._fork import check_group, check_process
 from ._library import (
     CODES,
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     Group = Union[torch.distributed.ProcessGroup, torch.distributed.DeviceMesh, "Comm", None]
 
 TIMEOUT_MS = 300 * 1000
+MOST_NAMED = 8  # ranks in a message
+IDLE_S = 60  # how long the memory of a load is kept for the next one
+
+_open: weakref.WeakSet[Comm] = weakref.WeakSet()  # for release()
+_said: set[str] = set()  # why loads to a CUDA device go through host memory
 
 
 def _own_address():
@@ -54,8 +59,10 @@ def _own_address():
 class Comm:
     """The ranks that load together, and their connections.
 
-    A load that is given a process group makes a Comm for itself. A program that loads often makes
-    one Comm, and gives it as process_group= to one load at a time, in the same order on all ranks:
+    A load that is given a process group uses one Comm for each group and device, which the package
+    makes once, and closes when the process group ends. A program that wants to say itself how long
+    connections are kept makes a Comm, and gives it as process_group= to one load at a time, in the
+    same order on all ranks:
 
         with ckptfs.Comm() as comm:
             for run in runs:
@@ -100,81 +107,151 @@ class Comm:
         *,
         allocator: Literal["torch", "driver"] = "torch",
         no_dist: bool = False,
-        _failure: BaseException | None = None,  # this rank can't load: the others are told
+        _kept: tuple[int, Any] | None = None,  # its number, and the exchange that found the device
     ):
-        failure = _failure
+        failure = None
         if allocator not in ("torch", "driver"):
-            failure = failure or ValueError(
-                f"allocator={allocator!r}: expected 'torch' or 'driver'"
-            )
+            failure = ValueError(f"allocator={allocator!r}: expected 'torch' or 'driver'")
         self._memory = DRIVER if allocator == "driver" else TORCH
         self._comm: c_void_p | None = None
-        self.group: torch.distributed.ProcessGroup | None = None
         self.device, self.timeout_ms = device, timeout_ms
         # The ranks of torch's meshes: there are few, but every parameter has one.
         self._meshes: dict[tuple, tuple[list[int], list[int]]] = {}
-        self._idle = threading.Condition()  # protects the next three
+        self._idle = threading.Condition()  # protects the next six
         self._users: list[int] = []  # threads that load
         self._running: Load | None = None  # the load that close() can cancel
         self._closing = False
+        self._holds = 0  # of a Comm that is kept: it is closed when nothing holds it any more
+        self._timer: threading.Timer | None = None  # gives memory back when the Comm has been idle
+        self._idle_s: float | None = IDLE_S
         self._process = os.getpid()  # a forked one has none of these threads
         self._loads: weakref.WeakSet[Load] = weakref.WeakSet()  # their memory is this Comm's
         dist = _distributed()
-        self.rank, self.size, self.ranks = 0, 1, {0: 0}
-        is_alone = alone(group, no_dist) or dist is None
-        if not is_alone and (group is not None or dist.is_initialized()):
-            self.group = group_of(group) if group is not None else dist.group.WORLD
-            if group is not None and dist.get_rank(self.group) < 0:
-                raise ValueError("this process is not in process_group")
-            self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-            self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
+        own, self.rank, self.size, self.ranks = members(group, no_dist)
+        self.number, words = _kept or (0, None)  # 0: the caller's own
+        # What is kept for the life of a process group must not keep the group alive.
+        self._group = weakref.ref(own) if own is not None and self.number else lambda: own
         if self.size > 1:
             check_group(dist.group.WORLD)
-        self.words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        self.words = words or self._words(timeout_ms)
         try:
-            if failure is None or self.words.collective:
-                self._connect(dist)
             if failure is not None:
                 raise failure
+            if words is None:
+                self.device = self._agreed_device()
+            self._connect(dist)
         except BaseException as e:
             self.words.fail(e)
             self.close()
             raise
+        _open.add(self)
+
+    @property
+    def group(self) -> torch.distributed.ProcessGroup | None:
+        """The process group; None if this process loads alone, or the group has ended."""
+        return self._group()
+
+    def _words(self, timeout_ms):
+        return exchange_of(_distributed(), self.group, self.rank, self.size, timeout_ms / 1000)
+
+    def _agreed_device(self):
+        device = usable(self.device, self.size)
+        if self.size == 1:
+            return device
+        told = self.words.share([device is not None], _devices)
+        return device if _all_have(told, device) else None
 
     @contextlib.contextmanager
-    def in_use(self, timeout_ms, failure=None):
+    def in_use(self, timeout_ms, failure=None, idle_s=IDLE_S, words=None):
         """Reserve the connections for one more load, in this thread.
 
         `failure` is an error because of which this rank can't load: the others are told, and it is
-        raised.
+        raised. `words` is an exchange that has begun, if there is one.
         """
         check_process(self._process, "Comm")
         with self._idle:
             if not self._comm or self._closing:
                 raise CkptError("usage", "this Comm is closed")
             self._users.append(threading.get_ident())
+            self._idle_s = idle_s
+            self._stop_timer()
         try:
-            self._begin(timeout_ms, failure)
+            self._begin(timeout_ms, failure, words)
             yield self
-        except CkptError as e:
-            raise self._reason(e) from None
+        except BaseException as e:
+            # Who is gone, or left in the middle, may be out of step: the next load connects anew.
+            if self.number and (
+                not isinstance(e, Exception) or getattr(e, "code", "") in ("peer", "timeout")
+            ):
+                forget(self)
+            if isinstance(e, CkptError):
+                raise self._reason(e) from None
+            raise
         finally:
             with self._idle:
                 self._users.remove(threading.get_ident())
+                if self.number and not self._users:  # they would keep the process group alive
+                    self.words = Alone()
+                    self._meshes = {}
+                self._start_timer()
                 self._idle.notify_all()
 
-    def _begin(self, timeout_ms, failure):
+    def _begin(self, timeout_ms, failure, words):
         dist = _distributed()
         if self.size > 1:
             check_group(dist.group.WORLD)
         self.timeout_ms = timeout_ms
-        words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        words = words or self._words(timeout_ms)
         with self._idle:
             self.words = words
             failure = failure or (_closed() if self._closing else None)
         if failure is not None:
             words.fail(failure)
             raise failure
+
+    def hold(self) -> Comm:
+        """Keep a Comm that the package has made open until unhold()."""
+        with self._idle:
+            self._holds += 1
+        return self
+
+    def unhold(self) -> None:
+        """Close the Comm if nothing else holds it."""
+        with self._idle:
+            self._holds -= 1
+            last = self._holds == 0
+        if last:
+            self.close()
+
+    def is_free(self) -> bool:
+        """Return whether a load can use the connections now."""
+        with self._idle:
+            return bool(self._comm) and not self._closing and not self._users
+
+    def release(self) -> int:
+        """Give back the pinned memory that is kept for the next load. Connections stay.
+
+        Returns:
+            The number of bytes; 0 while a load runs.
+        """
+        if self._process != os.getpid():
+            return 0
+        with self._idle:
+            self._stop_timer()
+            return library().comm_release(self._comm) if self._comm and not self._users else 0
+
+    def _start_timer(self):
+        if self.device is None or self._users or not self._comm or self._idle_s is None:
+            return
+        self._timer = threading.Timer(self._idle_s, self.release)
+        self._timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # Python ends, and so does what is kept
+            self._timer.start()
+
+    def _stop_timer(self):
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
 
     def _reason(self, error):
         """Return the error that a rank told before it went, if `error` says that it is gone."""
@@ -195,12 +272,6 @@ class Comm:
                 load.cancel()
 
     def _connect(self, dist):
-        if self.device is not None and nccl_library() is None:
-            _warn_of_detour(f"CUDA and NCCL can't be used ({nccl_problem()})")
-            self.device = None
-        if self.device is not None and self.size > 1 and os.environ.get("CKPTFS_SECRET"):
-            _warn_of_detour("CKPTFS_SECRET authenticates TCP only, not NCCL")
-            self.device = None
         if self.size == 1:
             self._comm = new(library().comm_self)
         elif dist.get_backend(self.group) == "mpi" and self.group is dist.group.WORLD:
@@ -216,18 +287,11 @@ class Comm:
         lib = library()
         tcp = new(lib.tcp_listen, _own_address().encode())
         try:
-            told = self.words.share([lib.tcp_address(tcp).decode(), self.device is not None])
+            told = self.words.share(lib.tcp_address(tcp).decode())
         except BaseException:
             lib.tcp_free(tcp)
             raise
-        without = [str(rank) for rank, (_, has_device) in enumerate(told) if not has_device]
-        if self.device is not None and without:
-            _warn_of_detour(
-                f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no "
-                "CUDA device, or can't use NCCL"
-            )
-            self.device = None
-        table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
+        table = (c_char_p * self.size)(*[address.encode() for address in told])
         comm = c_void_p()
         lib.tcp_connect(tcp, self.rank, self.size, table, self.timeout_ms, byref(comm))
         return comm
@@ -305,6 +369,7 @@ class Comm:
                     "a load runs on this Comm in this very thread: close it when the load is over",
                 )
             self._closing = True
+            self._stop_timer()
             if self._users:
                 self.words.fail(_closed())
             if self._running is not None:
@@ -359,15 +424,212 @@ def group_of(group):
     )
 
 
+def members(group, no_dist):
+    """Return who loads: the process group or None, this rank, how many there are, and {rank: here}.
+
+    The last is {rank in torch's default group: rank among those that load}.
+    """
+    dist = _distributed()
+    if alone(group, no_dist) or dist is None or (group is None and not dist.is_initialized()):
+        return None, 0, 1, {0: 0}
+    own = group_of(group) if group is not None else dist.group.WORLD
+    if group is not None and dist.get_rank(own) < 0:
+        raise ValueError("this process is not in process_group")
+    ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(own))}
+    return own, dist.get_rank(own), dist.get_world_size(own), ranks
+
+
+# ---- the Comms that are kept as long as their process groups ----
+
+
+class _Kept:
+    """The Comms of one process group, by their devices.
+
+    Attributes:
+        comms: {number of the device, or None for host memory: Comm}.
+        last: The number of the last Comm that this rank has taken part in. All ranks give a Comm
+            the same number, so that they find out which ones all of them still have.
+    """
+
+    def __init__(self):
+        self.comms: dict[int | None, Comm] = {}
+        self.last = 0
+
+    def number(self, device):
+        """Return the number of the Comm that could be used now, or 0."""
+        comm = self.comms.get(device)
+        return comm.number if comm is not None and comm.is_free() else 0
+
+    def add(self, device, comm):
+        """Keep a Comm in place of the one that there was."""
+        old, self.comms[device] = self.comms.get(device), comm.hold()
+        if old is not None:
+            old.unhold()
+
+    def close(self):
+        """Close all: the process group has ended, or the process ends."""
+        for comm in self.comms.values():
+            comm.close()
+        self.comms = {}
+
+
+class _Alone:
+    """Stands for the process group of a process that loads alone."""
+
+
+_alone = _Alone()
+_lock = threading.Lock()  # protects the next one
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def _kept_of(group):
+    key = _alone if group is None else group
+    with _lock:
+        found = _kept.get(key)
+        if found is None:
+            found = _kept[key] = _Kept()
+            weakref.finalize(key, found.close)  # it runs at exit, too
+        return found
+
+
+def forget(comm):
+    """Do not use a kept Comm for further loads. It is closed when nothing holds it any more."""
+    with _lock:
+        found = [
+            (kept, device)
+            for kept in _kept.values()
+            for device, other in kept.comms.items()
+            if other is comm
+        ]
+        for kept, device in found:
+            del kept.comms[device]
+    for _ in found:
+        comm.unhold()
+
+
+def _in_child():
+    global _lock
+    _lock = threading.Lock()
+    _kept.clear()  # what it had is the parent's
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def release() -> int:
+    """Give back the pinned memory that this process keeps for its next loads. Connections stay.
+
+    It is what loads to CUDA devices have left (`kept_bytes` in their statistics), and is given back
+    by itself when nothing has been loaded for load_options["idle_s"] seconds. Memory that loads
+    have got from torch's caching allocator is torch's again at their end: torch.cuda.empty_cache()
+    frees that. Memory of a Reloader is kept until it is closed. Each rank calls it when it likes.
+
+    Returns:
+        The number of bytes.
+    """
+    return sum(comm.release() for comm in list(_open))
+
+
+def kept_comm(group, device, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False):
+    """Return the Comm of a process group and a device, held, and the exchange that found it.
+
+    It is made where this rank, or another, has none. All ranks call it together; `failure` is an
+    error because of which this rank can't load.
+    """
+    own, rank, size, _ = members(group, no_dist)
+    kept = _kept_of(own)
+    if size == 1:
+        if failure is not None:
+            raise failure
+        return _kept_alone(kept, own, usable(device, 1), timeout_ms), None
+    check_group(_distributed().group.WORLD)
+    words = exchange_of(_distributed(), own, rank, size, timeout_ms / 1000)
+    if failure is not None:
+        words.fail(failure)
+        raise failure
+    device = usable(device, size)
+    try:
+        word = [device is not None, kept.last, kept.number(device), kept.number(None)]
+        told = words.share(word, _which)
+    except BaseException as e:
+        if not words.collective:
+            words.fail(e)
+        raise
+    device = device if _all_have(told, device) else None
+    if told["new"]:
+        kept.last = told["number"]
+        comm = Comm(own, device, timeout_ms, _kept=(kept.last, words))
+        kept.add(device, comm)
+    return kept.comms[device].hold(), words
+
+
+def _kept_alone(kept, own, device, timeout_ms):
+    """Return the Comm of this process alone, held. Over host memory there is nothing to keep."""
+    if device is None or (device in kept.comms and not kept.number(device)):  # it is being used
+        return Comm(own, device, timeout_ms, no_dist=own is None).hold()
+    if device not in kept.comms:
+        kept.last += 1
+        number = (kept.last, Alone())
+        made = Comm(own, device, timeout_ms, no_dist=own is None, _kept=number)
+        kept.add(device, made)
+    return kept.comms[device].hold()
+
+
+def _devices(words):
+    """Return whether all ranks have a device, and the first of those that have none."""
+    without = [rank for rank, (has, *_) in enumerate(words) if not has]
+    return {"device": not without, "without": without[: MOST_NAMED + 1]}
+
+
+def _which(words):
+    """Return which Comm all ranks use: whether a new one, its number, and as _devices()."""
+    found = _devices(words)
+    numbers = {word[2 if found["device"] else 3] for word in words}
+    return dict(
+        found,
+        new=len(numbers) > 1 or 0 in numbers,
+        number=1 + max(word[1] for word in words),
+    )
+
+
+def _all_have(told, device):
+    """Return whether all ranks have a device; a rank that has one is told which have none."""
+    if device is not None and not told["device"]:
+        shown = ", ".join(map(str, told["without"][:MOST_NAMED]))
+        more = " ..." if len(told["without"]) > MOST_NAMED else ""
+        _warn_of_detour(f"rank {shown}{more} loads to no CUDA device, or can't use NCCL")
+    return told["device"]
+
+
+def usable(device, size):
+    """Return the number of a CUDA device if so many ranks can load to theirs, else None."""
+    if device is None:
+        return None
+    if nccl_library() is None:
+        _warn_of_detour(f"CUDA and NCCL can't be used ({nccl_problem()})")
+        return None
+    if size > 1 and os.environ.get("CKPTFS_SECRET"):
+        _warn_of_detour("CKPTFS_SECRET authenticates TCP only, not NCCL")
+        return None
+    return device
+
+
 @contextlib.contextmanager
-def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False):
-    """Provide the Comm for one load: one that is made for it, or the caller's, which stays open."""
+def joined(
+    group, device=None, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False, idle_s: Any = IDLE_S
+):
+    """Provide the Comm for one load: the process group's, or the one that the caller gives."""
     if isinstance(group, Comm) and not alone(group, no_dist):
-        with group.in_use(timeout_ms, failure):
+        with group.in_use(timeout_ms, failure, idle_s):
             yield group
         return
-    with Comm(group, device, timeout_ms, no_dist=no_dist, _failure=failure) as comm:
-        yield comm
+    comm, words = kept_comm(group, device, timeout_ms, failure, no_dist)
+    try:
+        with comm.in_use(timeout_ms, None, idle_s, words):
+            yield comm
+    finally:
+        comm.unhold()
 
 
 def share_number(comm, group):
@@ -399,7 +661,10 @@ def _closed():
 
 
 def _warn_of_detour(why):
-    warn(f"{why}: the load goes through host memory, which is slower")
+    """Say once why loads to a CUDA device go through host memory."""
+    if why not in _said:
+        _said.add(why)
+        warn(f"{why}: the load goes through host memory, which is slower")
 
 
 def _stream(device):

@@ -220,16 +220,18 @@ class Stats(_Sized):
         "buffer_bytes",
         "device_bytes",
     )
+    LATER = ("kept_bytes",)
     SECONDS = ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")
     _fields_ = [
         ("size", c_size_t),
         *[(name, c_uint64) for name in BYTES],
         *[(name, c_double) for name in SECONDS],
+        *[(name, c_uint64) for name in LATER],
     ]
 
     def as_dict(self):
         """Return {name: number}."""
-        return {name: getattr(self, name) for name in (*self.BYTES, *self.SECONDS)}
+        return {name: getattr(self, name) for name, _ in self._fields_[1:]}
 
 
 P, E = c_void_p, POINTER(Err)
@@ -266,6 +268,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_self": (c_int, [POINTER(P), E]),
     "ckpt_comm_from_env": (c_int, [POINTER(P), E]),
     "ckpt_comm_free": (None, [P]),
+    "ckpt_comm_release": (c_uint64, [P]),
     "ckpt_comm_set_log": (None, [P, LOG, P]),
     "ckpt_comm_transport": (c_char_p, [P]),
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),

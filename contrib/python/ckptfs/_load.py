@@ -6,7 +6,7 @@ import sys
 from ctypes import byref, c_size_t, c_void_p
 
 from . import _overlap
-from ._comm import share_number
+from ._comm import IDLE_S, share_number
 from ._fork import loading
 from ._library import (
     READERS,
@@ -43,7 +43,7 @@ def make_options(readers, options):
     if readers not in READERS:
         raise ValueError(f"readers={readers!r}: expected one of {', '.join(READERS)}")
     opt = LoadOptions(readers=READERS[readers])
-    opt.share_with = None
+    opt.share_with, opt.idle_s = None, IDLE_S
     known = {name for name, _ in LoadOptions._fields_} - {"size", "readers", "share"}
     for key, value in (options or {}).items():
         if key == "rates":
@@ -55,6 +55,10 @@ def make_options(readers, options):
                 setattr(opt.rates, rate, n)
         elif key == "share_with":
             opt.share_with = value
+        elif key == "idle_s":
+            if value is not None and not value >= 0:
+                raise ValueError(f"load_options: idle_s={value!r}: expected seconds, or None")
+            opt.idle_s = value
         elif key not in known:
             raise ValueError(f"load_options: there is no {key!r}")
         else:

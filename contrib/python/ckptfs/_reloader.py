@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._comm import Comm, alone
+from ._comm import Comm, alone, kept_comm
 from ._fork import check_process, loading
 from ._library import CkptError
 from ._load import Watch
@@ -43,8 +43,7 @@ class Reloader(Watch):
     Args:
         model_or_state_dict: As for load_state_dict.
         run: As for load_state_dict.
-        process_group: As for load_state_dict. A Comm must stay open; otherwise the Reloader makes a
-            Comm of its own.
+        process_group: As for load_state_dict. A Comm must stay open.
         no_dist: As for load_state_dict.
         **given: Further arguments of load_state_dict, except progress.
 
@@ -72,7 +71,7 @@ class Reloader(Watch):
             raise ValueError("progress=: a Reloader does not show it")
         self._target, self._process = model_or_state_dict, os.getpid()
         self._load: Load | None = None
-        self._own: Comm | None = None  # to be closed with the Reloader
+        self._own: Comm | None = None  # the process group's, which the Reloader holds
         self._changed = threading.Condition()  # protects the next two, and _load
         self._closing = False
         self._runs: int | None = None  # the thread that is in reload(): close() waits for it
@@ -174,7 +173,7 @@ class Reloader(Watch):
                 self._load.kept = False
                 self._load.close()
             if self._own is not None:
-                self._own.close()
+                self._own.unhold()
             self._load = self._own = None
 
     def __repr__(self) -> str:
@@ -212,13 +211,13 @@ class Reloader(Watch):
         return comm
 
     def _joined(self, group, no_dist):
-        """Return a Comm of the Reloader's own."""
+        """Return the process group's Comm."""
         device = failure = None
         try:
             device = device_of(self._parts())
         except Exception as e:  # the other ranks are told
             failure = e
-        self._own = Comm(group, device, no_dist=no_dist, _failure=failure)
+        self._own, _ = kept_comm(group, device, failure=failure, no_dist=no_dist)
         return self._own
 
     def _check(self):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable
 
-from ._comm import joined, timeout_of
+from ._comm import IDLE_S, joined, timeout_of
 from ._library import CkptError, library, take_bytes, warn
 from ._load import make_options, run_together
 from ._match import Match, combined, result_of
@@ -100,7 +100,8 @@ def load_state_dict(
             how long to wait for ranks that do not come. "share_with" is a process group or
             DeviceMesh, each rank's own, such as Megatron's data-parallel group: only ranks that
             give the same one share what they read. Ranks that are not in the one they give share
-            with no other, and ranks that give None share with each other.
+            with no other, and ranks that give None share with each other. "idle_s" is how many
+            seconds pinned memory is kept for the next load (60; None: until release()).
         progress: True shows a bar on rank 0. A function is called on each rank with the number of
             tensors that have arrived, and of all.
         **more: Further options of open.
@@ -153,7 +154,8 @@ def together(process_group, no_dist, prepare):
         native, spec, target, device = prepare()
     except Exception as e:
         failure = e
-    with joined(process_group, device, timeout_of(native), failure, no_dist) as comm, spec:
+    idle_s = native.idle_s if native is not None else IDLE_S
+    with joined(process_group, device, timeout_of(native), failure, no_dist, idle_s) as comm, spec:
         spec.check(comm)
         yield comm, native, spec, target
 

@@ -47,6 +47,7 @@ struct ckpt_engine_stats {
     uint64_t start_ns;         /* clock time of ckpt_engine_start */
     uint64_t buffers;          /* bytes of host memory */
     uint64_t device_buffers;   /* bytes of device memory */
+    uint64_t kept;             /* bytes of pinned memory, which the device keeps afterwards */
     struct ckpt_read_stats reads;
 };
 

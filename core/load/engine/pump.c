@@ -136,6 +136,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .received_bytes = atomic_load(&t->received),
         .buffer_bytes = t->buffers,
         .device_bytes = t->device_buffers,
+        .kept_bytes = t->kept,
         .wall_s = (double)((end ? end : ckpt_now_ns()) - t->start_ns) / 1e9,
         .first_s = first ? (double)(first - t->start_ns) / 1e9 : 0,
         .read_s = (double)atomic_load(&t->read_ns) / 1e9,
@@ -166,6 +167,7 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.received_bytes += s.received_bytes;
         sum.buffer_bytes = ckpt_max_u64(sum.buffer_bytes, s.buffer_bytes);
         sum.device_bytes = ckpt_max_u64(sum.device_bytes, s.device_bytes);
+        sum.kept_bytes = ckpt_max_u64(sum.kept_bytes, s.kept_bytes);
         sum.wall_s = larger(sum.wall_s, s.wall_s);
         sum.first_s = larger(sum.first_s, s.first_s);
         sum.read_s += s.read_s;

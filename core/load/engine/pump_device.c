@@ -50,7 +50,10 @@ static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
     const uint64_t len = e->opt.ahead * read_bytes(e) +
                          e->opt.slots * (whole_pages(verified(e)) + list_bytes(e->sizes.copies));
 
-    return len && e->device->ops->pin(e->device, len, &e->slab, err) < 0 ? -1 : 0;
+    if (len && e->device->ops->pin(e->device, len, &e->slab, err) < 0)
+        return -1;
+    e->stats.kept = len;
+    return 0;
 }
 
 /* Cut the next `len` bytes off the slab, rounded up to pages; NULL for 0 bytes. */
@@ -106,7 +109,7 @@ void ckpt_device_slots_release(struct ckpt_engine *e)
         ckpt_vec_release(&s->dev.own);
     }
     if (e->slab)
-        d->ops->unpin(d, e->slab);
+        (void)d->ops->unpin(d, e->slab);
 }
 
 /* A slot's mark in the device's queue. */
