@@ -475,6 +475,47 @@ def memory_of_torch(_):
     assert lines[4:] == ["torch's caching allocator: CUDA out of memory. Tried to allocate everything", "allocator='mine': expected 'torch' or 'driver'"], lines
 
 
+DEFAULTS = """
+import os, sys, types, warnings
+import torch, torch.distributed as dist
+import ckptfs
+torch.cuda.is_available, torch.cuda.current_device = lambda: True, lambda: 0  # this torch knows no CUDA
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], RANK="0", WORLD_SIZE="1")
+dist.init_process_group("gloo")
+for config in ("cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl"):
+    dist.get_backend_config = lambda group: config
+    for given in (None, "cpu", "cuda", "cuda:0", torch.device("cuda", 0), 0):
+        with ckptfs.Comm(device=given) as comm:
+            assert comm.device == (None if given == "cpu" or given is None and "nccl" not in config else 0), (config, given, comm)
+try:
+    ckptfs.Comm(device="meta")
+except ValueError as e:
+    print(e)
+with warnings.catch_warnings(record=True) as said, ckptfs.Comm(device="cpu") as comm, ckptfs.Comm() as other:
+    warnings.simplefilter("always")
+    for device in ("cpu", "cuda:0", "cuda:0"):
+        comm.check_place(torch.device(device))
+        other.check_place(torch.device(device))
+    print(*[w.message for w in said])
+os._exit(sys.stdout.flush() or 0)
+"""
+
+
+def the_devices_that_comms_take(_):
+    """Comm() takes the current one where the group has NCCL for it; CUDA tensors over a Comm of the host are told once."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
+        return "(torch is not installed)"
+    from ranks import free_port
+    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    done = subprocess.run([sys.executable, "-c", DEFAULTS, str(free_port())], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    assert done.returncode == 0 and done.stdout == (
+        "device=meta: expected a CUDA device, or 'cpu'\nthere are tensors on cuda:0, but this Comm has no CUDA device "
+        "(Comm(device=...) gives it one): the load goes through host memory, which is slower\n"), done
+
+
 DETOUR = """
 import sys, warnings
 import ckptfs
@@ -500,7 +541,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, what_is_kept_for_the_next_load]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, the_devices_that_comms_take, what_is_kept_for_the_next_load]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -76,9 +76,11 @@ class Comm:
     Args:
         group: A torch process group or a DeviceMesh, all of whose ranks load. None is the default
             group, or this process if torch.distributed is not initialised.
-        device: The number of the CUDA device that this rank's tensors are on, or None. If every
-            rank has one and the library for NCCL is there, loads go straight to device memory;
-            otherwise the attribute `device` is None afterwards, and loads go through host memory.
+        device: The CUDA device that this rank's tensors are on: its number, or a torch.device, or
+            what makes one. None is the current one if the group uses NCCL for CUDA ("nccl" and
+            "cpu:gloo,cuda:nccl", for example), else host memory, as "cpu" is. If every rank has a
+            device and the library for NCCL is there, loads go straight to device memory; otherwise
+            the attribute `device` is None afterwards, and loads go through host memory.
         timeout_ms: How long to wait for another rank, in milliseconds.
         allocator: Where loads get the memory that they need on a CUDA device: "torch" (the caching
             allocator, on its current stream) or "driver" (CUDA's, which torch does not account
@@ -102,19 +104,21 @@ class Comm:
     def __init__(
         self,
         group: torch.distributed.ProcessGroup | torch.distributed.DeviceMesh | None = None,
-        device: int | None = None,
+        device: torch.device | str | int | None = None,
         timeout_ms: int = TIMEOUT_MS,
         *,
         allocator: Literal["torch", "driver"] = "torch",
         no_dist: bool = False,
         _kept: tuple[int, Any] | None = None,  # its number, and the exchange that found the device
     ):
-        failure = None
+        failure: Exception | None = None
         if allocator not in ("torch", "driver"):
             failure = ValueError(f"allocator={allocator!r}: expected 'torch' or 'driver'")
         self._memory = DRIVER if allocator == "driver" else TORCH
         self._comm: c_void_p | None = None
-        self.device, self.timeout_ms = device, timeout_ms
+        self.device: int | None = None
+        self.timeout_ms = timeout_ms
+        self._said_host = False  # that CUDA tensors are loaded through host memory
         # The ranks of torch's meshes: there are few, but every parameter has one.
         self._meshes: dict[tuple, tuple[list[int], list[int]]] = {}
         self._idle = threading.Condition()  # protects the next six
@@ -129,6 +133,10 @@ class Comm:
         dist = _distributed()
         own, self.rank, self.size, self.ranks = members(group, no_dist)
         self.number, words = _kept or (0, None)  # 0: the caller's own
+        try:
+            self.device = device_number(device, own)
+        except (RuntimeError, ValueError) as e:  # the other ranks are told
+            failure = failure or e
         # What is kept for the life of a process group must not keep the group alive.
         self._group = weakref.ref(own) if own is not None and self.number else lambda: own
         if self.size > 1:
@@ -295,6 +303,19 @@ class Comm:
         comm = c_void_p()
         lib.tcp_connect(tcp, self.rank, self.size, table, self.timeout_ms, byref(comm))
         return comm
+
+    def check_place(self, device: torch.device) -> None:
+        """Warn once if a tensor is on a CUDA device while loads go through host memory."""
+        if device.type != "cuda" or self.device is not None or self._said_host:
+            return
+        self._said_host = True
+        if not self.number:
+            _warn_of_detour(
+                f"there are tensors on {device}, but this Comm has no CUDA device "
+                "(Comm(device=...) gives it one)"
+            )
+        elif not _said:
+            _warn_of_detour("the tensors of this rank are on several CUDA devices")
 
     def after_stream(self) -> None:
         """Make the next load wait for what is queued on this thread's stream of the device."""
@@ -559,7 +580,8 @@ def kept_comm(group, device, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False)
     device = device if _all_have(told, device) else None
     if told["new"]:
         kept.last = told["number"]
-        comm = Comm(own, device, timeout_ms, _kept=(kept.last, words))
+        where = "cpu" if device is None else device
+        comm = Comm(own, where, timeout_ms, _kept=(kept.last, words))
         kept.add(device, comm)
     return kept.comms[device].hold(), words
 
@@ -567,7 +589,8 @@ def kept_comm(group, device, timeout_ms=TIMEOUT_MS, failure=None, no_dist=False)
 def _kept_alone(kept, own, device, timeout_ms):
     """Return the Comm of this process alone, held. Over host memory there is nothing to keep."""
     if device is None or (device in kept.comms and not kept.number(device)):  # it is being used
-        return Comm(own, device, timeout_ms, no_dist=own is None).hold()
+        where = "cpu" if device is None else device
+        return Comm(own, where, timeout_ms, no_dist=own is None).hold()
     if device not in kept.comms:
         kept.last += 1
         number = (kept.last, Alone())
@@ -600,6 +623,27 @@ def _all_have(told, device):
         more = " ..." if len(told["without"]) > MOST_NAMED else ""
         _warn_of_detour(f"rank {shown}{more} loads to no CUDA device, or can't use NCCL")
     return told["device"]
+
+
+def device_number(device, group):
+    """Return the number of the CUDA device that Comm(group, device) means; None is host memory."""
+    if isinstance(device, int):
+        return device
+    if device is None:
+        config = group is not None and _distributed().get_backend_config(group)
+        if "cuda:nccl" not in str(config).split(","):
+            return None
+        import torch
+
+        return torch.cuda.current_device() if torch.cuda.is_available() else None
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        raise ValueError(f"device={device}: expected a CUDA device, or 'cpu'")
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def usable(device, size):

@@ -140,6 +140,7 @@ class Load:
                 requires_grad=False,
             )
             self.puts.append((entry, tensor))
+        self.comm.check_place(tensor.device)
         direct = tensor.device == self.device and (stored == wanted or castable)
         direct = direct and not tensor.is_neg() and not tensor.is_conj()
         to = tensor
