@@ -310,6 +310,19 @@ def indices_that_mean_something_else_elsewhere(top):
         assert error_of(ckptfs.CkptError, lambda: f.read("config.json\0x")).code == "missing"
 
 
+def pieces_for_another_device(top):
+    """What is read for another device than the CPU comes in pieces, and is the same; none has more bytes than it may."""
+    from ckptfs import _view
+    with ckptfs.open(LLAMA) as view, ckptfs.open(LLAMA, device="cpu:0") as other:
+        for _view.PIECE in (2, 60, 64, 4000, 1 << 20):
+            for name in view.keys()[:: 1 if _view.PIECE > 100 else 5]:
+                assert torch.equal(view[name], other[name]), (name, _view.PIECE)
+            rows = view.get_slice(NAME)[3:50, 5:21]
+            assert torch.equal(rows, other.get_slice(NAME)[3:50, 5:21])
+            assert all(part.numel() * 2 <= _view.PIECE for _, _, part in _view._pieces(rows, _view.PIECE))
+            assert other.get_slice(NAME)[3:3].shape == view.get_slice(NAME)[3:3].shape
+
+
 def version(top):
     with open(os.path.join(PACKAGE, "..", "..", "CMakeLists.txt"), encoding="utf-8") as f:
         assert f"project(ckptfs VERSION {ckptfs.__version__} " in f.read()
@@ -325,4 +338,5 @@ def version(top):
 if __name__ == "__main__":
     run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
                     comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, a_framework_that_lacks_a_part,
-                    pickled, steps, spellings, a_model_with_torchtitan_s_names_is_filled_too, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))
+                    pickled, steps, spellings, a_model_with_torchtitan_s_names_is_filled_too, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere,
+                    pieces_for_another_device, version))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
+from unittest import mock
 
 from built import BUILD, HERE, NANOTRON, PACKAGE, end_rank, skip, torchrun
 from runner import run_in_folders
@@ -119,6 +120,10 @@ def one_process(top):
     loaded(Engine(), top, run=RUN, step=10, prefetch=0)
     loaded(Engine(), RUN)
     loaded(Engine(), RUN + ".expected")
+    import ckptfs.vllm
+    with mock.patch("ckptfs.vllm._device", lambda: 0), mock.patch("ckptfs._comm.nccl_library", lambda: None):  # in batches, which are on the host then
+        for size in (1, 5000, 1 << 20):
+            loaded(Engine(), RUN, batch_bytes=size)
     with torch.device("meta"):  # an engine's default device is its own
         loader = vllm.get_model_loader(vllm.load_config(run=RUN, dtype="float32"))
         assert {t.dtype for _, t in loader.weights(RUN)} == {torch.float32}

@@ -46,10 +46,10 @@ class LoadHandle(Watch):
         self._failure: BaseException | None = None
         self._left: dict[Entry, int] = {}  # wants that have not arrived
         self._late: list[Entry] = []  # entries that are copied to their places at the end
-        surroundings = _surroundings()
+        context = surroundings()
         self._thread = threading.Thread(
             target=self._run,
-            args=(surroundings, target, run, process_group, given),
+            args=(context, target, run, process_group, given),
             name="ckptfs-load",
         )
         self._thread.start()
@@ -274,7 +274,7 @@ def load_async(
     return LoadHandle(model_or_state_dict, run, process_group, given)
 
 
-def _surroundings():
+def surroundings():
     """Return a context manager that gives another thread what torch keeps for this one."""
     import contextlib
 

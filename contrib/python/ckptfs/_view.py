@@ -44,6 +44,7 @@ TORCH = {
 }
 
 MOST_READ = 1 << 30  # bytes
+PIECE = 64 << 20  # bytes that are read at once for another device
 MOST_TOLD = 8  # warnings
 
 TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
@@ -605,12 +606,26 @@ class View:
             ) from None
 
     def _read(self, info, lo, n):
+        if str(self._device) != "cpu" and self._framework in TORCHES:
+            return self._read_to_device(info, lo, n)
         with reading(self) as view:
             out, address = _empty(self._framework, n, info.dtype)
             if all(n):
                 library().view_box_pread(view, info.index, u64s(lo), u64s(n), c_void_p(address))
-        is_there = str(self._device) == "cpu" or self._framework in NUMPIES
-        return out if is_there else out.to(self._device)
+        return out
+
+    def _read_to_device(self, info, lo, n):
+        """Read a box in pieces of rows: on the host there is never more of it than PIECE."""
+        import torch
+
+        out = torch.empty(n, dtype=getattr(torch, TORCH[info.dtype]), device=self._device)
+        with reading(self) as view:
+            for at, m, part in _pieces(out, PIECE) if all(n) else ():
+                piece, address = _empty("pt", m, info.dtype)
+                where = u64s([first + further for first, further in zip(lo, at)])
+                library().view_box_pread(view, info.index, where, u64s(m), c_void_p(address))
+                part.copy_(piece)
+        return out
 
     def get_tensor(self, name: str) -> torch.Tensor | numpy.ndarray:
         """Read a whole tensor.
@@ -643,6 +658,26 @@ class View:
             NotFoundError: There is no such tensor.
         """
         return Slice(self, self._find(name))
+
+
+def _pieces(tensor, most):
+    """Yield (offset, shape, view) of a tensor's pieces of at most so many bytes, or of an element.
+
+    A piece is a range of one dimension; all later ones are whole, and of the earlier ones it has
+    one element.
+    """
+    if not tensor.dim() or tensor.numel() * tensor.element_size() <= most:
+        yield [0] * tensor.dim(), list(tensor.shape), tensor
+        return
+    row = tensor[0].numel() * tensor.element_size()
+    rows = max(most // row, 1)
+    for i in range(0, tensor.shape[0], rows):
+        part = tensor[i : i + rows]
+        if row <= most:
+            yield [i] + [0] * (tensor.dim() - 1), list(part.shape), part
+            continue
+        for at, shape, inner in _pieces(part[0], most):
+            yield [i, *at], [1, *shape], inner[None]
 
 
 def _nodes(node):

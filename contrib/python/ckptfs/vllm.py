@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ._ahead import ahead
 from ._boxes import load_boxes
-from ._comm import Comm
+from ._comm import kept_comm
 from ._frameworks import unusable
 from ._library import CkptError
+from ._running import surroundings
 from ._state_dict import step_folder
 from ._tensors import same_bits
 from ._view import TORCH, View
@@ -63,8 +64,9 @@ class ModelLoader(_Base):
             batches, and each byte is read once in the job, or once on each node. "each": every rank
             reads for itself, and ranks of a node share the page cache.
         batch_bytes: How much is loaded together, in bytes (256 MiB). Up to three batches are in
-            host memory at a time.
-        prefetch: How many tensors are read ahead (2), with readers="each" and for one rank.
+            memory at a time: of the CUDA devices, if every rank has one, else of the hosts.
+        prefetch: How many tensors are read ahead (2), on the host, with readers="each" and for one
+            rank.
         load_options: As for ckptfs.load_state_dict.
 
     All other members are options of ckptfs.open: base, lora, dtype, dequantize and so on.
@@ -136,7 +138,8 @@ class ModelLoader(_Base):
             base: As for ckptfs.open.
 
         Yields:
-            The Hugging Face name, and the whole tensor on the CPU, in the view's dtype.
+            The Hugging Face name, and the whole tensor, in the view's dtype: on the current CUDA
+            device if every rank that loads has one, else on the CPU.
 
         Raises:
             CkptError: An error in reading.
@@ -148,30 +151,39 @@ class ModelLoader(_Base):
             base,
         )
         with view:
-            if group is None or self._own["readers"] == "each":
+            if self._own["readers"] == "each":
+                group = None
+            device = _device()
+            if group is None and device is None:
                 yield from view.items(prefetch=self._own["prefetch"])
                 return
-            with Comm(group) as comm:
+            comm, _ = kept_comm(group, device, no_dist=group is None)
+            same = surroundings()  # the stream on which the model's own method copies
+            try:
                 for batch in ahead(
-                    lambda infos: self._loaded(infos, view, comm),
+                    lambda infos: self._loaded(infos, view, comm, same),
                     _batches(view.infos(), self._own["batch_bytes"]),
                     1,
                 ):
                     yield from batch
+            finally:
+                comm.unhold()
 
-    def _loaded(self, infos, view, comm):
-        """Load one batch, on all ranks together."""
-        pairs = [
-            (i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="cpu"))
-            for i in infos
-        ]
-        load_boxes(
-            [(name, [0] * t.dim(), t) for name, t in pairs],
-            view,
-            comm,
-            readers=self._own["readers"],
-            load_options=self._own["load_options"],
-        )
+    def _loaded(self, infos, view, comm, same):
+        """Load one batch, on all ranks together, to where the Comm loads."""
+        device = "cpu" if comm.device is None else torch.device("cuda", comm.device)
+        with same():
+            pairs = [
+                (i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device=device))
+                for i in infos
+            ]
+            load_boxes(
+                [(name, [0] * t.dim(), t) for name, t in pairs],
+                view,
+                comm,
+                readers=self._own["readers"],
+                load_options=self._own["load_options"],
+            )
         return pairs
 
     def _run(self, model_config):
@@ -220,6 +232,12 @@ def _group():
     from vllm.distributed import get_world_group
 
     return get_world_group().cpu_group
+
+
+def _device():
+    """Return the number of the current CUDA device; None if this process uses none."""
+    cuda = torch.cuda
+    return cuda.current_device() if cuda.is_available() and cuda.is_initialized() else None
 
 
 def _batches(infos, most):
