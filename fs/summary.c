@@ -574,6 +574,24 @@ static void put_spreads(const json_t *plan)
     ckpt_out_table(head, "lrrr", COLUMNS, cell, ROWS * COLUMNS);
 }
 
+/* Print how the rank that exchanges most does so, a line for each group and step. */
+static void put_exchanges(const json_t *exchanges)
+{
+    const json_t *x;
+    size_t i;
+
+    json_array_foreach(exchanges, i, x) {
+        char bytes[CKPT_OUT_SIZE];
+        line("exchange",
+             "%s of %" JSON_INTEGER_FORMAT " ranks on %" JSON_INTEGER_FORMAT
+             " node%s: %" JSON_INTEGER_FORMAT " window%s of %s",
+             text_of(x, "call"), number_of(x, "members"), number_of(x, "nodes"),
+             plural(number_of(x, "nodes")), number_of(x, "windows"),
+             plural(number_of(x, "windows")),
+             ckpt_out_size((uint64_t)number_of(x, "window_bytes"), bytes));
+    }
+}
+
 void ckpt_summary_of_plan(const json_t *plan, bool multiplied)
 {
     const json_t *seconds = json_object_get(plan, "modelled_s");
@@ -592,6 +610,7 @@ void ckpt_summary_of_plan(const json_t *plan, bool multiplied)
          json_number_value(json_object_get(seconds, "node")),
          json_number_value(json_object_get(seconds, "once")));
     put_rates(json_object_get(plan, "rates"));
+    put_exchanges(json_object_get(plan, "exchanges"));
     (void)putchar('\n');
     put_spreads(plan);
 }

@@ -99,6 +99,7 @@ struct ckpt_comm {
     bool failed;      /* the last load failed: the transport must be renewed before the next one */
     uint32_t renewed; /* how often it was renewed; the same number on all ranks */
     bool busy;        /* a load runs */
+    double exchange_rate; /* of the last load (ckpt_load_stats), the same on all ranks; 0: none */
     /* Called with messages of the current load that belong to no round; may be NULL. data is
      * borrowed. */
     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);

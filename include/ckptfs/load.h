@@ -418,8 +418,11 @@ struct ckpt_load_stats {
     double first_s;          /* from start to the arrival of the first want */
     double read_s, place_s;  /* time spent reading and copying, summed over threads */
     double send_s;           /* busy time of the thread that sends and receives */
-    uint64_t kept_bytes; /* of buffer_bytes, rounded up to pages: pinned memory that the comm keeps
-                            for its next load (ckpt_comm_release) */
+    uint64_t kept_bytes;  /* of buffer_bytes, rounded up to pages: pinned memory that the comm keeps
+                             for its next load (ckpt_comm_release) */
+    double exchange_rate; /* bytes a second that a rank received in its fastest window of 1 MiB or
+                             more; 0: there was none. Of the job: the least of all ranks. The next
+                             load of the comm plans by it where options.rates says nothing */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
@@ -447,11 +450,15 @@ CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint
 
 /* Plan without loading: what a job of `ranks` ranks (0: the product of the layout's numbers),
  * `ranks_per_node` of them on each node, would do under a layout (as in ckpt_load_want_layout).
- * *ret_json is JSON text that the caller frees. It has reads, bytes and transfers per rank (least,
- * mean, most) and the estimated time of each way to read, by opt->rates. No tensor data is read. */
+ * transport: "nccl": destinations are on devices; anything else, or NULL: in host memory. *ret_json
+ * is JSON text that the caller frees. It has reads, bytes and transfers per rank (least, mean,
+ * most), the estimated time of each way to read, by opt->rates, and `exchanges`: the collectives of
+ * the rank that exchanges most, each with its call, its members and on how many nodes they are, the
+ * number of windows and the bytes of a window. No tensor data is read. */
 CKPT_PUBLIC int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
-                                uint32_t ranks_per_node, const struct ckpt_load_options *opt,
-                                char **ret_json, struct ckpt_err *err);
+                                uint32_t ranks_per_node, const char *transport,
+                                const struct ckpt_load_options *opt, char **ret_json,
+                                struct ckpt_err *err);
 
 #ifdef __cplusplus
 }

@@ -90,10 +90,23 @@ static uint64_t own_bytes(const struct ckpt_plan *p)
     return bytes;
 }
 
+/* Elements, times their size, of a group's regions. */
+static uint64_t group_bytes(const struct ckpt_plan *p, uint32_t group)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < p->regions.len; i++)
+        if (p->regions.ptr[i].group == group)
+            bytes +=
+                ckpt_box_numel(&p->regions.ptr[i].box) *
+                ckpt_dtype_size(p->job_wants->cat->tensors.ptr[p->regions.ptr[i].tensor].dtype);
+    return bytes;
+}
+
 /* All ranks want this; takes w. */
 static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
 {
-    static const uint32_t rank[RANKS] = {0, 1, 2, 3, 4}, node[RANKS] = {0, 0, 1, 1, 1};
+    static const uint32_t node[RANKS] = {0, 0, 1, 1, 1};
     const struct ckpt_plan_sizes sizes = {128, 128, 512, 256, 2, false};
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     struct ckpt_wants *table = malloc(sizeof *table);
@@ -101,15 +114,17 @@ static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
     struct ckpt_job_wants job_wants;
     struct ckpt_plan *p;
     struct ckpt_err err = {0};
-    uint64_t unique, read = 0;
+    uint64_t unique = 0, read = 0;
 
     MUST(table && class_of);
     *table = *w;
     MUST(ckpt_job_wants_init(&job_wants, cat, RANKS, class_of, table, 1, &err) == 0);
-    MUST(ckpt_plan_bytes(&job_wants, rank, RANKS, &unique, &err) == 0);
     for (uint32_t r = 0; r < RANKS; r++) {
         MUST(ckpt_plan_new(&job_wants, r, &sharing, true, &sizes, &p, &err) == 0);
         read += own_bytes(p);
+        for (uint32_t g = 0; g < p->groups.len; g++)
+            if (p->groups.ptr[g].self == 0)
+                unique += group_bytes(p, g);
         ckpt_plan_free(p);
     }
     MUST(read == unique);

@@ -146,4 +146,36 @@ static inline void random_job_wants(struct ckpt_job_wants *r, const struct ckpt_
         fail_msg("%s", err.text);
 }
 
+/* The bytes that at least one of these ranks wants, element by element. */
+static inline uint64_t wanted_bytes(const struct ckpt_job_wants *r, const uint32_t *rank,
+                                    uint32_t n)
+{
+    uint64_t count = 0;
+
+    for (uint32_t t = 0; t < r->cat->tensors.len; t++) {
+        const struct ckpt_tensor *tensor = &r->cat->tensors.ptr[t];
+        unsigned char *seen = calloc(tensor->numel + 1, 1);
+        for (uint32_t k = 0; k < n; k++) {
+            const struct ckpt_wants *w = &r->table[r->class_of[rank[k]]];
+            for (size_t e = 0; e < w->entries.len; e++) {
+                struct ckpt_box box;
+                if (w->entries.ptr[e].tensor != t ||
+                    !ckpt_wants_box(w, &w->entries.ptr[e], tensor, rank[k], &box))
+                    continue;
+                for (uint64_t i = 0; i < tensor->numel; i++) {
+                    uint64_t left = i;
+                    bool in = true;
+                    for (uint32_t d = tensor->rank; d-- > 0; left /= tensor->dim[d])
+                        in &= left % tensor->dim[d] - box.lo[d] < box.n[d];
+                    seen[i] |= in;
+                }
+            }
+        }
+        for (uint64_t i = 0; i < tensor->numel; i++)
+            count += seen[i];
+        free(seen);
+    }
+    return count * 2;
+}
+
 #endif

@@ -13,16 +13,37 @@
 /* What the ranks with this number want, each byte once. */
 static uint64_t unique_bytes(const struct ckpt_job_wants *r, const uint32_t *number, uint32_t of)
 {
-    struct ckpt_err err = {0};
-    uint64_t unique = 0;
     uint32_t rank[16], n = 0;
 
     for (uint32_t k = 0; k < r->nrank; k++)
         if (number[k] == of)
             rank[n++] = k;
-    if (n && ckpt_plan_bytes(r, rank, n, &unique, &err) < 0)
+    return wanted_bytes(r, rank, n);
+}
+
+/* Weigh a job as its ranks do, each its own groups (alone), or as one who weighs all. */
+static void weigh_job(const struct ckpt_job_wants *r, const struct ckpt_load_places *at, bool alone,
+                      struct ckpt_cost_input *in)
+{
+    const struct ckpt_plan_sizes sizes = {.slice = 4096, .window = 32768};
+    struct ckpt_weight *all = calloc(r->nrank, sizeof *all), *own = calloc(r->nrank, sizeof *own);
+    struct ckpt_weighing w = {.job_wants = r, .at = at, .sizes = &sizes, .weight = all};
+    struct ckpt_err err = {0};
+
+    for (uint32_t k = 0; k < r->nrank; k++) {
+        if (ckpt_load_weigh(&w, k, &err) < 0)
+            fail_msg("%s", err.text);
+        if (alone) {
+            own[k] = all[k];
+            memset(all, 0, r->nrank * sizeof *all);
+            ckpt_weighing_release(&w);
+        }
+    }
+    ckpt_weighing_release(&w);
+    if (ckpt_load_add_weights(alone ? own : all, r->nrank, at, in, &err) < 0)
         fail_msg("%s", err.text);
-    return unique;
+    free(all);
+    free(own);
 }
 
 /* Bytes of a job, of its nodes, groups that share, and ranks: as counted rank by rank, node by
@@ -66,14 +87,16 @@ static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
     for (uint32_t c = 0; c < nnode * nshare; c++)
         cells += unique_bytes(r, cell, c);
     const struct ckpt_load_places at = {node, share, nnode, nshare};
-    if (ckpt_load_weigh(r, &at, &in, &err) < 0)
-        fail_msg("%s", err.text);
-    assert_int_equal(in.needed, needed);
-    assert_int_equal(in.sum_node_unique, sum);
-    assert_int_equal(in.node_unique, most);
-    assert_int_equal(in.shared_unique, nshare > 1 ? shared : 0);
-    const uint64_t mean = cells / nnode;
-    assert_int_equal(in.node_shared_unique, nshare == 1 ? 0 : mean > most ? mean : most);
+    for (int alone = 0; alone < 2; alone++) {
+        const uint64_t mean = cells / nnode;
+        in = (struct ckpt_cost_input){0};
+        weigh_job(r, &at, alone, &in);
+        assert_int_equal(in.needed, needed);
+        assert_int_equal(in.sum_node_unique, sum);
+        assert_int_equal(in.node_unique, most);
+        assert_int_equal(in.shared_unique, nshare > 1 ? shared : 0);
+        assert_int_equal(in.node_shared_unique, nshare == 1 ? 0 : mean > most ? mean : most);
+    }
 }
 
 TEST(replicas, are_the_ranks_that_want_the_same)
@@ -173,11 +196,7 @@ static void plan_as_loads_do(uint32_t nrank)
     large_job(&job_wants, nrank, &all);
     for (uint32_t r = 0; r < nrank; r++)
         node[r] = r / 8;
-    const struct ckpt_load_places at = {.node = node, .nnode = nrank / 8};
-    if (ckpt_load_weigh(&job_wants, &at, &in.cost, &err) < 0)
-        fail_msg("%s", err.text);
-    assert_int_equal(in.cost.unique, all);
-    assert_int_equal(in.cost.node_unique, all);
+    in.cost = (struct ckpt_cost_input){nrank, nrank / 8, all, all * nrank / 8, 8 * all, all, all};
     if (ckpt_policy_choose(&in, &policy, &err) < 0)
         fail_msg("%s", err.text);
     const struct ckpt_sharing sharing = {policy.readers, node};

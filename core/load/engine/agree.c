@@ -407,23 +407,103 @@ static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
                : 0;
 }
 
-/* Find out how to read, and what this rank and the job want. */
-static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckpt_policy_input *in,
-                  struct ckpt_policy *ret, struct ckpt_err *err)
+/* What the comm's last load has measured replaces what would be assumed. */
+static void use_measured(const struct ckpt_comm *comm, uint32_t nnode, struct ckpt_rates *rates)
+{
+    double *rate = nnode > 1 ? &rates->network : &rates->local_link;
+
+    if (*rate <= 0)
+        *rate = nnode > 1 ? comm->exchange_rate * comm->x->size / nnode : comm->exchange_rate;
+}
+
+/* The weights of all ranks, on their way to rank 0. */
+struct weighed {
+    const struct ckpt_load_places *at;
+    struct ckpt_cost_input in;
+};
+
+static int reduce_weights(void *ctx, const unsigned char *const *data, const size_t *len,
+                          struct ckpt_str *answer, struct ckpt_err *err)
+{
+    struct weighed *w = ctx;
+    ckpt_cleanup(ckpt_freep) struct ckpt_weight *weight = calloc(w->in.nrank, sizeof *weight);
+    const uint32_t n = w->in.nrank;
+
+    if (!weight)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        if (len[r] != sizeof *weight)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(&weight[r], data[r], sizeof *weight);
+    }
+    if (ckpt_load_add_weights(weight, n, w->at, &w->in, err) < 0)
+        return -1;
+    ckpt_str_append(answer, (const char *)&w->in, sizeof w->in);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* Weigh this rank's groups, by the sizes that a load would have in which all ranks share. */
+static int weigh_own(struct ckpt_load *load, const struct ckpt_policy_input *in,
+                     const struct ckpt_load_places *at, struct ckpt_weight *ret,
+                     struct ckpt_err *err)
+{
+    const uint32_t self = load->comm->x->rank;
+    ckpt_cleanup(ckpt_freep) struct ckpt_weight *weight =
+        calloc(load->comm->x->size, sizeof *weight);
+    struct ckpt_policy once;
+
+    if (!weight)
+        return ckpt_nomem(err);
+    if (ckpt_policy_sizes(in, CKPT_READERS_ONCE, &once, NULL) < 0)
+        once.slots.sizes = (struct ckpt_plan_sizes){.slice = CKPT_UNIT_ALIGN};
+    struct ckpt_weighing w = {.job_wants = load->parts.job_wants,
+                              .at = at,
+                              .sizes = &once.slots.sizes,
+                              .device = in->cost.device,
+                              .logarithmic = in->cost.device && load->comm->x->device->logarithmic,
+                              .weight = weight};
+    const int rc = ckpt_load_weigh(&w, self, err);
+    ckpt_weighing_release(&w);
+    *ret = weight[self];
+    return rc;
+}
+
+/* COLLECTIVE. Find out how to read, and what this rank and the job want. rc and *err are this
+ * rank's status so far. */
+static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
+                  struct ckpt_policy_input *in, struct ckpt_err *err)
 {
     const struct ckpt_load_places at = {job->node, job->share, job->nnode, job->nshare};
-    uint64_t stored;
+    const struct ckpt_device *d = load->comm->x->device;
+    struct ckpt_weight own = {0};
+    struct weighed all = {.at = &at};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    size_t len = 0;
 
-    in->cost = (struct ckpt_cost_input){
-        .cached = job->cached, .shared = job->shared, .device = load->comm->x->device != NULL};
+    in->cost = (struct ckpt_cost_input){.nrank = load->comm->x->size,
+                                        .nnode = job->nnode,
+                                        .cached = job->cached,
+                                        .shared = job->shared,
+                                        .device = d != NULL};
+    if (d && d->setup_ns == 0)
+        in->cost.setup = ckpt_cost_setup(in->cost.nrank);
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in->local += job->node[r] == job->node[load->comm->x->rank];
-    if (ckpt_load_weigh(load->parts.job_wants, &at, &in->cost, err) < 0 ||
-        ckpt_policy_choose(in, ret, err) < 0 ||
-        ckpt_load_needed(load->parts.job_wants, load->comm->x->rank, &load->needed_bytes, &stored,
-                         err) < 0)
+    if (rc == 0)
+        rc = weigh_own(load, in, &at, &own, err);
+    all.in = in->cost;
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .own = &own,
+                               .own_len = sizeof own,
+                               .reduce = reduce_weights,
+                               .ctx = &all};
+    if (ckpt_round_run(&round, rc, &answer, &len, err) < 0)
         return -1;
-    load->rates = ret->rates;
+    if (len == sizeof in->cost)
+        memcpy(&in->cost, answer, len);
+    load->needed_bytes = own.needed;
     load->unique_bytes = in->cost.unique;
     return 0;
 }
@@ -435,13 +515,18 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
                     struct ckpt_err *err)
 {
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
+    struct ckpt_load_options opt = load->opt;
+    struct ckpt_policy_input in = {.opt = &opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
     const struct fit none = {0};
     struct ckpt_policy policy;
     struct ckpt_err own = {0};
 
-    if (rc < 0 || choose(load, job, &in, &policy, err) < 0)
+    use_measured(load->comm, job->nnode, &opt.rates);
+    if (choose(load, rc, job, &in, err) < 0)
+        return -1;
+    if (ckpt_policy_choose(&in, &policy, err) < 0)
         return check_plans(load, -1, &none, err);
+    load->rates = policy.rates;
     while ((rc = plan_for(load, &in, &policy, job, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||

@@ -44,6 +44,7 @@ struct ckpt_engine_stats {
     atomic_ullong arrived;     /* bytes that reads have returned, also of reads under way */
     atomic_ullong first_ns;    /* clock time at which the first want was complete; 0: none yet */
     atomic_ullong end_ns;      /* clock time of the end of the load; 0: it runs */
+    double exchange_rate;      /* bytes received per second in the fastest window; of the pump */
     uint64_t start_ns;         /* clock time of ckpt_engine_start */
     uint64_t buffers;          /* bytes of host memory */
     uint64_t device_buffers;   /* bytes of device memory */

@@ -60,9 +60,10 @@ struct ckpt_outgoing {
 /* A window slot: a window in flight. */
 struct ckpt_window_slot {
     bool open;
-    bool hashed;     /* the hash stands behind this rank's slice */
-    uint32_t window; /* index in plan->windows */
-    uint32_t left;   /* number of messages not placed and sends not ended; device: 1 until done */
+    bool hashed;       /* the hash stands behind this rank's slice */
+    uint32_t window;   /* index in plan->windows */
+    uint64_t since_ns; /* clock time at which this rank's slice was there */
+    uint32_t left;     /* number of messages not placed and sends not ended; device: 1 until done */
     struct ckpt_message *in;
     struct ckpt_outgoing *out;
     size_t nin, nout;
@@ -175,6 +176,9 @@ bool ckpt_read_open(struct ckpt_engine *e);
 
 /* Close a read slot if its piece has been read, sent and placed (under the lock). */
 void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s);
+
+/* Pump only. A window has arrived, of which this rank has received so many bytes: note the rate. */
+void ckpt_window_rate(struct ckpt_engine *e, const struct ckpt_window_slot *s, uint64_t bytes);
 
 /* Close a window slot if its window is done, and let go of this rank's piece (under the lock). */
 void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);

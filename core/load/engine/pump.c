@@ -142,6 +142,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .read_s = (double)atomic_load(&t->read_ns) / 1e9,
         .place_s = (double)atomic_load(&t->place_ns) / 1e9,
         .send_s = (double)atomic_load(&t->exchange_ns) / 1e9,
+        .exchange_rate = t->exchange_rate,
     };
 }
 
@@ -173,6 +174,8 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.read_s += s.read_s;
         sum.place_s += s.place_s;
         sum.send_s += s.send_s;
+        if (s.exchange_rate > 0 && (sum.exchange_rate <= 0 || s.exchange_rate < sum.exchange_rate))
+            sum.exchange_rate = s.exchange_rate;
     }
     ckpt_str_append(answer, (const char *)&sum, sizeof sum);
     return 0;
@@ -238,6 +241,8 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
 {
     if (rc == 0 && len == sizeof e->job)
         memcpy(&e->job, data, len);
+    if (rc == 0 && e->job.exchange_rate > 0)
+        e->comm->exchange_rate = e->job.exchange_rate;
     ckpt_round_release(&e->round);
     if (rc < 0) /* other ranks may have cancelled their transfers */
         e->comm->failed = true;

@@ -319,14 +319,18 @@ static int check_received(const struct ckpt_engine *e, const struct ckpt_window_
 
 static void count_exchange(struct ckpt_engine *e, const struct ckpt_window_slot *s)
 {
+    uint64_t received = 0;
+
     for (size_t i = 0; i < s->dev.exchange.len; i++) {
         const struct ckpt_exchange *x = &s->dev.exchange.ptr[i];
         const uint64_t bytes = x->kind == CKPT_GATHER ? x->len * (x->n - 1) : x->len;
         if (x->kind != CKPT_RECEIVE)
             atomic_fetch_add(&e->stats.sent, bytes);
         if (x->kind != CKPT_SEND)
-            atomic_fetch_add(&e->stats.received, bytes);
+            received += bytes;
     }
+    atomic_fetch_add(&e->stats.received, received);
+    ckpt_window_rate(e, s, received);
 }
 
 /* The work of a window is done: report the wants that have arrived, and free its slots. */

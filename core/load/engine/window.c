@@ -6,7 +6,10 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "load/engine/engine_inner.h"
+
+enum { RATED_BYTES = 1 << 20 }; /* smaller windows say nothing about the rate */
 
 /* ---- pieces of this rank ---- */
 
@@ -88,6 +91,16 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
     ckpt_engine_kick(e);
 }
 
+void ckpt_window_rate(struct ckpt_engine *e, const struct ckpt_window_slot *s, uint64_t bytes)
+{
+    const uint64_t now = ckpt_now_ns();
+    const double rate =
+        s->since_ns && now > s->since_ns ? (double)bytes * 1e9 / (double)(now - s->since_ns) : 0;
+
+    if (bytes >= RATED_BYTES && rate > e->stats.exchange_rate)
+        e->stats.exchange_rate = rate;
+}
+
 static void sign(unsigned char *data, size_t len)
 {
     const XXH64_hash_t h = XXH3_64bits(data, len);
@@ -110,6 +123,8 @@ unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s
     unsigned char *data =
         own && own->unread == 0 ? own->buf + (lo - e->plan->pieces.ptr[w->piece].lo) : NULL;
     (void)pthread_mutex_unlock(&e->lock);
+    if (data && s->since_ns == 0)
+        s->since_ns = ckpt_now_ns();
     if (data && e->opt.mode.verify && e->plan->stream[w->group].nstep && !s->hashed) {
         sign(data, *ret_len);
         s->hashed = true;
@@ -189,6 +204,7 @@ int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
             return 0;
         s->window = e->next_window++;
         s->hashed = false;
+        s->since_ns = 0;
         s->left = 1;
         if (!e->device && fill_window(e, s, err) < 0)
             return -1;
@@ -256,6 +272,9 @@ int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
 
 static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
+    uint64_t bytes = 0;
+    bool all = true, some = false;
+
     for (size_t i = 0; i < s->nout; i++) {
         struct ckpt_outgoing *o = &s->out[i];
         if (!o->posted || o->handled || !o->xfer.done)
@@ -266,9 +285,11 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
     }
     for (size_t i = 0; i < s->nin; i++) {
         struct ckpt_message *m = &s->in[i];
+        bytes += m->xfer.len;
+        all &= m->handled || m->xfer.done;
         if (m->handled || !m->xfer.done)
             continue;
-        m->handled = true;
+        m->handled = some = true;
         m->arrived = !m->xfer.in_place;
         m->next = NULL;
         *e->place_tail = m;
@@ -276,6 +297,8 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         atomic_fetch_add(&e->stats.received, m->xfer.len);
         (void)pthread_cond_signal(&e->work);
     }
+    if (all && some)
+        ckpt_window_rate(e, s, bytes);
     ckpt_window_settle(e, s);
 }
 

@@ -11,7 +11,7 @@
 #include <ckptfs/load.h>
 
 /* The size of a job. "Unique" bytes are bytes in storage, counted once; "needed" bytes are bytes of
- * wants in the dtypes of the view, added up over ranks. ckpt_load_weigh (weigh.c) computes them. */
+ * wants in the dtypes of the view, added up over ranks. weigh.c computes them. */
 struct ckpt_cost_input {
     uint32_t nrank, nnode;
     uint64_t unique;          /* of the whole job */
@@ -21,13 +21,26 @@ struct ckpt_cost_input {
     uint64_t sum_node_unique; /* the unique bytes of each node, added up over all nodes */
     double cached;            /* fraction of the files that is in the page cache, 0 to 1 */
     bool shared;              /* all nodes read from one shared storage */
-    bool device;   /* destinations are in device memory: reads, uploads and exchanges overlap */
-    bool disjoint; /* two ranks want either exactly the same bytes or no byte in common */
+    bool device;    /* destinations are in device memory: reads, uploads and exchanges overlap */
+    double latency; /* seconds of the exchanges with ONCE beside their bytes: of the rank that has
+                       most (ckpt_cost_latency) */
+    double setup;   /* seconds to make the communicators of a device, if they are not made yet */
     /* Only if options.share divides the ranks into several groups, else 0: */
     uint64_t shared_unique;      /* the unique bytes of each group, added up over all groups */
     uint64_t node_shared_unique; /* the same for the groups of one node: the mean of all nodes, and
                                     at least node_unique */
 };
+
+/* Seconds that the windows of a group of n ranks on nnode nodes take beside their bytes. Devices:
+ * what NCCL's tuning tables say of a call, of a hop of a ring and of one of the logarithmic
+ * algorithm, which it has (`logarithmic`) for communicators with one rank a node; two steps, rails
+ * and then nodes, where nodes have several members. Hosts: trees. */
+struct ckpt_plan_sizes;
+double ckpt_cost_latency(bool device, bool logarithmic, uint32_t n, uint32_t nnode, uint64_t bytes,
+                         const struct ckpt_plan_sizes *sizes);
+
+/* Seconds to make the communicators of a job on devices. */
+double ckpt_cost_setup(uint32_t nrank);
 
 /* The estimated duration of a load with each of CKPT_READERS_EACH, _NODE and _ONCE, in seconds. */
 struct ckpt_cost {

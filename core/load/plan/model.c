@@ -45,8 +45,11 @@ struct model {
     struct traffic *traffic; /* per rank */
     uint32_t nwindow;        /* the most windows of a rank */
     struct ckpt_plan_sizes sizes;
-    struct known_groups known; /* of the current domain */
-    bool disjoint;             /* as in struct ckpt_cost_input */
+    struct known_groups known;  /* of the current domain */
+    struct ckpt_weight *weight; /* per rank */
+    bool device;
+    uint64_t most;     /* bytes that the rank which exchanges most exchanges, */
+    json_t *exchanges; /* and how */
     CKPT_VEC(struct shape) shapes;
     CKPT_VEC(uint64_t) lengths; /* of all boxes of one rank */
     struct ckpt_err *err;
@@ -161,6 +164,51 @@ static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
     return 0;
 }
 
+/* Append one kind of call of a plan: n ranks, whose slices are `each` bytes. */
+static int add_exchange(struct model *m, json_t *list, const uint32_t *rank, uint32_t n,
+                        uint64_t each, uint32_t windows)
+{
+    uint32_t nodes = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = 0;
+        while (k < i && m->node[rank[k]] != m->node[rank[i]])
+            k = m->node[rank[i]] == m->node[rank[i - 1]] ? i - 1 : k + 1;
+        nodes += k == i;
+    }
+    return json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "call", "allgather",
+                                                 "members", (json_int_t)n, "nodes",
+                                                 (json_int_t)nodes, "windows", (json_int_t)windows,
+                                                 "window_bytes", (json_int_t)(n * each)));
+}
+
+/* If this rank exchanges more than those before, note its exchanges. On hosts, a group's relay
+ * trees do what is two steps on devices. */
+static int list_exchanges(struct model *m, const struct ckpt_plan *p)
+{
+    json_t *list = json_array();
+    uint64_t bytes = 0;
+    int rc = list ? 0 : -1;
+
+    for (uint32_t g = 0; g < p->groups.len && rc == 0; g++) {
+        const struct ckpt_stream *s = &p->stream[g];
+        const struct ckpt_group *group = &p->groups.ptr[g];
+        bytes += s->nstep ? s->len : 0;
+        for (uint32_t k = 0; k < s->nstep && m->device && rc == 0; k++)
+            rc = add_exchange(m, list, s->step[k].rank, s->step[k].n,
+                              (uint64_t)s->slice * (k ? s->step[0].n : 1), s->nwindow);
+        if (s->nstep && !m->device)
+            rc = add_exchange(m, list, group->rank, group->n, s->slice, s->nwindow);
+    }
+    if (rc == 0 && bytes > m->most) {
+        m->most = bytes;
+        json_decref(m->exchanges);
+        m->exchanges = json_incref(list);
+    }
+    json_decref(list);
+    return rc < 0 ? ckpt_nomem(m->err) : 0;
+}
+
 /* Plan one rank, and add the traffic of its groups that have not been counted. */
 static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
 {
@@ -175,6 +223,8 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
     }
     if (rc == 0 && p->windows.len > m->nwindow)
         m->nwindow = (uint32_t)p->windows.len;
+    if (rc == 0)
+        rc = list_exchanges(m, p);
     ckpt_plan_free(p);
     return rc;
 }
@@ -229,7 +279,7 @@ static int add_domain(struct model *m, const struct ckpt_policy *policy, const u
     for (uint32_t k = 0; k < n && rc == 0; k++) {
         const uint32_t replica = m->replicas.of[rank[k]];
         if (policy->readers == CKPT_READERS_EACH ||
-            (m->disjoint && m->replicas.count[replica] == 1))
+            ckpt_class_is_alone(&m->job_wants, m->job_wants.class_of[rank[k]]))
             rc = add_alone(m, policy, rank[k]);
         else if (!seen[replica])
             rc = add_rank(m, policy, rank[k]);
@@ -321,7 +371,7 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
     static const char *const name[] = {"auto", "once", "node", "each"};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
         "{s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:{s:f, s:f, s:f}, "
-        "s:{s:f, s:f, s:f, s:f, s:f, s:f}}",
+        "s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:s, s:O}",
         "layout", layout, "ranks", (json_int_t)m->nrank, "nodes", (json_int_t)m->nnode,
         "ranks_per_node", (json_int_t)per_node, "readers", name[policy->readers], "unique_bytes",
         (json_int_t)in->unique, "needed_bytes", (json_int_t)in->needed, "read_bytes",
@@ -332,11 +382,38 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
         "piece_bytes", (json_int_t)m->sizes.piece, "modelled_s", "each", cost->each, "node",
         cost->node, "once", cost->once, "rates", "node_storage", r->node_storage, "shared_storage",
         r->shared_storage, "page_cache", r->page_cache, "copy", r->copy, "local_link",
-        r->local_link, "network", r->network);
+        r->local_link, "network", r->network, "transport", m->device ? "nccl" : "host", "exchanges",
+        m->exchanges);
 
     if (!j)
         return ckpt_nomem(m->err);
     return ckpt_json_dump(j, CKPT_JSON_PYTHON, false, ret, NULL, m->err);
+}
+
+/* Weigh all ranks; of those that want the same, the first. */
+static int weigh_all(struct model *m, const struct ckpt_policy_input *in,
+                     const struct ckpt_load_places *at, struct ckpt_cost_input *ret)
+{
+    struct ckpt_policy once;
+
+    if (ckpt_policy_sizes(in, CKPT_READERS_ONCE, &once, NULL) < 0)
+        once.slots.sizes = (struct ckpt_plan_sizes){.slice = CKPT_UNIT_ALIGN};
+    struct ckpt_weighing w = {.job_wants = &m->job_wants,
+                              .at = at,
+                              .sizes = &once.slots.sizes,
+                              .device = m->device,
+                              .logarithmic = m->device,
+                              .weight = m->weight};
+    int rc = 0;
+    for (uint32_t r = 0; r < m->nrank && rc == 0; r++) {
+        const uint32_t first = m->replicas.rank[m->replicas.of[r]];
+        if (first == r)
+            rc = ckpt_load_weigh(&w, r, m->err);
+        else
+            m->weight[r].needed = m->weight[first].needed;
+    }
+    ckpt_weighing_release(&w);
+    return rc < 0 ? -1 : ckpt_load_add_weights(m->weight, m->nrank, at, ret, m->err);
 }
 
 static int model_run(struct model *m, const struct ckpt_view *view, const char *layout,
@@ -352,23 +429,24 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
         return -1;
     ckpt_residency_estimate(view->cat, 0, 1, &residency);
     /* a job of many nodes starts with cold caches */
-    in.cost = (struct ckpt_cost_input){.cached = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
-                                       .shared = residency.shared || opt->rates.shared_storage > 0};
+    in.cost = (struct ckpt_cost_input){.nrank = m->nrank,
+                                       .nnode = m->nnode,
+                                       .cached = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
+                                       .shared = residency.shared || opt->rates.shared_storage > 0,
+                                       .device = m->device,
+                                       .setup = m->device ? ckpt_cost_setup(m->nrank) : 0};
     const struct ckpt_load_places at = {m->node, m->with, m->nnode, m->nshare};
-    if (ckpt_load_weigh(&m->job_wants, &at, &in.cost, m->err) < 0 ||
-        ckpt_policy_choose(&in, &policy, m->err) < 0)
-        return -1;
-    m->disjoint = in.cost.disjoint;
-    if (add_domains(m, &policy) < 0)
+    if (weigh_all(m, &in, &at, &in.cost) < 0 || ckpt_policy_choose(&in, &policy, m->err) < 0 ||
+        add_domains(m, &policy) < 0)
         return -1;
     return report(m, layout, per_node, &policy, &in.cost, ret);
 }
 
 int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
-                    uint32_t ranks_per_node, const struct ckpt_load_options *opt, char **ret_json,
-                    struct ckpt_err *err)
+                    uint32_t ranks_per_node, const char *transport,
+                    const struct ckpt_load_options *opt, char **ret_json, struct ckpt_err *err)
 {
-    struct model m = {.err = err};
+    struct model m = {.err = err, .device = transport && strcmp(transport, "nccl") == 0};
     struct ckpt_load_options own = {0};
     int rc;
 
@@ -389,7 +467,9 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
     m.node = malloc(ranks * sizeof *m.node);
     m.with = malloc(ranks * sizeof *m.with);
     m.traffic = calloc(ranks, sizeof *m.traffic);
-    rc = m.node && m.with && m.traffic ? 0 : ckpt_nomem(err);
+    m.weight = calloc(ranks, sizeof *m.weight);
+    m.exchanges = json_array();
+    rc = m.node && m.with && m.traffic && m.weight && m.exchanges ? 0 : ckpt_nomem(err);
     for (uint32_t r = 0; r < ranks && rc == 0; r++) {
         m.node[r] = r / ranks_per_node;
         m.with[r] = r / own.share_ranks;
@@ -404,5 +484,7 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
     free(m.node);
     free(m.with);
     free(m.traffic);
+    free(m.weight);
+    json_decref(m.exchanges);
     return rc;
 }

@@ -9,7 +9,6 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "load/want/regions.h"
 #include "tensor/read.h"
 
 enum { MAX_UNITS = 1 << 28 };
@@ -543,31 +542,6 @@ static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct c
 }
 
 /* ---- the whole ---- */
-
-/* The size of boxes in the dtype of the tensor that is read for them, such as a cast's operand. */
-static uint64_t stored_bytes(const struct ckpt_job_wants *job_wants,
-                             const struct ckpt_wanted_box *box, size_t n)
-{
-    uint64_t bytes = 0;
-
-    for (size_t i = 0; i < n; i++)
-        bytes +=
-            ckpt_box_numel(&box[i].box) *
-            ckpt_dtype_size(ckpt_tensor_stored(&job_wants->cat->tensors.ptr[box[i].tensor])->dtype);
-    return bytes;
-}
-
-int ckpt_plan_bytes(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
-                    uint64_t *ret, struct ckpt_err *err)
-{
-    ckpt_wanted_boxes boxes = {0};
-    int rc = ckpt_regions_of(job_wants, rank, nrank, &boxes, err);
-
-    if (rc == 0)
-        *ret = stored_bytes(job_wants, boxes.ptr, boxes.len);
-    ckpt_vec_release(&boxes);
-    return rc;
-}
 
 static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
                         struct ckpt_err *err)

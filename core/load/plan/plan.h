@@ -150,11 +150,6 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
 /* The tensor of a unit. */
 const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint32_t unit);
 
-/* The number of stored bytes that at least one of the given ranks wants, counted once. It needs no
- * plan: weigh.c calls it. */
-int ckpt_plan_bytes(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
-                    uint64_t *ret, struct ckpt_err *err);
-
 /* The bytes of the stream that are a member's slice of a window: [*ret_lo, *ret_hi), which is
  * empty beyond the end of the stream. */
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many bytes a job, its nodes and its ranks want. */
+/* How many bytes a job, its nodes and its ranks want, and what exchanging them costs beside the
+ * bytes. The groups (groups.h) partition what is wanted: unique bytes are sums over groups, and a
+ * group is counted at the first of its members, once in the job and once in each node. In a load
+ * each rank weighs its own groups and rank 0 adds up; `ckpt plan` weighs a job that does not exist.
+ */
 #ifndef CKPT_LOAD_PLAN_WEIGH_H
 #define CKPT_LOAD_PLAN_WEIGH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "load/plan/cost.h"
+#include "load/plan/plan.h"
 #include "load/want/job_wants.h"
 
 /* The bytes that a rank wants: *ret_bytes in the dtypes of the view, *ret_stored in those of the
@@ -21,9 +27,39 @@ struct ckpt_load_places {
     uint32_t nshare; /* 0 or 1: all ranks share */
 };
 
-/* Compute the numbers of ranks, nodes and bytes in *in, and `disjoint`. The caller sets the other
- * members. */
-int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const struct ckpt_load_places *at,
-                    struct ckpt_cost_input *in, struct ckpt_err *err);
+/* What is counted at one rank, in bytes. */
+struct ckpt_weight {
+    uint64_t needed; /* ckpt_load_needed */
+    uint64_t unique,
+        node_unique; /* groups of which it is the first member; the first in its node */
+    uint64_t shared, node_shared; /* the same for groups within a group of options.share */
+    double latency;               /* seconds of its exchanges (ONCE) beside their bytes */
+};
+
+struct ckpt_weighing {
+    const struct ckpt_job_wants *job_wants;
+    const struct ckpt_load_places *at;
+    const struct ckpt_plan_sizes *sizes; /* of a load with ONCE */
+    bool device, logarithmic;            /* as in struct ckpt_cost_input */
+    struct ckpt_weight *weight;          /* per rank; the caller's, zeroed */
+    struct ckpt_known_lists known[2];    /* groups that were counted: of the job; that share */
+};
+
+/* Add what rank `rank` wants to its weight, and its groups that are not known yet to those of their
+ * members. NOMEM, LIMIT. */
+int ckpt_load_weigh(struct ckpt_weighing *w, uint32_t rank, struct ckpt_err *err);
+
+/* Forget the groups that are known. */
+void ckpt_weighing_release(struct ckpt_weighing *w);
+
+/* Add up the weights of all ranks: numbers of ranks and nodes, bytes and latency in *in. The caller
+ * sets the other members. NOMEM. */
+int ckpt_load_add_weights(const struct ckpt_weight *weight, uint32_t nrank,
+                          const struct ckpt_load_places *at, struct ckpt_cost_input *in,
+                          struct ckpt_err *err);
+
+/* Does no rank of this class want a byte that another rank wants, as with FSDP? True only if that
+ * follows from the meshes alone. */
+bool ckpt_class_is_alone(const struct ckpt_job_wants *job_wants, uint32_t class);
 
 #endif
