@@ -76,9 +76,9 @@ CKPT_PUBLIC int ckpt_comm_from_env_log(ckpt_comm_log *log, void *ctx, struct ckp
 CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, void *ctx);
 
 /* TCP in two steps, for programs that have their own way to exchange a few bytes: every rank calls
- * ckpt_tcp_listen, sends its ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS bytes
- * with the NUL) to all other ranks, and calls ckpt_tcp_connect. `host` is the name or address under
- * which other ranks reach this one; NULL: the name of this machine.
+ * ckpt_tcp_listen, rank 0 sends its ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS
+ * bytes with the NUL) to all other ranks, and all call ckpt_tcp_connect. `host` is the name or
+ * address under which other ranks reach this one; NULL: the name of this machine.
  *
  * A rank listens on the first address of `host` that is this machine's (on all addresses if none
  * is), or on the interface that CKPTFS_INTERFACE names, by its name or an address; the port is one
@@ -101,19 +101,20 @@ CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, v
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
-/* The address that this rank sends to the others. Borrowed from tcp. */
+/* The address that rank 0 sends to the others. Borrowed from tcp. */
 CKPT_PUBLIC const char *ckpt_tcp_address(const struct ckpt_tcp *tcp);
 /* Stop listening and free tcp, if ckpt_tcp_connect will not be called. */
 CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
 
-/* COLLECTIVE. Connect all ranks. address[r] is the address of rank r, for all `size` ranks. tcp is
- * freed by this call, whether it succeeds or not. A rank is connected to its neighbours in a tree
- * of 32 and, once data is exchanged, to the ranks that it exchanges data with; its listener stays
- * open for them. The process's soft limit of open files is raised as far as the tree needs it.
- * LIMIT: the hard limit is too low. TIMEOUT: not all ranks connected within timeout_ms. */
+/* COLLECTIVE. Connect all ranks, which register at rank 0. root: the address of rank 0, which
+ * itself may give NULL. tcp is freed by this call, whether it succeeds or not. A rank is connected
+ * to its neighbours in a tree of 32 and, once data is exchanged, to the ranks that it exchanges
+ * data with; its listener stays open for them. The process's soft limit of open files is raised as
+ * far as the tree needs it. LIMIT: the hard limit is too low. TIMEOUT: not all ranks connected
+ * within timeout_ms. */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
-                                 const char *const *address, uint32_t timeout_ms,
-                                 struct ckpt_comm **ret, struct ckpt_err *err);
+                                 const char *root, uint32_t timeout_ms, struct ckpt_comm **ret,
+                                 struct ckpt_err *err);
 
 /* Close the connections and free the comm. All its loads must have been freed. */
 CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);

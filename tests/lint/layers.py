@@ -36,7 +36,7 @@ PLACES = [
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
-    (r"sodium.*\.h", r"core/comm/tcp/secret\.c"),
+    (r"sodium.*\.h", r"core/comm/secret\.c"),
     (r"mpi\.h", r"core/comm/mpi/xport\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/comm/nccl/xport\.c|include/ckptfs/load_nccl\.h"),
     (r"(cuda|cudaTypedefs|cuda_runtime|cuda_runtime_api)\.h", r"core/device/cuda_driver\.h|include/ckptfs/load_nccl\.h"),

@@ -48,7 +48,7 @@ static inline struct ckpt_view *open_view(const char *name)
 
 struct connecting {
     struct ckpt_tcp *tcp;
-    const char *const *address;
+    const char *root;
     uint32_t rank, size;
     struct ckpt_comm *comm;
     int rc;
@@ -59,22 +59,21 @@ static inline void *connect_one(void *arg)
 {
     struct connecting *c = arg;
 
-    c->rc = ckpt_tcp_connect(c->tcp, c->rank, c->size, c->address, MEET_MS, &c->comm, &c->err);
+    c->rc = ckpt_tcp_connect(c->tcp, c->rank, c->size, c->root, MEET_MS, &c->comm, &c->err);
     return NULL;
 }
 
 static inline void connect_all(uint32_t n, struct ckpt_comm **comm)
 {
     struct connecting c[MOST];
-    const char *address[MOST];
     pthread_t thread[MOST];
     struct ckpt_err err = {0};
 
     for (uint32_t r = 0; r < n; r++) {
-        c[r] = (struct connecting){.address = address, .rank = r, .size = n};
+        c[r] = (struct connecting){.rank = r, .size = n};
         if (ckpt_tcp_listen("127.0.0.1", &c[r].tcp, &err) < 0)
             fail_msg("%s", err.text);
-        address[r] = ckpt_tcp_address(c[r].tcp);
+        c[r].root = ckpt_tcp_address(c[0].tcp);
     }
     for (uint32_t r = 0; r < n; r++)
         assert_int_equal(pthread_create(&thread[r], NULL, connect_one, &c[r]), 0);

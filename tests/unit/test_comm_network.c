@@ -6,9 +6,11 @@
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -20,6 +22,7 @@
 #include "comm/tcp/handshake.h"
 #include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
+#include "dial.h"
 
 enum { WAIT_MS = 20000, FAIL_MS = 1000, STRANGERS = 60, RANKS = 3 };
 
@@ -44,10 +47,7 @@ static unsigned port_of(const struct ckpt_tcp *tcp)
 
 static bool reached(const char *host, unsigned port)
 {
-    char text[8];
-
-    (void)snprintf(text, sizeof text, "%u", port);
-    int fd = ckpt_socket_dial(host, text, ckpt_now_ms() + WAIT_MS);
+    int fd = dial_now(host, port);
     const bool good = fd >= 0;
     ckpt_socket_close(&fd);
     return good;
@@ -149,11 +149,9 @@ static bool ended_well(pid_t pid)
 static int dial_soon(uint16_t port)
 {
     const uint64_t until = ckpt_now_ms() + WAIT_MS;
-    char text[8];
     int fd;
 
-    (void)snprintf(text, sizeof text, "%u", port);
-    while ((fd = ckpt_socket_dial("127.0.0.1", text, until)) < 0 && ckpt_now_ms() < until)
+    while ((fd = dial_now("127.0.0.1", port)) < 0 && ckpt_now_ms() < until)
         (void)usleep(10000);
     return fd;
 }
@@ -200,10 +198,14 @@ static bool is_answered(uint32_t rank, uint16_t port)
     struct ckpt_handshake h;
     int fd = dial_soon(port);
 
+    enum ckpt_handshake_result r;
+    bool moved;
+
     ckpt_handshake_dial(&h, fd, &g, 0, ckpt_now_ms() + WAIT_MS);
-    const bool good = ckpt_handshake_run(&h, &fd);
-    ckpt_socket_close(&fd);
-    return good;
+    while ((r = ckpt_handshake_step(&h, &moved)) == CKPT_HANDSHAKE_WAITING)
+        (void)usleep(1000);
+    ckpt_socket_close(&h.fd);
+    return r == CKPT_HANDSHAKE_ASKED;
 }
 
 TEST(rendezvous, a_rank_is_not_replaced)
@@ -213,13 +215,42 @@ TEST(rendezvous, a_rank_is_not_replaced)
 
     (void)unsetenv("TORCHELASTIC_RUN_ID");
     pid[0] = start_rank(0, port);
-    CHECK(is_answered(1, port)); /* which does not register, as it tells no address */
+    CHECK(is_answered(1, port)); /* which does not register, as it does not confirm */
     pid[1] = start_rank(1, port);
     while (is_answered(1, port)) /* until the rank has registered */
         (void)usleep(20000);
     pid[2] = start_rank(2, port);
     for (uint32_t r = 0; r < RANKS; r++)
         CHECK(ended_well(pid[r]));
+}
+
+static void on_alarm(int sig) { (void)sig; }
+
+/* A timer of the process, as Python programs and profilers have them, interrupts poll. */
+TEST(rendezvous, signals_do_not_end_a_wait)
+{
+    struct sigaction alarm = {.sa_handler = on_alarm}, before;
+    const struct itimerval often = {{0, 10000}, {0, 10000}}, never = {0};
+    struct ckpt_tcp *tcp = listen_ok("127.0.0.1");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm = NULL;
+    int status;
+
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct ckpt_tcp *own = listen_ok("127.0.0.1");
+        (void)usleep(300 * 1000);
+        status = ckpt_tcp_connect(own, 1, 2, ckpt_tcp_address(tcp), WAIT_MS, &comm, &err);
+        ckpt_comm_free(comm);
+        _exit(status < 0);
+    }
+    CHECK(sigaction(SIGALRM, &alarm, &before) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    const int rc = ckpt_tcp_connect(tcp, 0, 2, NULL, WAIT_MS, &comm, &err);
+    CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0 && sigaction(SIGALRM, &before, NULL) == 0);
+    if (rc < 0)
+        fail_msg("%s", err.text);
+    ckpt_comm_free(comm);
+    CHECK(ended_well(pid));
 }
 
 /* ---- the secret ---- */
@@ -307,7 +338,11 @@ static bool forward(struct between *b, struct pipe *p, int side, bool tamper)
             atomic_store(&b->changed, true);
         }
     }
-    return ckpt_socket_send_all(p->fd[!side], buf, (size_t)n, ckpt_now_ms() + WAIT_MS) == 0;
+    for (ssize_t at = 0, sent; at<n; at += sent> 0 ? sent : 0)
+        if ((sent = send(p->fd[!side], buf + at, (size_t)(n - at), MSG_NOSIGNAL)) < 0 &&
+            !ckpt_socket_would_block())
+            return false;
+    return true;
 }
 
 static void *between_run(void *arg)
@@ -315,9 +350,7 @@ static void *between_run(void *arg)
     struct between *b = arg;
     struct pipe pipe[8];
     int n = 0;
-    char to[8];
 
-    (void)snprintf(to, sizeof to, "%u", b->to);
     while (!atomic_load(&b->stop)) {
         struct pollfd p[17] = {{b->listener, POLLIN, 0}};
         for (int i = 0; i < 2 * n; i++)
@@ -325,8 +358,7 @@ static void *between_run(void *arg)
         (void)poll(p, (nfds_t)(1 + 2 * n), 10);
         int fd = n < 8 ? accept4(b->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK) : -1;
         if (fd >= 0)
-            pipe[n++] =
-                (struct pipe){{fd, ckpt_socket_dial("127.0.0.1", to, ckpt_now_ms() + WAIT_MS)}, 0};
+            pipe[n++] = (struct pipe){{fd, dial_now("127.0.0.1", b->to)}, 0};
         for (int i = 0; i < 2 * n; i++) {
             struct pipe *q = &pipe[i / 2];
             if (q->fd[0] >= 0 && !forward(b, q, i % 2, i / 2 == b->connection)) {
@@ -343,7 +375,7 @@ static void *between_run(void *arg)
 struct rank {
     uint32_t meet_ms;
     struct ckpt_tcp *tcp;
-    const char *const *address;
+    const char *root;
     uint32_t rank;
     struct ckpt_view *view;
     int rc;
@@ -385,7 +417,7 @@ static void *rank_run(void *arg)
     struct rank *r = arg;
     struct ckpt_comm *comm = NULL;
 
-    r->rc = ckpt_tcp_connect(r->tcp, r->rank, 2, r->address, r->meet_ms, &comm, &r->err);
+    r->rc = ckpt_tcp_connect(r->tcp, r->rank, 2, r->root, r->meet_ms, &comm, &r->err);
     if (r->rc == 0)
         r->rc = load_all(r, comm);
     ckpt_comm_free(comm);
@@ -395,8 +427,8 @@ static void *rank_run(void *arg)
 /* Two ranks load, rank 1 over the process in between; nobody reads another's memory. */
 static void run_between(struct between *b, struct rank rank[2])
 {
-    char host[CKPT_HOST_BYTES], other[2][CKPT_TCP_ADDRESS], path[4096];
-    const char *address[2] = {other[0], other[1]}, *source = getenv("CKPTFS_SOURCE");
+    char host[CKPT_HOST_BYTES], root[CKPT_TCP_ADDRESS], path[4096];
+    const char *source = getenv("CKPTFS_SOURCE");
     struct ckpt_run *run;
     struct ckpt_err err = {0};
     pthread_t thread[2];
@@ -407,9 +439,8 @@ static void run_between(struct between *b, struct rank rank[2])
         fail_msg("%s", err.text);
     for (uint32_t r = 0; r < 2; r++) {
         (void)setenv("CKPTFS_NODE", r ? "one" : "zero", 1);
-        rank[r] = (struct rank){.rank = r, .address = address, .tcp = listen_ok("127.0.0.1")};
+        rank[r] = (struct rank){.rank = r, .root = root, .tcp = listen_ok("127.0.0.1")};
         rank[r].meet_ms = b->connection < 0 ? WAIT_MS : FAIL_MS; /* ranks that never meet */
-        (void)snprintf(other[r], sizeof other[r], "%s", ckpt_tcp_address(rank[r].tcp));
         if (ckpt_run_view(run, NULL, &rank[r].view, &err) < 0)
             fail_msg("%s", err.text);
     }
@@ -417,7 +448,7 @@ static void run_between(struct between *b, struct rank rank[2])
     b->to = (uint16_t)port_of(rank[0].tcp);
     b->listener = ckpt_listen("127.0.0.1", (struct ckpt_ports){0, 0}, host, &b->port, &err);
     const char *rest = strchr(strchr(ckpt_tcp_address(rank[0].tcp), ' ') + 1, ' ');
-    (void)snprintf(other[0], sizeof other[0], "127.0.0.1 %u%s", b->port, rest);
+    (void)snprintf(root, sizeof root, "127.0.0.1 %u%s", b->port, rest);
     assert_int_equal(pthread_create(&b->thread, NULL, between_run, b), 0);
     for (int r = 0; r < 2; r++)
         assert_int_equal(pthread_create(&thread[r], NULL, rank_run, &rank[r]), 0);
@@ -448,10 +479,10 @@ TEST(between, what_is_only_forwarded_is_good)
     CHECK(true);
 }
 
-/* The nonce of the greeting, and the proof of the confirmation. */
+/* The nonce of the greeting; the address and the proof of the confirmation. */
 TEST(between, a_handshake_that_is_changed_on_its_way_fails)
 {
-    static const size_t change[] = {40, 70};
+    static const size_t change[] = {40, 70, 330};
 
     if (!have_secrets())
         return;
@@ -472,6 +503,7 @@ TEST(between, a_handshake_that_is_changed_on_its_way_fails)
 
 TESTS(T(listen, only_the_given_host_is_listened_on), T(listen, an_interface_can_be_named),
       T(listen, ports_come_from_the_range), T(rendezvous, strangers_delay_nobody),
-      T(rendezvous, a_rank_is_not_replaced), T(secret, is_an_error_where_it_cannot_be_used),
-      T(secret, those_without_it_are_not_answered), T(between, what_is_only_forwarded_is_good),
+      T(rendezvous, a_rank_is_not_replaced), T(rendezvous, signals_do_not_end_a_wait),
+      T(secret, is_an_error_where_it_cannot_be_used), T(secret, those_without_it_are_not_answered),
+      T(between, what_is_only_forwarded_is_good),
       T(between, a_handshake_that_is_changed_on_its_way_fails))

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "comm/comm.h"
-#include "comm/tcp/secret.h"
+#include "comm/secret.h"
 #include "comm/xport.h"
 #include "load/want/job_wants.h"
 #include "load_team.h"

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import weakref
-from ctypes import byref, c_char_p, c_void_p
+from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from ._device_memory import DRIVER, TORCH
@@ -299,9 +299,8 @@ class Comm:
         except BaseException:
             lib.tcp_free(tcp)
             raise
-        table = (c_char_p * self.size)(*[address.encode() for address in told])
-        comm = c_void_p()
-        lib.tcp_connect(tcp, self.rank, self.size, table, self.timeout_ms, byref(comm))
+        root, comm = told[0].encode(), c_void_p()
+        lib.tcp_connect(tcp, self.rank, self.size, root, self.timeout_ms, byref(comm))
         return comm
 
     def check_place(self, device: torch.device) -> None:

@@ -280,10 +280,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
     "ckpt_tcp_free": (None, [P]),
-    "ckpt_tcp_connect": (
-        c_int,
-        [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E],
-    ),
+    "ckpt_tcp_connect": (c_int, [P, c_uint32, c_uint32, c_char_p, c_uint32, POINTER(P), E]),
     "ckpt_load_new": (c_int, [P, P, POINTER(LoadOptions), POINTER(P), E]),
     "ckpt_load_free": (None, [P]),
     "ckpt_load_want": (

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making connections: to the neighbours in the tree at the beginning, and to other ranks when data
- * is to be exchanged with them. Of two ranks, the one with the greater number dials. Many
+/* Making connections: at the rendezvous, to the neighbours in the tree, and to other ranks when
+ * data is to be exchanged with them. Of two ranks, the one with the greater number dials. Many
  * handshakes go on side by side, each with a deadline of its own, so that a stranger delays nobody.
- */
+ *
+ * A link is UNCONNECTED, then DIALLING (of the dialling rank) while its handshake is among
+ * m->shakes, then OPEN; a handshake that fails makes it UNCONNECTED again. */
 #include <errno.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +20,12 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "comm/tcp/listen.h"
 #include "comm/tcp/tcp.h"
 
 enum {
-    HANDSHAKE_MS = 5 * 1000,
+    HANDSHAKE_MS = 5000,
+    SEARCH_MS = 2000, /* of a handshake with what may be rank 0 */
     RETRY_MS = 20,
-    CALLERS = 1024,
-    PARTING_MS = 2000, /* a parent that gives up may still say why */
 };
 
 /* ---- listening ---- */
@@ -116,17 +117,13 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
 
 /* ---- addresses ---- */
 
-struct contact {
-    char host[200], port[8];
-    uint64_t token[2];
-    struct ckpt_same_host same_host;
-};
-
-static int parse_address(const char *address, struct contact *ret, struct ckpt_err *err)
+int ckpt_tcp_parse(const char *address, struct ckpt_tcp_contact *ret, struct ckpt_err *err)
 {
+    *ret = (struct ckpt_tcp_contact){.nport = 1};
     if (sscanf(address,
-               "%199s %7s %16" SCNx64 "%16" SCNx64 " %" SCNx64 " %" SCNu64 " %" SCNx64 " %" SCNx64,
-               ret->host, ret->port, &ret->token[0], &ret->token[1], &ret->same_host.node,
+               "%199s %5" SCNu32 " %16" SCNx64 "%16" SCNx64 " %" SCNx64 " %" SCNu64 " %" SCNx64
+               " %" SCNx64,
+               ret->host, &ret->port, &ret->token[0], &ret->token[1], &ret->same_host.node,
                &ret->same_host.pid, &ret->same_host.at, &ret->same_host.word) != 8)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
     return 0;
@@ -159,7 +156,7 @@ void ckpt_tcp_permit(struct ckpt_xport *x, bool on)
         ckpt_same_host_forbid();
 }
 
-int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err)
+int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint64_t *pid = malloc(m->x.size * sizeof *pid);
     const uint64_t node = ckpt_node_digest();
@@ -168,14 +165,18 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct c
     if (!pid)
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < m->x.size; r++) {
-        struct contact c;
-        if (parse_address(address[r], &c, err) < 0)
+        const size_t own = strnlen(text, len) + 1;
+        struct ckpt_tcp_contact c;
+        if (own > len)
+            return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent broken addresses");
+        if (ckpt_tcp_parse(text, &c, err) < 0)
             return -1;
-        free(m->address[r]);
-        if (!(m->address[r] = strdup(address[r])))
+        if (!m->address[r] && !(m->address[r] = strdup(text)))
             return ckpt_nomem(err);
         if (c.same_host.node == node)
             pid[n++] = c.same_host.pid;
+        text += own;
+        len -= own;
     }
     find_ancestor(m, pid, n);
     ckpt_tcp_permit(&m->x, true);
@@ -189,8 +190,8 @@ static int look_same_host(struct ckpt_xport_tcp *m, struct ckpt_err *err)
 
     m->x.same_host = true;
     for (uint32_t r = 0; r < m->x.size; r++) {
-        struct contact c;
-        if (parse_address(m->address[r], &c, err) < 0)
+        struct ckpt_tcp_contact c;
+        if (ckpt_tcp_parse(m->address[r], &c, err) < 0)
             return -1;
         m->x.same_host &=
             r == m->x.rank || c.same_host.node != node || ckpt_same_host_reach(&c.same_host);
@@ -211,288 +212,297 @@ int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, ui
 
 /* ---- dialling ---- */
 
-static struct ckpt_greeting greeting_to(const struct contact *c, uint32_t rank, uint32_t kind)
+static struct ckpt_tcp_link *link_of(struct ckpt_tcp_peer *p, uint32_t kind)
 {
-    return (struct ckpt_greeting){.magic = CKPT_GREETING,
-                                  .version = CKPT_TCP_VERSION,
-                                  .token = {c->token[0], c->token[1]},
-                                  .from = rank,
-                                  .kind = kind};
+    return kind == CKPT_TCP_DATA ? &p->data : kind == CKPT_TCP_CONTROL ? &p->ctl : &p->meet;
 }
 
-static int fail_refused(uint32_t rank, struct ckpt_err *err)
+/* Does this rank dial the other one for this purpose? */
+static bool wanted(const struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p, uint32_t kind)
 {
-    return ckpt_fail(err, CKPT_PEER,
-                     "rank %" PRIu32 " and this rank do not have the same CKPTFS_SECRET", rank);
+    if (m->x.rank <= p->rank)
+        return false;
+    if (kind == CKPT_TCP_DATA)
+        return p->ctl.state != CKPT_TCP_CLOSED && (p->send.head || p->recv.head);
+    if (kind == CKPT_TCP_CONTROL)
+        return p->rank == ckpt_tree_parent(m->x.rank) && m->peer[0]->meet.state == CKPT_TCP_CLOSED;
+    return p->rank == 0;
 }
 
-/* Connect to the parent, which accepts. */
-static int dial_above(struct ckpt_xport_tcp *m, const char *address, uint64_t until,
-                      struct ckpt_err *err)
+int ckpt_tcp_fail_unreached(enum ckpt_code code, uint32_t rank, const struct ckpt_tcp_contact *c,
+                            struct ckpt_err *err)
 {
-    const uint32_t to = ckpt_tree_parent(m->x.rank);
-    struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, to);
-    struct ckpt_handshake h = {0};
-    struct contact c;
-
-    if (!p)
-        return ckpt_nomem(err);
-    if (parse_address(address, &c, err) < 0)
-        return -1;
-    const struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_CONTROL);
-    for (;;) {
-        int fd = ckpt_socket_dial(c.host, c.port, until);
-        if (fd >= 0) {
-            ckpt_handshake_dial(&h, fd, &g, to, until);
-            if (ckpt_handshake_run(&h, &p->ctl))
-                return 0;
-        }
-        if (h.refused)
-            return fail_refused(to, err);
-        if (ckpt_now_ms() >= until)
-            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " can't be reached at %s port %s",
-                             to, c.host, c.port);
-        (void)usleep(RETRY_MS * 1000);
-    }
+    return ckpt_fail(err, code, "rank %" PRIu32 " can't be reached at %s port %" PRIu32, rank,
+                     c->host, c->port);
 }
 
-static int dial_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_t now,
-                      struct ckpt_err *err)
+static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind, uint64_t now,
+                struct ckpt_err *err)
 {
-    struct contact c;
+    struct ckpt_tcp_link *l = link_of(p, kind);
+    struct ckpt_tcp_contact c = m->meeting.root;
+    const uint32_t limit_ms = kind == CKPT_TCP_RENDEZVOUS ? SEARCH_MS : HANDSHAKE_MS;
+    struct ckpt_handshake h;
 
-    if (p->refused)
-        return fail_refused(p->rank, err);
-    if (!m->address[p->rank])
+    if (kind != CKPT_TCP_RENDEZVOUS && !m->address[p->rank])
         return ckpt_fail(err, CKPT_PEER, "the address of rank %" PRIu32 " is not known", p->rank);
-    if (parse_address(m->address[p->rank], &c, err) < 0)
+    if (kind != CKPT_TCP_RENDEZVOUS && ckpt_tcp_parse(m->address[p->rank], &c, err) < 0)
         return -1;
-    if (p->since_ms == 0)
-        p->since_ms = now;
-    if (now > p->since_ms + m->meet_ms)
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " can't be reached at %s port %s", p->rank,
-                         c.host, c.port);
-    p->retry_ms = now + RETRY_MS;
-    const int fd = ckpt_socket_begin(c.host, c.port);
-    struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_DATA);
-    g.word = m->renewed;
-    if (fd >= 0) {
-        ckpt_handshake_dial(&p->dialling, fd, &g, p->rank, now + HANDSHAKE_MS);
-        p->same_host.of = c.same_host;
-        p->same_host.of.word += m->renewed;
-        p->state = CKPT_TCP_DIALLING;
+    if (l->refused && c.nport == 1)
+        return ckpt_fail(err, CKPT_PEER,
+                         "rank %" PRIu32 " and this rank do not have the same CKPTFS_SECRET",
+                         p->rank);
+    if (l->since_ms == 0)
+        l->since_ms = now;
+    if (kind == CKPT_TCP_DATA && now > l->since_ms + m->meet_ms)
+        return ckpt_tcp_fail_unreached(CKPT_PEER, p->rank, &c, err);
+    const int fd = ckpt_socket_begin(c.host, c.port, c.nport, &l->attempt);
+    if (l->attempt == 0)
+        l->retry_ms = now + RETRY_MS;
+    if (fd < 0)
+        return 0;
+    const struct ckpt_greeting g = {.magic = CKPT_GREETING,
+                                    .version = CKPT_TCP_VERSION,
+                                    .token = {c.token[0], c.token[1]},
+                                    .from = m->x.rank,
+                                    .kind = kind,
+                                    .word = kind == CKPT_TCP_DATA ? m->renewed : 0};
+    ckpt_handshake_dial(&h, fd, &g, p->rank, now + limit_ms);
+    if (ckpt_vec_push(&m->shakes, h) < 0) {
+        ckpt_socket_close(&h.fd);
+        return 0;
     }
+    p->same_host.of = c.same_host;
+    p->same_host.of.word += m->renewed;
+    l->state = CKPT_TCP_DIALLING;
     return 0;
+}
+
+/* Listen at the local end of the connection to rank 0, because other machines can reach that. */
+static int listen_beside(struct ckpt_xport_tcp *m, int fd, struct ckpt_err *err)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    char host[CKPT_HOST_BYTES];
+
+    if (getsockname(fd, (struct sockaddr *)&a, &len) < 0 ||
+        getnameinfo((struct sockaddr *)&a, len, host, sizeof host, NULL, 0, NI_NUMERICHOST) != 0)
+        return ckpt_fail(err, CKPT_IO, "this machine's own address is not known");
+    return ckpt_tcp_listen(host, &m->tcp, err);
 }
 
 /* The other rank has answered. Same-host copies are used if both ranks can read each other's
  * memory. */
-static enum ckpt_handshake_result dial_confirm(struct ckpt_tcp_peer *p)
+static enum ckpt_handshake_result confirm(struct ckpt_xport_tcp *m, struct ckpt_handshake *h,
+                                          struct ckpt_err *err)
 {
-    p->same_host.is = p->dialling.its.word && ckpt_same_host_reach(&p->same_host.of);
-    return ckpt_handshake_confirm(&p->dialling, p->same_host.is);
+    struct ckpt_tcp_peer *p = m->peer[h->to];
+
+    if (h->mine.kind == CKPT_TCP_CONTROL)
+        return ckpt_handshake_confirm(h, 0, NULL);
+    if (h->mine.kind == CKPT_TCP_RENDEZVOUS)
+        return !m->tcp && listen_beside(m, h->fd, err) < 0
+                   ? CKPT_HANDSHAKE_FAILED
+                   : ckpt_handshake_confirm(h, 0, m->tcp->address);
+    p->same_host.is = h->its.word && ckpt_same_host_reach(&p->same_host.of);
+    return ckpt_handshake_confirm(h, p->same_host.is, NULL);
 }
 
-static void dial_on(struct ckpt_tcp_peer *p, bool *moved)
+/* A handshake of this rank has ended. One for data that is older than the last renewal leads
+ * nowhere. */
+static void end_dial(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool good)
 {
-    enum ckpt_handshake_result r = ckpt_handshake_step(&p->dialling, moved);
+    struct ckpt_tcp_link *l = link_of(m->peer[h->to], h->mine.kind);
 
-    if (r == CKPT_HANDSHAKE_ASKED)
-        r = dial_confirm(p);
-    if (r == CKPT_HANDSHAKE_WAITING)
+    if (h->mine.kind == CKPT_TCP_DATA && h->mine.word != m->renewed) {
+        ckpt_socket_close(&h->fd);
         return;
-    p->refused = p->dialling.refused;
-    p->state = r == CKPT_HANDSHAKE_DONE ? CKPT_TCP_OPEN : CKPT_TCP_UNCONNECTED;
-    p->data = p->dialling.fd;
-}
-
-static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
-                struct ckpt_err *err)
-{
-    const uint64_t now = ckpt_now_ms();
-
-    if (p->state == CKPT_TCP_DIALLING) {
-        dial_on(p, moved);
-        return 0;
     }
-    if (p->state != CKPT_TCP_UNCONNECTED || m->x.rank < p->rank || p->gone ||
-        !(p->send.head || p->recv.head) || now < p->retry_ms)
-        return 0;
-    return dial_begin(m, p, now, err);
+    l->refused |= h->refused;
+    l->state = good ? CKPT_TCP_OPEN : CKPT_TCP_UNCONNECTED;
+    l->fd = h->fd;
 }
 
 /* ---- being dialled ---- */
 
-static void accept_callers(struct ckpt_xport_tcp *m, bool *moved)
+static void accept_callers(struct ckpt_xport_tcp *m, int listener, bool *moved)
 {
-    while (m->callers.len < CALLERS) {
-        int fd = accept4(m->tcp->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    while (listener >= 0 && m->shakes.len < CKPT_TCP_HANDSHAKES) {
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct ckpt_handshake h;
         if (fd < 0)
             return;
         ckpt_socket_tune(fd);
         ckpt_handshake_accept(&h, fd, ckpt_now_ms() + HANDSHAKE_MS);
         *moved = true;
-        if (ckpt_vec_push(&m->callers, h) < 0)
+        if (ckpt_vec_push(&m->shakes, h) < 0)
             ckpt_socket_close(&fd);
     }
 }
 
-/* The peer that a greeting comes from, if that rank may dial now and for this purpose; else NULL.
- */
-static struct ckpt_tcp_peer *known_caller(struct ckpt_xport_tcp *m, const struct ckpt_greeting *g)
+/* May the rank that a greeting comes from dial now and for this purpose? At the rendezvous a rank
+ * registers once: a second caller with its number is no rank of this job. */
+static bool welcome(const struct ckpt_xport_tcp *m, const struct ckpt_greeting *g)
 {
-    const bool control = g->kind == CKPT_TCP_CONTROL;
+    const uint64_t *token = g->kind == CKPT_TCP_RENDEZVOUS ? m->meeting.root.token : m->tcp->token;
 
-    if (memcmp(g->token, m->tcp->token, sizeof g->token) != 0 || g->from <= m->x.rank ||
-        g->from >= m->x.size || g->kind > CKPT_TCP_CONTROL ||
-        (control && ckpt_tree_parent(g->from) != m->x.rank) || (!control && g->word != m->renewed))
-        return NULL;
-    struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, g->from);
-    if (!p || (control ? p->ctl >= 0 || p->gone : p->state != CKPT_TCP_UNCONNECTED))
-        return NULL;
-    return p;
+    if (memcmp(g->token, token, sizeof g->token) != 0 || g->from <= m->x.rank ||
+        g->from >= m->x.size)
+        return false;
+    const struct ckpt_tcp_peer *p = m->peer[g->from];
+    if (g->kind == CKPT_TCP_RENDEZVOUS)
+        return m->meeting.waiting && !m->address[g->from];
+    if (g->kind == CKPT_TCP_CONTROL)
+        return ckpt_tree_parent(g->from) == m->x.rank &&
+               (!p || p->ctl.state == CKPT_TCP_UNCONNECTED);
+    return g->kind == CKPT_TCP_DATA && g->word == m->renewed &&
+           (!p || p->data.state == CKPT_TCP_UNCONNECTED);
 }
 
-static enum ckpt_handshake_result answer_caller(struct ckpt_xport_tcp *m, struct ckpt_handshake *h)
+static enum ckpt_handshake_result answer(struct ckpt_xport_tcp *m, struct ckpt_handshake *h)
 {
-    struct ckpt_tcp_peer *p = known_caller(m, &h->its);
-    struct contact its;
+    struct ckpt_tcp_contact its;
+    struct ckpt_tcp_peer *p;
 
-    if (!p)
+    if (!welcome(m, &h->its))
         return CKPT_HANDSHAKE_FAILED;
-    if (h->its.kind == CKPT_TCP_CONTROL)
+    if (h->its.kind != CKPT_TCP_DATA)
         return ckpt_handshake_answer(h, m->x.rank, 0);
-    if (!m->address[p->rank] || parse_address(m->address[p->rank], &its, NULL) < 0)
+    if (!m->address[h->its.from] || ckpt_tcp_parse(m->address[h->its.from], &its, NULL) < 0 ||
+        !(p = ckpt_tcp_peer(m, h->its.from)))
         return CKPT_HANDSHAKE_FAILED;
     p->same_host.of = its.same_host;
     p->same_host.of.word += m->renewed;
     return ckpt_handshake_answer(h, m->x.rank, ckpt_same_host_reach(&p->same_host.of));
 }
 
-/* The handshake is done: give the descriptor to the peer. */
-static bool adopt_caller(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h)
+/* Tell a rank that has come the address of its parent, if that has come, too. */
+static void tell_above(struct ckpt_xport_tcp *m, uint32_t rank, struct ckpt_err *err)
 {
-    struct ckpt_tcp_peer *p = known_caller(m, &h->its);
+    const char *above = m->address[ckpt_tree_parent(rank)];
+    int *fd = &m->meeting.waiting[rank];
+    char text[CKPT_TCP_ADDRESS] = "";
 
-    if (!p)
+    if (*fd < 0 || !above)
+        return;
+    (void)snprintf(text, sizeof text, "%s", above);
+    /* the buffer of the connection is empty, and takes this at once */
+    if (send(*fd, text, sizeof text, MSG_NOSIGNAL) != sizeof text)
+        (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", rank);
+    ckpt_socket_close(fd);
+}
+
+static bool register_rank(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h,
+                          struct ckpt_err *err)
+{
+    const char *address = h->in.confirmation.address;
+    const uint32_t rank = h->its.from;
+    struct ckpt_tcp_contact c;
+
+    if (ckpt_tcp_parse(address, &c, NULL) < 0 || !(m->address[rank] = strdup(address)))
         return false;
-    if (h->its.kind == CKPT_TCP_CONTROL) {
-        p->ctl = h->fd;
-        return true;
-    }
-    p->same_host.is = h->word != 0;
-    p->data = h->fd;
-    p->state = CKPT_TCP_OPEN;
+    m->meeting.waiting[rank] = h->fd;
+    m->meeting.count++;
+    tell_above(m, rank, err);
+    for (uint32_t k = 0; k < ckpt_tree_children(rank, m->x.size); k++)
+        tell_above(m, ckpt_tree_child(rank, k), err);
     return true;
 }
 
-static enum ckpt_handshake_result progress_caller(struct ckpt_xport_tcp *m,
-                                                  struct ckpt_handshake *h, bool *moved)
+/* The handshake is done: whose is the descriptor? False: nobody's. */
+static bool adopt(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h, struct ckpt_err *err)
 {
+    struct ckpt_tcp_peer *p;
+
+    if (!welcome(m, &h->its))
+        return false;
+    if (h->its.kind == CKPT_TCP_RENDEZVOUS)
+        return register_rank(m, h, err);
+    if (!(p = ckpt_tcp_peer(m, h->its.from)))
+        return false;
+    struct ckpt_tcp_link *l = link_of(p, h->its.kind);
+    if (h->its.kind == CKPT_TCP_DATA)
+        p->same_host.is = h->in.confirmation.word != 0;
+    l->fd = h->fd;
+    l->state = CKPT_TCP_OPEN;
+    return true;
+}
+
+static void end_call(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool good,
+                     struct ckpt_err *err)
+{
+    if (!good && h->answered && h->its.kind == CKPT_TCP_RENDEZVOUS && m->meeting.stranger)
+        m->meeting.stranger[h->its.from] = true;
+    if (!good || !adopt(m, h, err))
+        ckpt_socket_close(&h->fd);
+}
+
+/* ---- progress ---- */
+
+/* False: the handshake has ended. */
+static bool progress_handshake(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool *moved,
+                               struct ckpt_err *err)
+{
+    const bool dials = ckpt_handshake_dials(h);
     enum ckpt_handshake_result r = ckpt_handshake_step(h, moved);
 
     if (r == CKPT_HANDSHAKE_ASKED)
-        r = answer_caller(m, h);
-    return r == CKPT_HANDSHAKE_DONE && !adopt_caller(m, h) ? CKPT_HANDSHAKE_FAILED : r;
+        r = dials ? confirm(m, h, err) : answer(m, h);
+    if (r == CKPT_HANDSHAKE_WAITING)
+        return true;
+    if (r == CKPT_HANDSHAKE_FAILED)
+        ckpt_socket_close(&h->fd);
+    *moved = true;
+    if (dials)
+        end_dial(m, h, r == CKPT_HANDSHAKE_DONE);
+    else
+        end_call(m, h, r == CKPT_HANDSHAKE_DONE, err);
+    return false;
+}
+
+/* Receive the parent's address from rank 0. */
+static int receive_above(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
+{
+    struct ckpt_tcp_link *l = &m->peer[0]->meet;
+    struct ckpt_tcp_meeting *v = &m->meeting;
+    char **above = &m->address[ckpt_tree_parent(m->x.rank)];
+    const ssize_t n = recv(l->fd, v->above + v->above_at, sizeof v->above - v->above_at, 0);
+
+    if (n < 0 && ckpt_socket_would_block())
+        return 0;
+    if (n <= 0)
+        return ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
+    *moved = true;
+    v->above_at += (size_t)n;
+    if (v->above_at < sizeof v->above)
+        return 0;
+    v->above[sizeof v->above - 1] = '\0';
+    ckpt_socket_close(&l->fd);
+    l->state = CKPT_TCP_CLOSED;
+    return *above || (*above = strdup(v->above)) ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
 {
-    int rc = 0;
+    const uint64_t now = ckpt_now_ms();
+    struct ckpt_err why = {0};
 
-    if (m->cancelled || !m->tcp)
+    if (m->cancelled)
         return 0;
-    accept_callers(m, moved);
-    for (size_t i = m->callers.len; i-- > 0;) {
-        struct ckpt_handshake *h = &m->callers.ptr[i];
-        const enum ckpt_handshake_result r = progress_caller(m, h, moved);
-        if (r == CKPT_HANDSHAKE_WAITING)
-            continue;
-        if (r == CKPT_HANDSHAKE_FAILED)
-            ckpt_socket_close(&h->fd);
-        *h = m->callers.ptr[--m->callers.len];
-    }
-    for (size_t i = 0; i < m->active.len && rc == 0; i++)
-        rc = dial(m, m->active.ptr[i], moved, err);
-    return rc;
-}
-
-/* ---- the tree ---- */
-
-uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size)
-{
-    return (rank == 0 ? size : ckpt_tree_children(rank, size)) + 24;
-}
-
-static uint32_t missing_child(const struct ckpt_xport_tcp *m)
-{
-    const uint32_t n = ckpt_tree_children(m->x.rank, m->x.size);
-
-    for (uint32_t k = 0; k < n; k++) {
-        const struct ckpt_tcp_peer *p = m->peer[ckpt_tree_child(m->x.rank, k)];
-        if (!p || (p->ctl < 0 && !p->gone))
-            return ckpt_tree_child(m->x.rank, k);
-    }
-    return UINT32_MAX;
-}
-
-static int await_below(struct ckpt_xport_tcp *m, uint64_t until, struct ckpt_err *err)
-{
-    uint32_t missing;
-
-    while ((missing = missing_child(m)) != UINT32_MAX) {
-        bool moved = false;
-        if (ckpt_tcp_progress_connections(m, &moved, err) < 0)
-            return -1;
-        if (ckpt_now_ms() >= until)
-            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not connect in time",
-                             missing);
-        if (!moved)
-            m->x.ops->wait(&m->x, RETRY_MS);
-    }
-    return 0;
-}
-
-int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
-                  uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err)
-{
-    const uint64_t until = ckpt_now_ms() + timeout_ms;
-    struct ckpt_xport_tcp *m = NULL;
-
-    *ret = NULL;
-    if (ckpt_tcp_new(tcp, rank, size, &m, err) < 0)
-        return -1;
-    m->meet_ms = timeout_ms;
-    if (rank > 0 && dial_above(m, above, until + PARTING_MS, err) < 0) {
-        m->x.ops->free(&m->x);
-        return -1;
-    }
-    *ret = m;
-    return await_below(m, until, err);
-}
-
-int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *const *address,
-                     uint32_t timeout_ms, struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    struct ckpt_xport_tcp *m = NULL;
-    struct ckpt_comm *comm = NULL;
-
-    if (rank >= size || ckpt_socket_reserve(ckpt_tcp_files(rank, size), err) < 0) {
-        ckpt_tcp_free(tcp);
-        return rank >= size ? ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " of %" PRIu32, rank, size)
-                            : -1;
-    }
-    int rc = ckpt_tcp_join(tcp, rank, size, rank > 0 ? address[ckpt_tree_parent(rank)] : NULL,
-                           timeout_ms, &m, err);
-    if (!m || ckpt_comm_wrap(&m->x, &comm, err) < 0)
-        return -1;
-    if (rc == 0)
-        rc = ckpt_tcp_know(m, address, err);
-    if (ckpt_tcp_finish(m, comm, rc, timeout_ms, err) < 0) {
-        ckpt_comm_free(comm);
-        return -1;
-    }
-    *ret = comm;
-    return 0;
+    accept_callers(m, m->tcp ? m->tcp->fd : -1, moved);
+    accept_callers(m, m->meeting.door, moved);
+    for (size_t i = m->shakes.len; i-- > 0;)
+        if (!progress_handshake(m, &m->shakes.ptr[i], moved, &why))
+            m->shakes.ptr[i] = m->shakes.ptr[--m->shakes.len];
+    if (m->peer[0] && m->peer[0]->meet.state == CKPT_TCP_OPEN)
+        (void)receive_above(m, moved, &why);
+    for (size_t i = 0; i < m->active.len; i++)
+        for (uint32_t kind = CKPT_TCP_DATA; kind <= CKPT_TCP_RENDEZVOUS; kind++) {
+            struct ckpt_tcp_peer *p = m->active.ptr[i];
+            const struct ckpt_tcp_link *l = link_of(p, kind);
+            if (l->state == CKPT_TCP_UNCONNECTED && now >= l->retry_ms && wanted(m, p, kind) &&
+                why.code == CKPT_OK)
+                (void)dial(m, p, kind, now, &why);
+        }
+    return why.code == CKPT_OK ? 0 : ckpt_err_move(err, &why);
 }

@@ -3,6 +3,7 @@
 #include "comm/tcp/handshake.h"
 
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -12,33 +13,29 @@
 
 /* ---- proofs ---- */
 
-/* What both sides have exchanged when a proof is made. */
-struct said {
-    struct ckpt_greeting greeting, answer;
-    uint32_t word;
-};
-
-static struct said said_of(const struct ckpt_handshake *h, bool dialled, uint32_t word)
+/* Prove to know the secret: the proof depends on both greetings, and on the confirmation c, except
+ * its proof; c is NULL in the answer. */
+static void prove(const struct ckpt_handshake *h, const struct ckpt_handshake_confirmation *c,
+                  unsigned char ret[CKPT_PROOF_BYTES])
 {
-    return (struct said){
-        .greeting = dialled ? h->mine : h->its, .answer = dialled ? h->its : h->mine, .word = word};
+    const bool dials = ckpt_handshake_dials(h);
+    struct {
+        struct ckpt_greeting greeting, answer;
+        struct ckpt_handshake_confirmation confirmation;
+    } said = {.greeting = dials ? h->mine : h->its, .answer = dials ? h->its : h->mine};
+
+    if (c)
+        said.confirmation = *c;
+    memset(said.confirmation.proof, 0, sizeof said.confirmation.proof);
+    ckpt_secret_prove(c ? "confirmation" : "answer", &said, sizeof said, ret);
 }
 
-static void prove(const char *purpose, const struct said *s, unsigned char ret[CKPT_PROOF_BYTES])
-{
-    unsigned char text[2 * sizeof s->greeting + sizeof s->word];
-
-    memcpy(text, &s->greeting, sizeof s->greeting);
-    memcpy(text + sizeof s->greeting, &s->answer, sizeof s->answer);
-    memcpy(text + 2 * sizeof s->greeting, &s->word, sizeof s->word);
-    ckpt_secret_prove(purpose, text, sizeof text, ret);
-}
-
-static bool proves(const char *purpose, const struct said *s, const unsigned char *proof)
+static bool proves(const struct ckpt_handshake *h, const struct ckpt_handshake_confirmation *c,
+                   const unsigned char *proof)
 {
     unsigned char own[CKPT_PROOF_BYTES];
 
-    prove(purpose, s, own);
+    prove(h, c, own);
     return ckpt_secret_equal(own, proof);
 }
 
@@ -104,17 +101,18 @@ static enum ckpt_handshake_result take_answer(struct ckpt_handshake *h)
     memcpy(expected.nonce, h->its.nonce, sizeof expected.nonce);
     if (memcmp(&h->its, &expected, sizeof expected) != 0)
         return fail(h);
-    const struct said s = said_of(h, true, 0);
-    h->refused = h->its.secret != h->mine.secret || !proves("answer", &s, h->in.answer.proof);
+    h->refused = h->its.secret != h->mine.secret || !proves(h, NULL, h->in.answer.proof);
     return h->refused ? fail(h) : CKPT_HANDSHAKE_ASKED;
 }
 
-enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint32_t word)
+enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint32_t word,
+                                                  const char *address)
 {
     struct ckpt_handshake_confirmation c = {.word = word};
-    const struct said s = said_of(h, true, word);
 
-    prove("confirmation", &s, c.proof);
+    if (address)
+        (void)snprintf(c.address, sizeof c.address, "%s", address);
+    prove(h, &c, c.proof);
     return send_now(h, &c, sizeof c) ? CKPT_HANDSHAKE_DONE : fail(h);
 }
 
@@ -127,8 +125,8 @@ enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint3
     a.greeting.word = word;
     fill_greeting(&a.greeting);
     h->mine = a.greeting;
-    const struct said s = said_of(h, false, 0);
-    prove("answer", &s, a.proof);
+    h->answered = true;
+    prove(h, NULL, a.proof);
     /* a caller with another secret is answered, too, so that it can report that */
     if (!send_now(h, &a, sizeof a) || h->its.secret != h->mine.secret)
         return fail(h);
@@ -139,10 +137,12 @@ enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint3
 
 static enum ckpt_handshake_result take_confirmation(struct ckpt_handshake *h)
 {
-    const struct said s = said_of(h, false, h->in.confirmation.word);
+    struct ckpt_handshake_confirmation *c = &h->in.confirmation;
 
-    h->word = h->in.confirmation.word;
-    return proves("confirmation", &s, h->in.confirmation.proof) ? CKPT_HANDSHAKE_DONE : fail(h);
+    if (!proves(h, c, c->proof))
+        return fail(h);
+    c->address[sizeof c->address - 1] = '\0';
+    return CKPT_HANDSHAKE_DONE;
 }
 
 static size_t length_of(enum ckpt_handshake_stage stage)
@@ -185,19 +185,4 @@ enum ckpt_handshake_result ckpt_handshake_step(struct ckpt_handshake *h, bool *m
 short ckpt_handshake_events(const struct ckpt_handshake *h)
 {
     return h->stage == CKPT_HANDSHAKE_CONNECTING ? POLLOUT : POLLIN;
-}
-
-bool ckpt_handshake_run(struct ckpt_handshake *h, int *ret_fd)
-{
-    enum ckpt_handshake_result r;
-    bool moved = false;
-
-    while ((r = ckpt_handshake_step(h, &moved)) == CKPT_HANDSHAKE_WAITING) {
-        struct pollfd p = {h->fd, ckpt_handshake_events(h), 0};
-        (void)poll(&p, 1, 20);
-    }
-    if (r == CKPT_HANDSHAKE_ASKED)
-        r = ckpt_handshake_confirm(h, 0);
-    *ret_fd = h->fd;
-    return r == CKPT_HANDSHAKE_DONE;
 }

@@ -4,8 +4,8 @@
  * side contributes a random nonce, and proves that it knows the job's secret, if there is one
  * (secret.h).
  *
- * A handshake is a small state machine with a deadline. Except for ckpt_handshake_run nothing here
- * blocks, so that many handshakes go on side by side and a stranger delays nobody. */
+ * A handshake is a small state machine with a deadline. Nothing here blocks, so that many
+ * handshakes go on side by side and a stranger delays nobody. */
 #ifndef CKPT_COMM_TCP_HANDSHAKE_H
 #define CKPT_COMM_TCP_HANDSHAKE_H
 
@@ -13,14 +13,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "comm/tcp/secret.h"
+#include <ckptfs/load.h>
+
+#include "comm/secret.h"
 
 enum {
     CKPT_GREETING = 0x74706b63, /* "ckpt" */
-    CKPT_TCP_VERSION = 6,
+    CKPT_TCP_VERSION = 7,
 };
 
-/* The purpose of a connection. */
+/* The purpose of a connection. At the rendezvous, a rank tells rank 0 its address, and is told that
+ * of its parent in the tree. */
 enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_RENDEZVOUS };
 
 /* How each side introduces itself. */
@@ -41,6 +44,7 @@ struct ckpt_handshake_answer {
 
 struct ckpt_handshake_confirmation {
     uint32_t word, unused;
+    char address[CKPT_TCP_ADDRESS]; /* at the rendezvous: of the dialling rank */
     unsigned char proof[CKPT_PROOF_BYTES];
 };
 
@@ -57,9 +61,9 @@ struct ckpt_handshake {
     enum ckpt_handshake_stage stage;
     uint32_t to; /* dialling: the rank that must answer */
     struct ckpt_greeting mine, its;
-    uint32_t word; /* accepting: the confirmation's */
     bool refused;  /* dialling: the two sides do not have the same secret */
-    size_t at;     /* bytes of `in` received so far */
+    bool answered; /* accepting: the other side was asked to prove who it is */
+    size_t at;     /* bytes of `in` received so far; when it is done, `in` has the last message */
     union {
         struct ckpt_greeting greeting;
         struct ckpt_handshake_answer answer;
@@ -86,12 +90,16 @@ enum ckpt_handshake_result ckpt_handshake_step(struct ckpt_handshake *h, bool *m
 /* Answer, as rank `own`, to a greeting (h->its) that the caller accepts. */
 enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint32_t own,
                                                  uint32_t word);
-/* Send the confirmation, which ends the handshake on the dialling side: DONE or FAILED. */
-enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint32_t word);
+/* Send the confirmation, which ends the handshake on the dialling side: DONE or FAILED. address: of
+ * this rank's listener; or NULL. */
+enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint32_t word,
+                                                  const char *address);
 
-/* The whole handshake on the dialling side, with 0 as the confirmation's word. Blocks until it is
- * done or the deadline is over. True: *ret_fd is connected, and the caller's. */
-bool ckpt_handshake_run(struct ckpt_handshake *h, int *ret_fd);
+/* Is this the dialling side? */
+static inline bool ckpt_handshake_dials(const struct ckpt_handshake *h)
+{
+    return h->stage == CKPT_HANDSHAKE_CONNECTING || h->stage == CKPT_HANDSHAKE_ANSWER;
+}
 
 /* The events that a handshake waits for, for poll(2). */
 short ckpt_handshake_events(const struct ckpt_handshake *h);

@@ -107,14 +107,6 @@ int ckpt_listen_interface(char ret[CKPT_HOST_BYTES], struct ckpt_err *err)
 
 /* ---- listening ---- */
 
-static void set_port(struct sockaddr_storage *a, uint16_t port)
-{
-    if (a->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)a)->sin6_port = htons(port);
-    else
-        ((struct sockaddr_in *)a)->sin_port = htons(port);
-}
-
 static int listen_at(struct sockaddr_storage a, socklen_t len, uint16_t port, uint16_t *ret_port)
 {
     const int zero = 0;
@@ -124,7 +116,7 @@ static int listen_at(struct sockaddr_storage a, socklen_t len, uint16_t port, ui
         return -1;
     if (a.ss_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-    set_port(&a, port);
+    ckpt_socket_set_port((struct sockaddr *)&a, port);
     if (bind(fd, (struct sockaddr *)&a, len) < 0 || listen(fd, BACKLOG) < 0 ||
         getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
         const int error = errno;

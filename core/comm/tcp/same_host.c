@@ -140,7 +140,7 @@ static int pull_notes(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *m
     struct ckpt_tcp_same_host *n = &p->same_host;
 
     for (;;) {
-        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
+        ssize_t got = recv(p->data.fd, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
         if (got < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (got == 0)
@@ -172,7 +172,7 @@ int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
 int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     p->same_host.failed = !queue_taken(m, p);
-    return p->same_host.failed || push_notes(&p->same_host, p->data, moved) < 0 ||
+    return p->same_host.failed || push_notes(&p->same_host, p->data.fd, moved) < 0 ||
                    pull_notes(m, p, moved) < 0
                ? -1
                : 0;

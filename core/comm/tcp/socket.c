@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "comm/comm.h"
 
 bool ckpt_socket_would_block(void)
@@ -28,44 +27,6 @@ void ckpt_socket_close(int *fd)
     if (*fd >= 0)
         (void)close(*fd);
     *fd = -1;
-}
-
-/* Wait until the socket is ready, a signal arrives or some time has passed. -1: the deadline is
- * over. */
-static int wait_for(int fd, short events, uint64_t until)
-{
-    struct pollfd p = {fd, events, 0};
-
-    if (ckpt_now_ms() >= until)
-        return -1;
-    (void)poll(&p, 1, 100);
-    return 0;
-}
-
-int ckpt_socket_send_all(int fd, const void *data, size_t len, uint64_t until)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = send(fd, (const char *)data + at, len - at, MSG_NOSIGNAL);
-        if (n < 0 && !ckpt_socket_would_block())
-            return -1;
-        at += n > 0 ? (size_t)n : 0;
-        if (n < 0 && wait_for(fd, POLLOUT, until) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-int ckpt_socket_recv_all(int fd, void *data, size_t len, uint64_t until)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = recv(fd, (char *)data + at, len - at, 0);
-        if (n == 0 || (n < 0 && !ckpt_socket_would_block()))
-            return -1;
-        at += n > 0 ? (size_t)n : 0;
-        if (n < 0 && wait_for(fd, POLLIN, until) < 0)
-            return -1;
-    }
-    return 0;
 }
 
 void ckpt_socket_tune(int fd)
@@ -119,15 +80,6 @@ static bool calls_itself(int fd)
            memcmp(&own, &other, own_len) == 0;
 }
 
-static int begin_at(const struct addrinfo *a)
-{
-    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
-        ckpt_socket_close(&fd);
-    return fd;
-}
-
 int ckpt_socket_connected(int fd)
 {
     struct pollfd p = {fd, POLLOUT, 0};
@@ -142,38 +94,34 @@ int ckpt_socket_connected(int fd)
     return 1;
 }
 
-/* Wait until the connection is made. */
-static bool await_connected(int fd, uint64_t until)
+void ckpt_socket_set_port(struct sockaddr *a, uint16_t port)
 {
-    int state;
-
-    while ((state = ckpt_socket_connected(fd)) == 0)
-        if (wait_for(fd, POLLOUT, until) < 0)
-            return false;
-    return state > 0;
+    if (a->sa_family == AF_INET6)
+        ((struct sockaddr_in6 *)a)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)a)->sin_port = htons(port);
 }
 
-/* Begin to connect to the addresses one after the other; with `until`, wait for each. */
-static int dial(const char *host, const char *port, const uint64_t *until)
+int ckpt_socket_begin(const char *host, uint32_t port, uint32_t nport, uint32_t *attempt)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list = NULL;
-    int fd = -1;
+    struct addrinfo *list = NULL, *a;
+    uint32_t n = 0;
 
-    if (getaddrinfo(host, port, &hints, &list) != 0)
+    if (getaddrinfo(host, NULL, &hints, &list) != 0) {
+        *attempt = 0;
         return -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = begin_at(a);
-        if (fd >= 0 && until && !await_connected(fd, *until))
-            ckpt_socket_close(&fd);
     }
+    for (a = list; a; a = a->ai_next)
+        n++;
+    a = list;
+    for (uint32_t i = 0; i < *attempt % n; i++)
+        a = a->ai_next;
+    ckpt_socket_set_port(a->ai_addr, (uint16_t)(port + *attempt / n % nport));
+    *attempt = (*attempt + 1) % (n * nport);
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
+        ckpt_socket_close(&fd);
     freeaddrinfo(list);
     return fd;
 }
-
-int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
-{
-    return dial(host, port, &until);
-}
-
-int ckpt_socket_begin(const char *host, const char *port) { return dial(host, port, NULL); }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TCP sockets. All descriptors are in non-blocking mode; functions with a deadline `until`
- * (ckpt_now_ms) wait. */
+/* TCP sockets. All descriptors are in non-blocking mode. */
 #ifndef CKPT_COMM_TCP_SOCKET_H
 #define CKPT_COMM_TCP_SOCKET_H
 
@@ -16,10 +15,6 @@ bool ckpt_socket_would_block(void);
 /* Close *fd, unless it is -1, and set it to -1. */
 void ckpt_socket_close(int *fd);
 
-/* Send or receive exactly len bytes. -1: the connection is closed, or the deadline is over. */
-int ckpt_socket_send_all(int fd, const void *data, size_t len, uint64_t until);
-int ckpt_socket_recv_all(int fd, void *data, size_t len, uint64_t until);
-
 /* Make a descriptor non-blocking, and let it send small messages at once (TCP_NODELAY). */
 void ckpt_socket_tune(int fd);
 
@@ -27,12 +22,15 @@ void ckpt_socket_tune(int fd);
  * the hard limit is too low. */
 int ckpt_socket_reserve(uint64_t n, struct ckpt_err *err);
 
-/* Connect to a listener; a descriptor, or -1. Tries once. */
-int ckpt_socket_dial(const char *host, const char *port, uint64_t until);
+struct sockaddr;
+/* Set the port of an address of either version of IP. */
+void ckpt_socket_set_port(struct sockaddr *a, uint16_t port);
 
-/* The same without waiting; a descriptor, or -1. ckpt_socket_connected returns 1 when it is
- * connected, 0 before, and -1 if it failed. */
-int ckpt_socket_begin(const char *host, const char *port);
+/* Begin to connect to a listener, which has one of the host's addresses and one of nport ports from
+ * `port` on. Each call tries another of them; *attempt is 0 at first, and again when all were
+ * tried. A descriptor, or -1. ckpt_socket_connected returns 1 when it is connected, 0 before, and
+ * -1 if that failed. */
+int ckpt_socket_begin(const char *host, uint32_t port, uint32_t nport, uint32_t *attempt);
 int ckpt_socket_connected(int fd);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of the TCP transport share these declarations: xport.c moves bytes,
- * same_host.c moves them between processes of one machine, connect.c makes connections, and
- * rendezvous.c lets ranks find each other. */
+ * same_host.c moves them between processes of one machine, connect.c makes and accepts connections,
+ * and rendezvous.c lets ranks find each other with them. */
 #ifndef CKPT_COMM_TCP_TCP_H
 #define CKPT_COMM_TCP_TCP_H
 
@@ -14,6 +14,7 @@
 #include "base/vec.h"
 #include "comm/same_host.h"
 #include "comm/tcp/handshake.h"
+#include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
 #include "comm/xport.h"
 
@@ -29,9 +30,16 @@ struct ckpt_tcp {
                          * 0: they must not (same_host.h) */
 };
 
-/* The descriptors that a rank needs apart from those of data connections; of rank 0 during the
- * rendezvous. */
-uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size);
+/* What an address says. */
+struct ckpt_tcp_contact {
+    char host[CKPT_HOST_BYTES];
+    uint32_t port, nport; /* the first of nport ports where the rank may listen */
+    uint64_t token[2];
+    struct ckpt_same_host same_host;
+};
+
+/* USAGE: it is no address of ckpt_tcp_listen. */
+int ckpt_tcp_parse(const char *address, struct ckpt_tcp_contact *ret, struct ckpt_err *err);
 
 /* ---- the transport ---- */
 
@@ -112,21 +120,26 @@ struct ckpt_tcp_same_host {
     bool failed;                          /* the same, as seen by the thread that makes progress */
 };
 
-/* A rank that this one communicates with. */
-struct ckpt_tcp_peer {
-    uint32_t rank;
-    int data, ctl; /* connections; -1: none */
+/* A connection to another rank. */
+struct ckpt_tcp_link {
     enum {
-        CKPT_TCP_UNCONNECTED, /* or the peer dials, and has not arrived */
+        CKPT_TCP_UNCONNECTED, /* or the other rank dials, and has not arrived */
         CKPT_TCP_DIALLING,
         CKPT_TCP_OPEN,
         CKPT_TCP_CLOSED,
-    } state;           /* of the data connection */
+    } state;
+    int fd;            /* if it is open */
+    bool refused;      /* the two ranks do not have the same secret */
     uint64_t since_ms; /* when this rank first dialled; 0: never */
     uint64_t retry_ms; /* when it may dial again */
-    struct ckpt_handshake dialling;
-    bool refused; /* the two ranks do not have the same secret */
-    bool gone;    /* the control connection ended */
+    uint32_t attempt;  /* see ckpt_socket_begin */
+};
+
+/* A rank that this one communicates with. */
+struct ckpt_tcp_peer {
+    uint32_t rank;
+    struct ckpt_tcp_link data, ctl;
+    struct ckpt_tcp_link meet; /* of rank 0: the rendezvous. CLOSED: this rank knows its parent */
     struct ckpt_xfer_queue send, recv;
     struct ckpt_tcp_same_host same_host;
     struct ckpt_tcp_outgoing *out, **out_tail;
@@ -136,6 +149,19 @@ struct ckpt_tcp_peer {
     size_t in_cap;
 };
 
+/* What is needed until all ranks have found each other. */
+struct ckpt_tcp_meeting {
+    struct ckpt_tcp_contact root; /* where ranks come to, and the token that they show there */
+    int door;                     /* rank 0: a second listener, which is at that place; or -1 */
+    int *waiting;   /* rank 0: per rank, its connection, while its parent has not come; or -1 */
+    bool *stranger; /* rank 0: per rank, has a caller claimed to be it, and not proved that? */
+    uint32_t count; /* rank 0: the ranks that have come */
+    char above[CKPT_TCP_ADDRESS]; /* of the other ranks: the parent's address, as it is received */
+    size_t above_at;              /* bytes of it so far */
+};
+
+enum { CKPT_TCP_HANDSHAKES = 4096 };
+
 /* The transport. */
 struct ckpt_xport_tcp {
     struct ckpt_xport x;
@@ -143,13 +169,16 @@ struct ckpt_xport_tcp {
     char **address;                          /* per rank; NULL: not known yet */
     struct ckpt_tcp_peer **peer;             /* per rank; NULL: not needed so far */
     CKPT_VEC(struct ckpt_tcp_peer *) active; /* the peers that are not NULL */
-    CKPT_VEC(struct ckpt_handshake) callers; /* accepted connections whose handshakes go on */
+    CKPT_VEC(struct ckpt_handshake)
+    shakes; /* that go on; no connection is accepted while there
+             * are CKPT_TCP_HANDSHAKES */
+    struct ckpt_tcp_meeting meeting;
     struct ckpt_tcp_incoming *in, **in_tail;
     CKPT_VEC(struct pollfd) poll;
     int event;            /* an eventfd, which kick writes to */
     uint64_t ancestor;    /* the process that must be permitted to read this one; 0: none */
     bool permits;         /* it is permitted now */
-    uint32_t meet_ms;     /* how long this rank tries to connect to another */
+    uint32_t meet_ms;     /* how long this rank tries to connect to one that it has data for */
     bool cancelled;       /* until renew */
     uint32_t renewed;     /* how often; data connections of another number are refused */
     pthread_mutex_t lock; /* see struct ckpt_tcp_same_host */
@@ -158,19 +187,21 @@ struct ckpt_xport_tcp {
 /* The peer for a rank, made if there is none. NULL: no memory. */
 struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank);
 
-/* Continue all handshakes, accept callers, and dial the peers that transfers wait for. -1 and PEER:
- * a peer can't be reached. */
+/* Continue all handshakes, accept callers, and dial those whom this rank needs: rank 0 and the
+ * parent at first, and peers that transfers wait for. -1: one of them can't be reached (PEER), or
+ * this rank can't listen. */
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err);
 
-/* COLLECTIVE. Connect to the neighbours in the tree. above: the address of the parent (NULL on rank
- * 0). Takes tcp, also when it fails. If only children are missing, *ret is set although the result
- * is -1, so that the caller can tell the other ranks; otherwise it is NULL then. */
-int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
-                  uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
+/* Forget what is needed for the rendezvous only. */
+void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m);
 
-/* Set the addresses of all ranks (copied), and permit ranks of this node to read this process's
- * memory. */
-int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+/* Fail because the rank is not at that place. */
+int ckpt_tcp_fail_unreached(enum ckpt_code code, uint32_t rank, const struct ckpt_tcp_contact *c,
+                            struct ckpt_err *err);
+
+/* Take the addresses of all ranks, each with its NUL, that are not known yet, and permit ranks of
+ * this node to read this process's memory. */
+int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct ckpt_err *err);
 
 /* COLLECTIVE, after ckpt_tcp_know on all ranks (rc: its result here). Find out whether this rank
  * can read the memory of all ranks of this node (x.same_host), then end the permission. */
@@ -200,7 +231,8 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
 
 /* ---- xport.c ---- */
 
-/* Make a transport without connections. Takes tcp, also when it fails. */
+/* Make a transport without connections. tcp: NULL if the rank does not listen yet. Takes tcp, also
+ * when it fails. */
 int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
                  struct ckpt_err *err);
 

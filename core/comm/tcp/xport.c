@@ -36,19 +36,20 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
         return NULL;
     }
     p->rank = rank;
-    p->data = p->ctl = -1;
+    p->data.fd = p->ctl.fd = p->meet.fd = -1;
     ckpt_queue_init(&p->send);
     ckpt_queue_init(&p->recv);
     p->out_tail = &p->out;
     return m->peer[rank] = p;
 }
 
+/* Has the control connection ended? */
+static bool is_gone(const struct ckpt_tcp_peer *p) { return p->ctl.state == CKPT_TCP_CLOSED; }
+
 static void close_data(struct ckpt_tcp_peer *p)
 {
-    if (p->state == CKPT_TCP_DIALLING)
-        ckpt_socket_close(&p->dialling.fd);
-    ckpt_socket_close(&p->data);
-    p->state = CKPT_TCP_CLOSED;
+    ckpt_socket_close(&p->data.fd);
+    p->data.state = CKPT_TCP_CLOSED;
 }
 
 /* ---- moving bytes ---- */
@@ -60,10 +61,10 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (!p)
         return ckpt_nomem(err);
     struct ckpt_xfer_queue *q = t->send ? &p->send : &p->recv;
-    if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
+    if (p->data.state == CKPT_TCP_CLOSED || is_gone(p) || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->state == CKPT_TCP_OPEN && p->same_host.is &&
+    if (p->data.state == CKPT_TCP_OPEN && p->same_host.is &&
         ckpt_tcp_same_host_post(p, t, &done, err) < 0)
         return -1;
     if (done)
@@ -87,7 +88,7 @@ static int push_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mo
 {
     while (p->send.head) {
         struct ckpt_xfer *t = p->send.head;
-        ssize_t n = send(p->data, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
+        ssize_t n = send(p->data.fd, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
@@ -104,7 +105,7 @@ static int pull_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mo
     while (p->recv.head) {
         struct ckpt_xfer *t = p->recv.head;
         const size_t len = t->len - t->at;
-        ssize_t n = len ? recv(p->data, (char *)t->buf + t->at, len, 0) : 0;
+        ssize_t n = len ? recv(p->data.fd, (char *)t->buf + t->at, len, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (n == 0 && len)
@@ -140,7 +141,7 @@ static int push_ctl(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
-        ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
+        ssize_t n = send(p->ctl.fd, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
@@ -166,7 +167,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
         free(o);
         return ckpt_nomem(err);
     }
-    if (p->gone) {
+    if (is_gone(p)) {
         free(o);
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
     }
@@ -178,7 +179,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
         memcpy(o->data + sizeof *frame, msg, frame->len);
     *p->out_tail = o;
     p->out_tail = &o->next;
-    if (p->ctl >= 0)
+    if (p->ctl.state == CKPT_TCP_OPEN)
         (void)push_ctl(p, &moved); /* progress will notice the end of the connection */
     return 0;
 }
@@ -261,7 +262,7 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
     for (;;) {
         size_t want = 0;
         unsigned char *to = next_bytes(p, &want);
-        ssize_t n = to && want ? recv(p->ctl, to, want, 0) : 0;
+        ssize_t n = to && want ? recv(p->ctl.fd, to, want, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (!to)
@@ -282,19 +283,19 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
 static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
                          struct ckpt_err *err)
 {
-    if (p->ctl >= 0 && (push_ctl(p, moved) < 0 || pull_ctl(m, p, moved) < 0)) {
+    if (p->ctl.state == CKPT_TCP_OPEN && (push_ctl(p, moved) < 0 || pull_ctl(m, p, moved) < 0)) {
         /* receive what was sent before the end; messages to the peer are lost */
         bool ignored;
         (void)pull_ctl(m, p, &ignored);
-        ckpt_socket_close(&p->ctl);
-        p->gone = true;
+        ckpt_socket_close(&p->ctl.fd);
+        p->ctl.state = CKPT_TCP_CLOSED;
     }
-    if (p->state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(p, err) < 0)
+    if (p->data.state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(p, err) < 0)
         return -1;
-    if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
+    if (p->data.state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
         close_data(p);
-    if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
-        (p->send.head || p->recv.head || p->same_host.failed) && p->state != CKPT_TCP_OPEN)
+    if ((p->data.state == CKPT_TCP_CLOSED || is_gone(p)) &&
+        (p->send.head || p->recv.head || p->same_host.failed) && p->data.state != CKPT_TCP_OPEN)
         return ckpt_xport_fail_gone(&m->x, p->rank, err);
     return 0;
 }
@@ -322,14 +323,14 @@ static int add_poll(struct ckpt_xport_tcp *m, int fd, int events)
 
 static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
 {
-    if (p->ctl >= 0)
-        (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
-    if (p->state == CKPT_TCP_DIALLING)
-        (void)add_poll(m, p->dialling.fd, ckpt_handshake_events(&p->dialling));
-    else if (p->state == CKPT_TCP_OPEN && p->same_host.is)
-        (void)add_poll(m, p->data, POLLIN | (p->same_host.out.len ? POLLOUT : 0));
-    else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
-        (void)add_poll(m, p->data, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
+    if (p->ctl.state == CKPT_TCP_OPEN)
+        (void)add_poll(m, p->ctl.fd, POLLIN | (p->out ? POLLOUT : 0));
+    if (p->meet.state == CKPT_TCP_OPEN)
+        (void)add_poll(m, p->meet.fd, POLLIN);
+    if (p->data.state == CKPT_TCP_OPEN && p->same_host.is)
+        (void)add_poll(m, p->data.fd, POLLIN | (p->same_host.out.len ? POLLOUT : 0));
+    else if (p->data.state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
+        (void)add_poll(m, p->data.fd, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
 }
 
 static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
@@ -340,10 +341,12 @@ static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
     m->poll.len = 0;
     if (add_poll(m, m->event, POLLIN) < 0)
         return;
-    if (m->tcp && !m->cancelled)
+    if (m->tcp && m->shakes.len < CKPT_TCP_HANDSHAKES && !m->cancelled)
         (void)add_poll(m, m->tcp->fd, POLLIN);
-    for (size_t i = 0; i < m->callers.len; i++)
-        (void)add_poll(m, m->callers.ptr[i].fd, POLLIN);
+    if (m->meeting.door >= 0 && m->shakes.len < CKPT_TCP_HANDSHAKES)
+        (void)add_poll(m, m->meeting.door, POLLIN);
+    for (size_t i = 0; i < m->shakes.len && !m->cancelled; i++)
+        (void)add_poll(m, m->shakes.ptr[i].fd, ckpt_handshake_events(&m->shakes.ptr[i]));
     for (size_t i = 0; i < m->active.len; i++)
         poll_peer(m, m->active.ptr[i]);
     (void)poll(m->poll.ptr, m->poll.len, (int)timeout_ms);
@@ -390,7 +393,7 @@ static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)
 {
     const struct ckpt_tcp_peer *p = self(x)->peer[peer];
 
-    return p && p->gone;
+    return p && is_gone(p);
 }
 
 /* The data connections may be in the middle of a transfer, and are closed. */
@@ -423,8 +426,9 @@ static void tcp_renew(struct ckpt_xport *x)
         atomic_store(&m->tcp->word, m->tcp->first + m->renewed);
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
-        p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
-        p->since_ms = p->retry_ms = p->same_host.nsend = p->same_host.nrecv = 0;
+        p->data = (struct ckpt_tcp_link){
+            .state = is_gone(p) ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED, .fd = -1};
+        p->same_host.nsend = p->same_host.nrecv = 0;
         p->same_host.is = p->same_host.lost = p->same_host.failed = false;
     }
 }
@@ -434,7 +438,7 @@ static void tcp_renew(struct ckpt_xport *x)
 static bool any_outgoing(const struct ckpt_xport_tcp *m)
 {
     for (size_t i = 0; i < m->active.len; i++)
-        if (m->active.ptr[i]->out && m->active.ptr[i]->ctl >= 0)
+        if (m->active.ptr[i]->out && m->active.ptr[i]->ctl.state == CKPT_TCP_OPEN)
             return true;
     return false;
 }
@@ -443,7 +447,8 @@ static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     ckpt_tcp_same_host_clear(m, &p->same_host);
     close_data(p);
-    ckpt_socket_close(&p->ctl);
+    ckpt_socket_close(&p->ctl.fd);
+    ckpt_socket_close(&p->meet.fd);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
@@ -474,14 +479,15 @@ static void tcp_free(struct ckpt_xport *x)
         free(in->data);
         free(in);
     }
-    for (size_t i = 0; i < m->callers.len; i++)
-        ckpt_socket_close(&m->callers.ptr[i].fd);
+    for (size_t i = 0; i < m->shakes.len; i++)
+        ckpt_socket_close(&m->shakes.ptr[i].fd);
+    ckpt_tcp_end_meeting(m);
     for (uint32_t r = 0; m->address && r < x->size; r++)
         free(m->address[r]);
     ckpt_tcp_free(m->tcp);
     ckpt_socket_close(&m->event);
     ckpt_vec_release(&m->active);
-    ckpt_vec_release(&m->callers);
+    ckpt_vec_release(&m->shakes);
     ckpt_vec_release(&m->poll);
     (void)pthread_mutex_destroy(&m->lock);
     free(m->address);
@@ -519,6 +525,7 @@ int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt
     m->tcp = tcp;
     (void)pthread_mutex_init(&m->lock, NULL);
     m->in_tail = &m->in;
+    m->meeting.door = -1;
     m->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     m->peer = calloc((size_t)size + 1, sizeof *m->peer);
     m->address = calloc((size_t)size + 1, sizeof *m->address);

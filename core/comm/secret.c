@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Proofs of knowing the secret, by libsodium. */
-#include "comm/tcp/secret.h"
+#include "comm/secret.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * keyed hash (BLAKE2b of libsodium). It decides who may connect. It does not protect what is sent
  * afterwards, which is neither encrypted nor authenticated. Without libsodium a secret is an error.
  */
-#ifndef CKPT_COMM_TCP_SECRET_H
-#define CKPT_COMM_TCP_SECRET_H
+#ifndef CKPT_COMM_SECRET_H
+#define CKPT_COMM_SECRET_H
 
 #include <stdbool.h>
 #include <stddef.h>
