@@ -114,6 +114,11 @@ int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_
  * (torchrun). */
 int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err);
 
+/* COLLECTIVE. ckpt_comm_wrap for a transport whose ranks somebody else has admitted, such as MPI's
+ * launcher: ranks that do not have the same CKPTFS_SECRET are an error that names them. */
+CKPT_PUBLIC int ckpt_comm_wrap_members(struct ckpt_xport *x, struct ckpt_comm **ret,
+                                       struct ckpt_err *err);
+
 /* Set comm->doing to `what` and the name in quotes; what == NULL: to NULL. If there is no memory,
  * messages do not tell it. */
 void ckpt_comm_set_doing(struct ckpt_comm *comm, const char *what, const char *name);

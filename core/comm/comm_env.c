@@ -37,16 +37,12 @@ int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
     return 0;
 }
 
+/* NEEDSWORK: to go with its call in nccl/xport.c. The connections that carry NCCL's control
+ * messages are authenticated when they are made. */
 int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err)
 {
-    const char *secret = getenv("CKPTFS_SECRET");
-
-    return secret && *secret
-               ? ckpt_fail(err, CKPT_USAGE,
-                           "CKPTFS_SECRET authenticates TCP connections of ckptfs, but %s makes "
-                           "connections of its own: unset it, or use CKPTFS_TRANSPORT=tcp",
-                           transport)
-               : 0;
+    (void)transport, (void)err;
+    return 0;
 }
 
 /* Look beside libckptfs_load, then in the folder where it was to be installed, then where the
@@ -99,7 +95,7 @@ static int open_transport(const char *name, struct ckpt_comm **ret, struct ckpt_
     *(void **)&fn = open_function(name, CKPT_XPORT_OPEN, err);
     if (!fn)
         return -1;
-    return fn(&x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
+    return fn(&x, err) < 0 ? -1 : ckpt_comm_wrap_members(x, ret, err);
 }
 
 static bool under_mpirun(void)

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds: each rank sends the data of its subtree to its parent in one message, and rank 0's answer
  * travels down the tree. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
+#include "comm/secret.h"
 
 enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };
 
@@ -534,6 +537,74 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
         memcpy(data, answer, len);
     free(answer);
     return rc;
+}
+
+/* What a rank proves that it has rank 0's secret for: rank 0's random number, and itself. */
+struct membership {
+    unsigned char nonce[CKPT_NONCE_BYTES];
+    uint32_t rank, size;
+};
+
+static int reduce_proofs(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
+{
+    struct membership *of = ctx;
+    unsigned char proof[CKPT_PROOF_BYTES];
+    struct ckpt_str others = {0};
+    uint32_t n = 0;
+
+    (void)answer;
+    for (of->rank = 0; of->rank < of->size; of->rank++) {
+        ckpt_secret_prove("member", of, sizeof *of, proof);
+        if (len[of->rank] != sizeof proof || !ckpt_secret_equal(proof, data[of->rank]))
+            ckpt_list_rank(&others, n++, of->rank);
+    }
+    if (n)
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "%s: another CKPTFS_SECRET than on rank 0, or none: set the same one on "
+                        "all ranks",
+                        ckpt_str_get(&others));
+    ckpt_str_release(&others);
+    return n ? -1 : 0;
+}
+
+/* Compare the secrets of all ranks. */
+static int prove_membership(struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    struct membership own = {.rank = comm->x->rank, .size = comm->x->size}, of = own;
+    unsigned char proof[CKPT_PROOF_BYTES];
+    struct ckpt_round round = {
+        .comm = comm, .own = proof, .own_len = sizeof proof, .reduce = reduce_proofs, .ctx = &of};
+    uint32_t ms = 60 * 1000; /* if CKPTFS_MEET_TIMEOUT is wrong, all ranks hear of that */
+    bool set;
+    int rc = ckpt_secret_is_set(&set, err);
+
+    if (rc == 0)
+        rc = ckpt_comm_rendezvous_ms(&ms, err);
+    if (rc == 0 && getrandom(own.nonce, sizeof own.nonce, 0) != sizeof own.nonce)
+        rc = ckpt_fail_errno(err, errno, "random numbers");
+    if (rc < 0)
+        (void)ckpt_err_in(err, "rank %" PRIu32, own.rank);
+    if (ckpt_comm_share(comm, rc, own.nonce, sizeof own.nonce, ms, err) < 0)
+        return -1;
+    of = own;
+    ckpt_secret_prove("member", &own, sizeof own, proof);
+    round.timeout_ms = ms;
+    return ckpt_round_run(&round, 0, NULL, NULL, err);
+}
+
+int ckpt_comm_wrap_members(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm;
+
+    if (ckpt_comm_wrap(x, &comm, err) < 0)
+        return -1;
+    if (prove_membership(comm, err) < 0) {
+        ckpt_comm_free(comm);
+        return -1;
+    }
+    *ret = comm;
+    return 0;
 }
 
 int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct ckpt_err *err)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The job's secret (CKPTFS_SECRET): in each handshake both sides prove that they know it, by a
- * keyed hash (BLAKE2b of libsodium). It decides who may connect. It does not protect what is sent
+/* The job's secret (CKPTFS_SECRET): in each handshake of TCP both sides prove that they know it, by
+ * a keyed hash (BLAKE2b of libsodium). It decides who may connect. Over MPI, where the launcher
+ * decides that, all ranks prove once that they have the same one. It does not protect what is sent
  * afterwards, which is neither encrypted nor authenticated. Without libsodium a secret is an error.
  */
 #ifndef CKPT_COMM_SECRET_H

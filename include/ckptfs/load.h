@@ -90,8 +90,9 @@ CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, v
  * libsodium): a process that can reach the ports, but does not know the secret, cannot take part.
  * What is sent afterwards is neither encrypted nor authenticated: whoever controls the network
  * between the ranks can read the weights and change them. UNSUPPORTED: the library was built
- * without libsodium. MPI and NCCL make connections of their own: with them, a secret is an error
- * (USAGE).
+ * without libsodium. With NCCL this holds for the connections that carry its control messages; NCCL
+ * makes its own for the data, which no secret protects. Over MPI the launcher decides who takes
+ * part, and ranks that do not have the same secret are an error that names them.
  *
  * Over TCP, ranks on the same machine read each other's memory directly where the system permits
  * it. Where the Yama security module restricts that to parent processes, a rank permits it, during

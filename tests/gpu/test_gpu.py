@@ -77,6 +77,14 @@ def every_way_to_a_communicator(real):
                 check(processes(2, ["-n", "-c", connects, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
 
 
+def with_a_secret(real):
+    """The connections that carry NCCL's control messages prove it."""
+    result = processes(2, [LLAMA, "--", "tp=2:once"], real, CKPTFS_SECRET="a secret of sixteen or more")
+    if "libsodium" in repr(result):
+        return "(no libsodium)"
+    check(result, "with a secret", 1)
+
+
 def over_mpi(real):
     if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0")):
         return "(no MPI here)"
@@ -540,7 +548,7 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
+    tests = [every_way_to_a_communicator, with_a_secret, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
     cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, the_devices_that_comms_take, what_is_kept_for_the_next_load]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]

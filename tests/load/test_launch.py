@@ -73,6 +73,22 @@ def check_fault():
     return None
 
 
+def check_secret():
+    """mpirun: the launcher decides who takes part; a rank with another secret, or none, is named by all."""
+    script = 'case $OMPI_COMM_WORLD_RANK in 1) export CKPTFS_SECRET={} ;; *) export CKPTFS_SECRET={} ;; esac; exec "$0" load "$1" --layout fsdp=3 --json'
+    good = "a secret of sixteen or more"
+    for own, others in ((good, good), (good + "!", good), ("", good), (good, ""), ("short", good)):
+        text = script.format(*(f"'{s}'" for s in (own, others)))
+        status, out, err = mpirun(3, ["sh", "-c", text, CKPT, os.path.join(GOLDEN, SAMPLES[0][0])])
+        if "libsodium" in err:
+            return None
+        told = {line.split(": ", 1)[1] for line in err.splitlines() if line.startswith("ckpt-load")}
+        which = "rank 1: CKPTFS_SECRET has 5 " if own == "short" else "rank 1: another CKPTFS_SECRET than on rank 0, or none"
+        if status if own == others else status == 0 or len(told) != 1 or not list(told)[0].startswith(which):
+            return f"secrets {own!r} and {others!r} under mpirun: status {status}: {out} {err[-600:]}"
+    return None
+
+
 def check_program(level):
     """A program that links the loader and has its own MPI, with this thread level; parts of its communicator load."""
     status, out, err = mpirun(4, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
@@ -93,7 +109,7 @@ def main():
                 problems += [problem] if problem else []
                 passed += not problem
     if has_mpi:
-        for problem in (check_fault(), *(check_program(level) for level in ("single", "funneled", "serialized", "multiple"))):
+        for problem in (check_fault(), check_secret(), *(check_program(level) for level in ("single", "funneled", "serialized", "multiple"))):
             problems += [problem] if problem else []
             passed += not problem
     for p in problems:

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "comm/xport.h"
+#include "comm/comm.h"
 
 enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000 };
 
@@ -272,8 +272,6 @@ static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckp
     struct xport_mpi *m;
     int level = 0, rank, size, rc;
 
-    if (ckpt_comm_no_secret("MPI", err) < 0)
-        return -1;
     (void)MPI_Query_thread(&level);
     if (level < MPI_THREAD_MULTIPLE)
         return ckpt_fail(
@@ -312,5 +310,5 @@ int ckpt_comm_mpi(MPI_Comm mpi, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_xport *x;
 
-    return make(mpi, false, &x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
+    return make(mpi, false, &x, err) < 0 ? -1 : ckpt_comm_wrap_members(x, ret, err);
 }
