@@ -365,6 +365,13 @@ def load_seeds(out):
     put(out, "fuzz_wants", "boxes", words(magic, 1, 1, 1, 3) + grid + words(0, 2, 0, 0, 1, 1) + box + words(0, 0, 0, 2, 0, none, 1, none, none))
     put(out, "fuzz_wants", "columns", words(magic, 1, 2, 0, 2) + words(1, 5, 0, 1, 2, 3, 4) + words(0, 1, 1, 0) + words(0, 1, 0, 0) + words(0, 0, none, 2, 1, none))
     recording_seeds(out)
+    for secret in (0, 1):
+        greeting = struct.pack("<IIQQII16sII", 0x74706B63, 7, 1, 2, 7, 2, b"n" * 16, secret, 0)
+        address = b"127.0.0.1 29500 " + b"0123456789abcdef" * 2 + b" 1 2 3 4"
+        confirmation = struct.pack("<II256s32s", 0, 0, address, b"")
+        put(out, "fuzz_handshake", "calls%d" % secret, bytes([secret]) + greeting + confirmation)
+        answer = struct.pack("<IIQQII16sII32s", 0x74706B63, 7, 1, 2, 7, 0, b"n" * 16, secret, 0, b"")
+        put(out, "fuzz_handshake", "answers%d" % secret, bytes([2 + secret]) + answer)
     put(out, "fuzz_rounds", "good", b"")
     for message in (0, 1, 3, 6):
         put(out, "fuzz_rounds", "lost%d" % message, struct.pack("<BHB", message, 0xfffe, 0))
