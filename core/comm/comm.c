@@ -164,8 +164,8 @@ int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, co
     return comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, err);
 }
 
-int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
-                   struct ckpt_err *err)
+/* Keep a message in comm->held until somebody waits for it. Takes data, also when it fails. */
+static int hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len, struct ckpt_err *err)
 {
     struct ckpt_ctl_message *m = malloc(sizeof *m), **at = &comm->held;
 
@@ -205,7 +205,7 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
         (head.type != CKPT_CTL_HEARTBEAT &&
          head.epoch > comm->epoch)) /* a load that other ranks have begun */
-        return ckpt_comm_hold(comm, peer, data, len, err);
+        return hold(comm, peer, data, len, err);
     if (head.type != CKPT_CTL_HEARTBEAT && head.epoch == comm->epoch && comm->on_message)
         comm->on_message(comm->ctx, peer, data, len);
     free(data);

@@ -167,10 +167,6 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
 /* Fail with PEER because this rank is gone; *err tells the reason, if the transport knows it. */
 int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err);
 
-/* Keep a message in comm->held until somebody waits for it. Takes data, also when it fails. */
-int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
-                   struct ckpt_err *err);
-
 /* Free a message and its data; m may be NULL. */
 void ckpt_ctl_free(struct ckpt_ctl_message *m);
 

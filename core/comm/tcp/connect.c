@@ -19,7 +19,6 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "comm/comm.h"
 #include "comm/tcp/tcp.h"
 
 enum {

@@ -13,10 +13,13 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "comm/comm.h"
 #include "comm/tcp/tcp.h"
 
-enum { PORTS = 64, TURN_MS = 50 };
+enum {
+    PORTS = 64,
+    TURN_MS = 50,
+    PARTING_MS = 2000, /* a neighbour still waits for others; when it gives up, it says why */
+};
 
 struct rendezvous {
     uint32_t rank, size;
@@ -199,7 +202,7 @@ static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int doo
 {
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_round round = {
-        .timeout_ms = v->timeout_ms, .reduce = reduce_addresses, .hasty = true};
+        .timeout_ms = v->timeout_ms + PARTING_MS, .reduce = reduce_addresses, .hasty = true};
     struct ckpt_xport_tcp *m = NULL;
     size_t len = 0;
 

@@ -12,6 +12,7 @@
 #include <ckptfs/load.h>
 
 #include "base/vec.h"
+#include "comm/comm.h"
 #include "comm/same_host.h"
 #include "comm/tcp/handshake.h"
 #include "comm/tcp/listen.h"
@@ -85,14 +86,6 @@ struct ckpt_tcp_outgoing {
     struct ckpt_tcp_outgoing *next;
     size_t len, at;       /* bytes of data; those that are sent */
     unsigned char data[]; /* the frame and the message */
-};
-
-/* A control message that this rank has received. */
-struct ckpt_tcp_incoming {
-    struct ckpt_tcp_incoming *next;
-    uint32_t from;
-    size_t len;
-    void *data;
 };
 
 /* What goes over the data connection of two ranks that read each other's memory. From the sender of
@@ -173,7 +166,7 @@ struct ckpt_xport_tcp {
     shakes; /* that go on; no connection is accepted while there
              * are CKPT_TCP_HANDSHAKES */
     struct ckpt_tcp_meeting meeting;
-    struct ckpt_tcp_incoming *in, **in_tail;
+    struct ckpt_ctl_message *in, **in_tail; /* that were received */
     CKPT_VEC(struct pollfd) poll;
     int event;            /* an eventfd, which kick writes to */
     uint64_t ancestor;    /* the process that must be permitted to read this one; 0: none */

@@ -16,7 +16,6 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
-#include "comm/comm.h"
 #include "comm/tcp/tcp.h"
 
 enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
@@ -75,37 +74,16 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     return 0;
 }
 
-static void transfer_done(struct ckpt_xfer_queue *q)
+/* Move bytes of the transfers of one direction. -1: the connection ended. */
+static int move_queue(struct ckpt_xport_tcp *m, int fd, struct ckpt_xfer_queue *q, bool *moved)
 {
-    struct ckpt_xfer *t = q->head;
-
-    ckpt_queue_pop(q);
-    atomic_store(&t->done, true);
-}
-
-/* -1: the connection ended. */
-static int push_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
-{
-    while (p->send.head) {
-        struct ckpt_xfer *t = p->send.head;
-        ssize_t n = send(p->data.fd, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
-        if (n < 0)
-            return ckpt_socket_would_block() ? 0 : -1;
-        *moved = true;
-        t->at += (size_t)n;
-        m->x.moved += (size_t)n;
-        if (t->at == t->len)
-            transfer_done(&p->send);
-    }
-    return 0;
-}
-
-static int pull_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
-{
-    while (p->recv.head) {
-        struct ckpt_xfer *t = p->recv.head;
+    while (q->head) {
+        struct ckpt_xfer *t = q->head;
+        char *at = (char *)t->buf + t->at;
         const size_t len = t->len - t->at;
-        ssize_t n = len ? recv(p->data.fd, (char *)t->buf + t->at, len, 0) : 0;
+        const ssize_t n = !len      ? 0
+                          : t->send ? send(fd, at, len, MSG_NOSIGNAL)
+                                    : recv(fd, at, len, 0);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (n == 0 && len)
@@ -113,8 +91,10 @@ static int pull_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mo
         *moved = true;
         t->at += (size_t)n;
         m->x.moved += (size_t)n;
-        if (t->at == t->len)
-            transfer_done(&p->recv);
+        if (t->at < t->len)
+            continue;
+        ckpt_queue_pop(q);
+        atomic_store(&t->done, true);
     }
     return 0;
 }
@@ -123,7 +103,10 @@ static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mo
 {
     if (p->same_host.is)
         return ckpt_tcp_same_host_move(m, p, moved);
-    return push_data(m, p, moved) < 0 || pull_data(m, p, moved) < 0 ? -1 : 0;
+    return move_queue(m, p->data.fd, &p->send, moved) < 0 ||
+                   move_queue(m, p->data.fd, &p->recv, moved) < 0
+               ? -1
+               : 0;
 }
 
 /* ---- control messages ---- */
@@ -186,7 +169,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
 
 static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
-    struct ckpt_tcp_incoming *in;
+    struct ckpt_ctl_message *in;
 
     p->in_at = 0;
     if (p->in_frame.to != m->x.rank) { /* other ranks notice if it cannot be forwarded */
@@ -200,7 +183,7 @@ static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
         return -1;
     }
     *in =
-        (struct ckpt_tcp_incoming){.from = p->in_frame.from, .len = p->in_frame.len, .data = p->in};
+        (struct ckpt_ctl_message){.peer = p->in_frame.from, .len = p->in_frame.len, .data = p->in};
     p->in = NULL;
     *m->in_tail = in;
     m->in_tail = &in->next;
@@ -375,14 +358,14 @@ static int tcp_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg
                         struct ckpt_err *err)
 {
     struct ckpt_xport_tcp *m = self(x);
-    struct ckpt_tcp_incoming *in = m->in;
+    struct ckpt_ctl_message *in = m->in;
 
     (void)err;
     if (!in)
         return 0;
     if (!(m->in = in->next))
         m->in_tail = &m->in;
-    *ret_peer = in->from;
+    *ret_peer = in->peer;
     *ret_msg = in->data;
     *ret_len = in->len;
     free(in);
@@ -474,10 +457,9 @@ static void tcp_free(struct ckpt_xport *x)
     for (size_t i = 0; i < m->active.len; i++)
         peer_free(m, m->active.ptr[i]);
     while (m->in) {
-        struct ckpt_tcp_incoming *in = m->in;
+        struct ckpt_ctl_message *in = m->in;
         m->in = in->next;
-        free(in->data);
-        free(in);
+        ckpt_ctl_free(in);
     }
     for (size_t i = 0; i < m->shakes.len; i++)
         ckpt_socket_close(&m->shakes.ptr[i].fd);
