@@ -80,10 +80,11 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     return wrap(cat, t, &cast_ops, dtype, err);
 }
 
-/* ---- x + 1 ---- */
+/* ---- x + 1, x - 1 ---- */
 
 /* In the wider of the tensor's type and F32, as torch adds a number to a tensor. */
-static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
+static void add(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n,
+                float number)
 {
     const enum ckpt_dtype wide = from == CKPT_F64 ? CKPT_F64 : CKPT_F32;
     union {
@@ -96,19 +97,33 @@ static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_d
         ckpt_dtype_cast(&x, wide, (const char *)src + i * ckpt_dtype_size(from), from, len);
         for (size_t k = 0; k < len; k++) {
             if (wide == CKPT_F64)
-                x.f64[k] += 1.0;
+                x.f64[k] += (double)number;
             else
-                x.f32[k] += 1.0F;
+                x.f32[k] += number;
         }
         ckpt_dtype_cast((char *)dst + i * ckpt_dtype_size(to), to, &x, wide, len);
     }
 }
 
+static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
+{
+    add(dst, to, src, from, n, 1.0F);
+}
+
+static void minus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                      size_t n)
+{
+    add(dst, to, src, from, n, -1.0F);
+}
+
 const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .elements = plus_one};
+static const struct ckpt_value_ops value_minus_one = {.name = "minus_one", .elements = minus_one};
 
 const struct ckpt_value_ops *ckpt_value_find(const char *name)
 {
-    return strcmp(name, ckpt_value_plus_one.name) == 0 ? &ckpt_value_plus_one : NULL;
+    return strcmp(name, ckpt_value_plus_one.name) == 0 ? &ckpt_value_plus_one
+           : strcmp(name, value_minus_one.name) == 0   ? &value_minus_one
+                                                       : NULL;
 }
 
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,

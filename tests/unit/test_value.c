@@ -169,7 +169,7 @@ TEST(value, an_operator_that_is_not_there_and_a_type_that_does_not_do)
     struct ckpt_err err = {0};
     size_t i = small_add(&c, "w", CKPT_U8, 4, 0);
 
-    CHECK(!ckpt_value_find("minus_one"));
+    CHECK(!ckpt_value_find("times_two"));
     CHECK_FAILS(ckpt_value_apply(c.cat, i, &ckpt_value_plus_one, &err), CKPT_UNSUPPORTED, "U8");
     CHECK(!c.cat->tensors.ptr[i].value);
     small_catalog_free(&c);

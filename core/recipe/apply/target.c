@@ -46,6 +46,8 @@ static int check_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
             return ckpt_fail(ap->err, CKPT_LIMIT, "the size of '%s' overflows",
                              ckpt_str_get(&ap->name));
         case CKPT_SIZE_UNKNOWN:
+            if (!it->scope->var[var].name[1]) /* one letter: any size */
+                continue;
             return ckpt_fail(
                 ap->err, CKPT_MISSING,
                 "'%s': dimension %" PRIu32 ": '%s' is unknown or not a whole number%s",

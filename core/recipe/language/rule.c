@@ -96,9 +96,16 @@ static int parse_side(struct compiler *c, int dir, uint32_t i)
     return parse_pattern(c, dir, i);
 }
 
-static uint32_t name_axes(const struct ckpt_side *s)
+/* The axes of a side's name. A number whose axis begins with '_' is free: the targets that differ
+ * in it only are equal. */
+static uint32_t name_axes(const struct ckpt_scope *sc, const struct ckpt_side *s)
 {
-    return s->name[0].axes | (s->name[0].lead >= 0 ? 1u << s->name[0].lead : 0);
+    uint32_t axes = s->name[0].axes | (s->name[0].lead >= 0 ? 1u << s->name[0].lead : 0);
+
+    for (uint32_t a = 0; a < sc->naxis; a++)
+        if (sc->axis[a].name[0] == '_')
+            axes &= ~(1u << a);
+    return axes;
 }
 
 /* Terms of one direction must differ from each other across its sides too. */
@@ -188,7 +195,7 @@ static int compile(struct compiler *c, ckpt_rules *out)
     for (int dir = 0; dir < 2; dir++)
         for (uint32_t i = 0; i < c->n[dir]; i++) {
             struct ckpt_pattern_text t = draft_text(c, &c->draft[dir][i]);
-            if (ckpt_pattern_terms(c->scope, &t, name_axes(&c->side[dir][i]),
+            if (ckpt_pattern_terms(c->scope, &t, name_axes(c->scope, &c->side[dir][i]),
                                    &c->side[dir][i].pattern, c->err) < 0)
                 return -1;
         }

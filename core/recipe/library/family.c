@@ -123,7 +123,7 @@ static int check_tensor(struct reader *r, const char *where, const struct ckpt_m
             return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': no 'each' runs over {%s}", where,
                              it->text, it->scope->axis[a].name);
     for (uint32_t v = 0; v < it->scope->nvar; v++)
-        if (!ckpt_family_has_dim(r->f, it->scope->var[v].name))
+        if (it->scope->var[v].name[1] && !ckpt_family_has_dim(r->f, it->scope->var[v].name))
             return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': '%s' is not one of the dims",
                              where, it->text, it->scope->var[v].name);
     if (it->shape.rest_at >= 0)
