@@ -17,7 +17,7 @@ import tempfile
 import case
 from case import check_export, compare_tensors, read_file, read_tensors, run
 
-FORMATS = ["nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed"]
+FORMATS = ["nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge"]
 
 
 # ---- cases with a case.json ----
@@ -48,8 +48,24 @@ def check_merged(loaded):
     return [f"lora=merge: {p}" for p in case.check(merged)]
 
 
+def check_bridge(loaded):
+    """With the base, and without one: the same, or an error that says what would help."""
+    loaded["padded"] = True
+    problems = case.check(loaded)
+    with tempfile.TemporaryDirectory() as tmp:
+        alone, out = {k: v for k, v in loaded.items() if k != "base"}, os.path.join(tmp, "out")
+        done = run(alone, "export", out)
+        if done.returncode == 0:
+            problems += [f"without a base: {p}" for p in case.compare_export(alone, out, os.path.join(loaded["folder"], "expected"))]
+        elif not any(word in done.stderr for word in ("base=", "model_type=")):
+            problems.append(f"without a base: {done.stderr.strip()}")
+    return problems
+
+
 def check_json(fmt, path):
     loaded = case.load(path)
+    if fmt == "bridge":
+        return check_bridge(loaded)
     problems = case.check(loaded)
     if not problems and fmt == "automodel" and loaded["compare"] != "refuse" and "steps" not in loaded:
         problems = check_lost_shards(loaded)
@@ -111,6 +127,8 @@ def cases(root):
                 yield f"{fmt}/{name[:-21]}", lambda f=folder, n=name[:-21]: check_bare_megatron(f, n)
             if name.endswith(".expected"):
                 yield f"{fmt}/{name[:-9]}", lambda f=folder, n=name[:-9]: check_nanotron(f, n)
+            if fmt == "bridge" and os.path.isdir(os.path.join(folder, name, "base_weights")):
+                continue  # adapters
             for path in sorted(glob.glob(os.path.join(folder, name, "case*.json"))):
                 yield f"{fmt}/{name}/{os.path.basename(path)}", lambda f=fmt, p=path: check_json(f, p)
 

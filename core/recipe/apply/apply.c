@@ -142,7 +142,8 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if ((ap->recipe->family->open || ap->recipe->backwards
              ? ckpt_apply_sources(ap)
-             : ckpt_apply_items(ap, &ap->recipe->family->tensors)) < 0)
+             : ckpt_apply_items(ap, &ap->recipe->family->tensors)) < 0 ||
+        ckpt_apply_kept(ap) < 0)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);

@@ -84,6 +84,10 @@ int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)
  * warning with allow_partial). Copies of tied tensors must be equal, and are marked as used. */
 int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
+/* Add the tensors of the checkpoint that are not marked as used yet and whose names begin with one
+ * of the recipe's prefixes: parts that a list does not describe. */
+int ckpt_apply_kept(struct ckpt_apply *ap);
+
 /* Add the tensors of the checkpoint that are not marked as used yet, in the order in which
  * transformers saves converted tensors: that of the names before the conversion. */
 int ckpt_apply_sources(struct ckpt_apply *ap);

@@ -8,8 +8,8 @@
 #include "base/ckd.h"
 #include "tensor/fqn.h"
 
-/* Set ap->name to the name of a tensor that no rule uses. */
-static void name_kept(struct ckpt_apply *ap, const char *name)
+/* Set ap->name to the name of a tensor that no rule uses. Returns whether a prefix matches. */
+static bool name_kept(struct ckpt_apply *ap, const char *name)
 {
     uint64_t number[CKPT_NAME_NUMBERS];
     size_t len = 0;
@@ -20,13 +20,14 @@ static void name_kept(struct ckpt_apply *ap, const char *name)
                                          number)))
             ckpt_name_render(ap->recipe->prefixes.ptr[i].to, number, &ap->name);
     ckpt_str_puts(&ap->name, name + len);
+    return len > 0;
 }
 
 static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
 {
     struct ckpt_tensor kept = *t;
 
-    name_kept(ap, t->name);
+    (void)name_kept(ap, t->name);
     if (ap->name.failed)
         return ckpt_nomem(ap->err);
     kept.name = ckpt_str_get(&ap->name);
@@ -144,7 +145,8 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const cha
     if (found)
         ap->in.use.ptr[0].tensor = t;
     else
-        return ap->recipe->family->open ? keep_tensor(ap, t) : leave_out(ap, t);
+        return ap->recipe->family->open || name_kept(ap, as) ? keep_tensor(ap, t)
+                                                             : leave_out(ap, t);
     rule = ap->in.rule;
     if (is_gathered(&ap->in, 0)) {
         const struct ckpt_source_use use = ap->in.use.ptr[0];
@@ -188,6 +190,15 @@ static int fqn_cmp(const void *a, const void *b)
     const struct ckpt_tensor *const *x = a, *const *y = b;
 
     return ckpt_fqn_cmp((*x)->name, (*y)->name);
+}
+
+int ckpt_apply_kept(struct ckpt_apply *ap)
+{
+    for (size_t i = 0; i < ap->src->tensors.len && ap->recipe->prefixes.len; i++)
+        if (!ap->used[i] && name_kept(ap, ap->src->tensors.ptr[i].name) &&
+            keep_tensor(ap, &ap->src->tensors.ptr[i]) < 0)
+            return -1;
+    return 0;
 }
 
 int ckpt_apply_sources(struct ckpt_apply *ap)
