@@ -10,7 +10,9 @@ one, or, of Megatron, CASE.expected.safetensors. The tree's own copies and the c
 import glob
 import json
 import os
+import random
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -59,7 +61,44 @@ def check_bridge(loaded):
             problems += [f"without a base: {p}" for p in case.compare_export(alone, out, os.path.join(loaded["folder"], "expected"))]
         elif not any(word in done.stderr for word in ("base=", "model_type=")):
             problems.append(f"without a base: {done.stderr.strip()}")
-    return problems
+    return problems or check_way_back(loaded)
+
+
+def layout_of(loaded, config):
+    """Random options of view=megatron that the model can be divided by."""
+    text = config.get("thinker_config", config)
+    text = text.get("text_config", text)
+    rnd = random.Random(os.environ.get("CKPTFS_SEED", "1") + loaded["folder"])
+    tp = rnd.choice((1, 2))
+    options = {"tp": tp, "pp": rnd.choice((1, 2) if text["num_hidden_layers"] % 2 == 0 else (1,)), "make_vocab_size_divisible_by": rnd.choice((1, 64, 128))}
+    if any("expert" in key and value for key, value in text.items()):
+        options |= {"ep": rnd.choice((1, 2)), "etp": rnd.choice((1, tp))}
+    return options
+
+
+def names_in(path):
+    done = subprocess.run([case.CKPT, "ls", path, "-o", "view=raw"], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+
+
+def check_way_back(loaded):
+    """The oracle written as Megatron's checkpoint has the names that Bridge gave its own, and is the oracle when it is read again."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model, written, again = (os.path.join(tmp, n) for n in ("hf", "megatron", "again"))
+        shutil.copytree(os.path.join(loaded["folder"], loaded["base"]), model)
+        for path in glob.glob(os.path.join(loaded["folder"], "expected", "*")):
+            shutil.copy(path, model)
+        with open(os.path.join(model, "config.json")) as f:
+            options = layout_of(loaded, json.load(f))
+        done = run({"folder": tmp, "open": model, "options": {"view": "megatron"} | options}, "export", written)
+        if done.returncode:
+            return [] if "there is no way back" in done.stderr else [f"written with {options}: {done.stderr.strip()}"]
+        done = run(dict(loaded, open=written), "export", again)
+        if done.returncode:
+            return [f"written with {options}, read again: {done.stderr.strip()}"]
+        got, theirs, ours = read_tensors(again), names_in(os.path.join(loaded["folder"], loaded["open"])), names_in(written)
+        problems = compare_tensors(got, case.crop(got, read_tensors(model)))
+        return [f"written with {options}: {p}" for p in problems + [f"the names differ: {n}" for n in sorted(ours ^ theirs)]]
 
 
 def check_json(fmt, path):

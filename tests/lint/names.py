@@ -16,7 +16,7 @@ ENGLISH = {"align", "altclip", "bark", "bit", "clap", "clip", "dots", "fast", "f
 
 # Other frameworks' own words that Hugging Face has too: where, which, why.
 ALLOWED = [
-    (r"core/format/megatron/(layout|mesh|name|ranks)\.c",
+    (r"core/format/megatron/(layout|mesh|name|ranks|writer_plan)\.c",
      {"word_embeddings", "language_model", "self_attention", "query_key_value", "mlp", "linear_fc1", "linear_fc2", "dense_h_to_4h", "dense_4h_to_h",
       "input_layernorm", "post_attention_layernorm", "final_layernorm", "final_norm"},
      "Megatron's own modules, by which its layouts and the age of its names are told"),

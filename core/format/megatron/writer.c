@@ -42,13 +42,20 @@ struct part {
     uint32_t key, rank;
 };
 
+/* A list of modules, by the text before their numbers. */
+struct stack {
+    const char *stem;
+    size_t len;
+    uint64_t n; /* 0: they differ */
+};
+
 struct state {
     struct ckpt_dcp_state out;
     const struct ckpt_writing *w;
     struct ckpt_mg_grid grid;
     struct ckpt_arena *arena;
-    bool stacked;
     struct ckpt_map by_name; /* keys */
+    CKPT_VEC(struct stack) stack;
     CKPT_VEC(struct key) key;
     CKPT_VEC(struct part) part; /* by key, once they are sorted */
 };
@@ -56,6 +63,7 @@ struct state {
 static void state_release(struct state *s)
 {
     ckpt_map_release(&s->by_name);
+    ckpt_vec_release(&s->stack);
     ckpt_vec_release(&s->key);
     ckpt_vec_release(&s->part);
 }
@@ -106,52 +114,58 @@ static bool get_chunk(const void *ctx, size_t key, size_t k, struct ckpt_dcp_dat
 
 /* ---- keys ---- */
 
-/* Do all layers have the same tensors? Then they are stacked, unless there is but one form. */
-static bool layers_are_equal(const struct ckpt_catalog *cat)
+/* Look at the modules of the list that the name begins with. All the same: they are stacked. */
+static bool are_equal(const struct ckpt_catalog *cat, struct stack *k)
 {
+    size_t first = 0, all = 0;
+
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i], *other;
         const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-        if (!n.in_layer || n.layer == 0)
+        if (n.stem != k->len || memcmp(t->name, k->stem, k->len) != 0)
             continue;
-        ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("decoder.layers.0.%s", n.rest);
+        ckpt_cleanup(ckpt_freep) char *name =
+            ckpt_asprintf("%.*s0.%s", (int)k->len, k->stem, n.rest);
         if (!name || !(other = ckpt_catalog_find(cat, name)) || other->rank != t->rank ||
             other->dtype != t->dtype || memcmp(other->dim, t->dim, t->rank * sizeof *t->dim) != 0)
             return false;
+        k->n = n.layer >= k->n ? n.layer + 1 : k->n;
+        first += n.layer == 0;
+        all++;
     }
-    return true;
+    return all == first * k->n;
 }
 
-static size_t count_of_layer(const struct ckpt_catalog *cat, uint64_t layer)
+/* How many modules are stacked with the tensor's; 0: none. Megatron never stacks layers of the
+ * hybrid model, nor where the arguments list which layers have experts. */
+static int stacked_with(struct state *s, const struct ckpt_tensor *t, const struct ckpt_mg_name *n,
+                        uint64_t *ret, struct ckpt_err *err)
 {
-    size_t n = 0;
+    struct stack k = {.stem = t->name, .len = n->stem};
 
-    for (size_t i = 0; i < cat->tensors.len; i++) {
-        const struct ckpt_mg_name name = ckpt_mg_name_parse(cat->tensors.ptr[i].name);
-        n += name.in_layer && name.layer == layer;
-    }
-    return n;
-}
-
-static bool is_homogeneous(const struct ckpt_catalog *cat, uint64_t layers)
-{
-    const size_t each = count_of_layer(cat, 0);
-    size_t all = 0;
-
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        all += ckpt_mg_name_parse(cat->tensors.ptr[i].name).in_layer;
-    return layers_are_equal(cat) && all == each * layers;
+    *ret = 0;
+    if (!n->stem)
+        return 0;
+    for (size_t i = 0; i < s->stack.len; i++)
+        if (s->stack.ptr[i].len == k.len && memcmp(s->stack.ptr[i].stem, k.stem, k.len) == 0) {
+            *ret = s->stack.ptr[i].n;
+            return 0;
+        }
+    if (!are_equal(s->w->cat, &k) ||
+        (n->in_layer && (json_is_true(json_object_get(s->w->config, "is_hybrid_model")) ||
+                         json_is_array(json_object_get(s->w->config, "moe_layer_freq")))))
+        k.n = 0;
+    *ret = k.n;
+    return ckpt_vec_push(&s->stack, k) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* "decoder.layers.mlp.experts.experts.linear_fc1.weight": without the numbers that are axes. */
-static char *key_name(const struct state *s, const struct ckpt_tensor *t,
-                      const struct ckpt_mg_name *n)
+static char *key_name(const struct ckpt_tensor *t, const struct ckpt_mg_name *n, bool stacked)
 {
-    const bool stacked = s->stacked && n->in_layer;
     const char *from = stacked ? n->rest : t->name;
     const int len = n->leaf ? (int)(t->name + n->before - from) : (int)strlen(from);
 
-    return ckpt_asprintf("%s%.*s%s", stacked ? "decoder.layers." : "", len, from,
+    return ckpt_asprintf("%.*s%.*s%s", stacked ? (int)n->stem : 0, t->name, len, from,
                          n->leaf ? n->leaf : "");
 }
 
@@ -280,15 +294,18 @@ static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name
 static int add_tensor(struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
 {
     const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-    ckpt_cleanup(ckpt_freep) char *name = key_name(s, t, &n);
     struct key key = {.like = t};
     struct part part = {0};
+    uint64_t layers;
 
+    if (stacked_with(s, t, &n, &layers, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *name = key_name(t, &n, layers > 0);
     if (!name)
         return ckpt_nomem(err);
-    if (s->stacked && n.in_layer) {
+    if (layers) {
         part.at[key.nlead] = n.layer;
-        key.lead[key.nlead++] = s->grid.layers;
+        key.lead[key.nlead++] = layers;
     }
     if (n.leaf) {
         part.at[key.nlead] = n.expert;
@@ -369,7 +386,6 @@ static int plan(struct state *s, struct ckpt_err *err)
 
     if (ckpt_mg_grid_init(&s->grid, s->w, err) < 0)
         return -1;
-    s->stacked = is_homogeneous(cat, s->grid.layers);
     for (size_t i = 0; i < cat->tensors.len; i++)
         if (add_tensor(s, &cat->tensors.ptr[i], err) < 0)
             return -1;

@@ -9,7 +9,8 @@
 #include "base/str.h"
 
 static const char layers_at[] = "decoder.layers.", experts_at[] = "experts.experts.",
-                  first_at[] = "embedding.";
+                  first_at[] = "embedding.", beside_at[] = "language_model.decoder.layers.",
+                  inner_at[] = ".language_model.decoder.layers.";
 
 /* ---- names ---- */
 
@@ -24,14 +25,29 @@ static const char *number(const char *s, uint64_t *ret)
     return s + n + 1;
 }
 
+/* The end of a decoder's list of modules ("decoder.layers."), which a number follows, or NULL. */
+static const char *list_end(const char *name)
+{
+    static const char decoder_at[] = "decoder.";
+    const char *at = strstr(name, decoder_at);
+
+    if (!at || (at > name && at[-1] != '.'))
+        return NULL;
+    at += sizeof decoder_at - 1;
+    at += strcspn(at, ".");
+    return *at ? at + 1 : NULL;
+}
+
 struct ckpt_mg_name ckpt_mg_name_parse(const char *name)
 {
     struct ckpt_mg_name out = {.rest = name};
-    const char *at;
+    const char *at = list_end(name), *end = at ? number(at, &out.layer) : NULL;
 
-    if (ckpt_has_prefix(name, layers_at) && (at = number(name + strlen(layers_at), &out.layer))) {
-        out.in_layer = true;
-        out.rest = at;
+    if (end) {
+        out.stem = (size_t)(at - name);
+        out.in_layer = ckpt_has_prefix(name, layers_at) || ckpt_has_prefix(name, beside_at) ||
+                       strstr(name, inner_at);
+        out.rest = end;
     }
     at = strstr(out.rest, experts_at);
     if (at && (out.leaf = number(at + strlen(experts_at), &out.expert)))

@@ -33,11 +33,12 @@ struct ckpt_mg_grid {
 
 /* What a tensor's name says. */
 struct ckpt_mg_name {
-    const char *rest; /* behind the layer's number; the whole name if it is of no layer */
+    size_t stem;      /* bytes before the number in a list of equal modules, or 0 */
+    const char *rest; /* behind that number; the whole name if it has none */
     const char *leaf; /* behind the expert's number; NULL: it is no expert's */
     size_t before;    /* bytes of the name before the expert's number */
     uint64_t layer, expert;
-    bool in_layer; /* of the decoder */
+    bool in_layer; /* of the language model's decoder */
 };
 
 /* A part of a tensor that is stored by itself. */

@@ -190,8 +190,8 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     if (ckpt_field_strings(r->arena, r->backwards ? to : from, where, &src, &nsrc, r->err) < 0 ||
         ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
         return -1;
-    if (r->backwards && cx.value)
-        return 0; /* what was computed cannot be undone: the tensor has no rule */
+    if (r->backwards && cx.value && !json_is_false(json_object_get(j, "read")))
+        return 0; /* what was computed is undone by a rule of its own, or not at all */
     if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
     if (r->out->rules.len > MAX_RULES)
