@@ -236,18 +236,11 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
     return rc;
 }
 
-void ckpt_comm_permit(struct ckpt_comm *comm, bool on)
-{
-    if (comm->x->ops->permit)
-        comm->x->ops->permit(comm->x, on);
-}
-
 void ckpt_comm_begin(struct ckpt_comm *comm,
                      void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
                                         size_t len),
                      void *ctx)
 {
-    ckpt_comm_permit(comm, true);
     comm->epoch++;
     comm->busy = true;
     comm->on_message = on_message;
@@ -271,7 +264,6 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
 
 void ckpt_comm_end(struct ckpt_comm *comm)
 {
-    ckpt_comm_permit(comm, false);
     comm->on_message = NULL;
     comm->busy = false;
 }

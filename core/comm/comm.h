@@ -146,10 +146,6 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
                      void *ctx);
 void ckpt_comm_end(struct ckpt_comm *comm);
 
-/* Permit (or forbid again) other ranks of the node to read this process's memory. It is permitted
- * from the agreement on a plan to the end of the load. */
-void ckpt_comm_permit(struct ckpt_comm *comm, bool on);
-
 /* COLLECTIVE, but does not wait for other ranks. If the last load failed, make the transport usable
  * for the next one. */
 void ckpt_comm_renew(struct ckpt_comm *comm);

@@ -24,9 +24,9 @@ struct ckpt_xfer {
     size_t len;
     uint32_t peer;
     bool send;
-    bool in_place; /* set before done, of a receive: the bytes are still in the sender's memory, and
-                    * are copied with fetch */
-    atomic_bool done; /* set by post, by progress or by another thread */
+    const void *there; /* set before done, of a receive: the bytes are not in buf but here, in the
+                          sender's memory, until `fetched` */
+    atomic_bool done;  /* set by post, by progress or by another thread */
     /* for the transport: */
     size_t at;
     struct ckpt_xfer *next;
@@ -43,13 +43,11 @@ struct ckpt_xport_ops {
     /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
      * for. *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
-    /* Copy bytes [off, off + len) of a transfer that is `in_place`. From any thread. False: the
-     * sender is gone, and progress will report that. The member is NULL if no transfer is ever
-     * `in_place`. */
-    bool (*fetch)(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
-                  size_t off);
-    /* Tell the sender that the whole transfer was copied. From any thread. */
+    /* The bytes of a transfer that are `there` are used up. From any thread. */
     void (*fetched)(struct ckpt_xport *x, const struct ckpt_xfer *t);
+    /* Memory for the buffers of a load, of which ranks of this node can map them (shm.h).
+     * NULL: no memory. The member is NULL if any memory will do. ckpt_shm_unmap gives it back. */
+    void *(*shm)(struct ckpt_xport *x, uint64_t len);
     /* Sleep until progress may have something to do, kick is called, or the time is over. */
     void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
     /* Wake the thread that is in wait. From any thread. */
@@ -63,9 +61,6 @@ struct ckpt_xport_ops {
     /* Has the peer closed its connection, or died? Messages that it sent before may still have to
      * be received. The member is NULL if the death of a rank ends the whole job (MPI). */
     bool (*gone)(struct ckpt_xport *x, uint32_t peer);
-    /* Permit (or forbid again) the other ranks of this node to read this process's memory. The
-     * member is NULL if they never do, or need no permission. */
-    void (*permit)(struct ckpt_xport *x, bool on);
     /* Abandon all transfers. False: some buffers may still be written to, and must never be freed.
      * The caller starts no transfer after this before renew. */
     bool (*cancel)(struct ckpt_xport *x);
@@ -80,7 +75,7 @@ struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
     const char *remark;  /* a static text that the user should see once; or NULL */
-    bool same_host;      /* all ranks of this node can read each other's memory */
+    bool same_host;      /* ranks of a node pass bytes on in one step: they share memory */
     uint64_t moved;      /* bytes that transfers have sent and received so far, where known */
     uint32_t nomem_peer; /* 1 + the last peer for whose message this rank had no memory; 0: none */
     /* If destinations are in device memory: the device, which also exchanges data in place of post

@@ -44,8 +44,6 @@ void ckpt_load_free(struct ckpt_load *load)
         return;
     if (load->engine)
         ckpt_engine_end(load->engine);
-    else if (load->ready && !load->comm->busy)
-        ckpt_comm_permit(load->comm, false);
     ckpt_plan_free(load->parts.plan);
     if (load->parts.job_wants)
         ckpt_job_wants_release(load->parts.job_wants);

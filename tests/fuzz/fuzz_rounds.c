@@ -44,12 +44,6 @@ static int between_progress(struct ckpt_xport *x, bool *moved, struct ckpt_err *
     return in(x)->ops->progress(in(x), moved, err);
 }
 
-static bool between_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
-                          size_t off)
-{
-    return in(x)->ops->fetch(in(x), t, buf, len, off);
-}
-
 static void between_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 {
     in(x)->ops->fetched(in(x), t);
@@ -228,10 +222,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t r = 0; r < RANKS; r++) {
         struct between *b = calloc(1, sizeof *b);
         MUST(b);
-        if (x[r]->ops->fetch) {
-            between_ops.fetch = between_fetch;
+        if (x[r]->ops->fetched)
             between_ops.fetched = between_fetched;
-        }
         *b = (struct between){{.ops = &between_ops, .rank = r, .size = RANKS}, x[r]};
         rank[r] = (struct rank){.view = view, .number = r};
         MUST(ckpt_comm_wrap(&b->x, &rank[r].comm, &err) == 0);

@@ -39,13 +39,13 @@ static int random_words(uint64_t *word, size_t n, struct ckpt_err *err)
 static int write_address(struct ckpt_tcp *tcp, const char *host, uint16_t port,
                          struct ckpt_err *err)
 {
-    struct ckpt_same_host own;
+    struct ckpt_shm_place own;
 
-    ckpt_same_host_self(&own, &tcp->word);
+    ckpt_shm_describe(&tcp->shm, &own);
     int n =
         snprintf(tcp->address, sizeof tcp->address,
                  "%s %u %016" PRIx64 "%016" PRIx64 " %" PRIx64 " %" PRIu64 " %" PRIx64 " %" PRIx64,
-                 host, port, tcp->token[0], tcp->token[1], own.node, own.pid, own.at, own.word);
+                 host, port, tcp->token[0], tcp->token[1], own.node, own.pid, own.fd, own.word);
     if (n < 0 || (size_t)n >= sizeof tcp->address)
         return ckpt_fail(err, CKPT_LIMIT, "the host name '%.200s' is too long", host);
     return 0;
@@ -81,8 +81,7 @@ static int listen_into(struct ckpt_tcp *tcp, const char *host, struct ckpt_err *
         choose_host(host, given, err) < 0 || random_words(tcp->token, 2, err) < 0 ||
         random_words(&word, 1, err) < 0)
         return -1;
-    tcp->first = word ? word : 1;
-    atomic_init(&tcp->word, tcp->first);
+    ckpt_shm_init(&tcp->shm, word);
     if ((tcp->fd = ckpt_listen(given, ports, address, &port, err)) < 0)
         return -1;
     return write_address(tcp, address, port, err);
@@ -94,7 +93,7 @@ int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *er
 
     if (!tcp)
         return ckpt_nomem(err);
-    tcp->fd = -1;
+    tcp->fd = tcp->shm.fd = -1;
     if (listen_into(tcp, host, err) < 0) {
         ckpt_tcp_free(tcp);
         return -1;
@@ -109,7 +108,7 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
 {
     if (!tcp)
         return;
-    atomic_store(&tcp->word, 0);
+    ckpt_shm_close(&tcp->shm);
     ckpt_socket_close(&tcp->fd);
     free(tcp);
 }
@@ -122,47 +121,17 @@ int ckpt_tcp_parse(const char *address, struct ckpt_tcp_contact *ret, struct ckp
     if (sscanf(address,
                "%199s %5" SCNu32 " %16" SCNx64 "%16" SCNx64 " %" SCNx64 " %" SCNu64 " %" SCNx64
                " %" SCNx64,
-               ret->host, &ret->port, &ret->token[0], &ret->token[1], &ret->same_host.node,
-               &ret->same_host.pid, &ret->same_host.at, &ret->same_host.word) != 8)
+               ret->host, &ret->port, &ret->token[0], &ret->token[1], &ret->shm.node, &ret->shm.pid,
+               &ret->shm.fd, &ret->shm.word) != 8)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
     return 0;
 }
 
-static const char NO_ANCESTOR[] =
-    "the ranks of this node have no common parent process but init, so that the system (Yama) does "
-    "not let them read each other's memory: they use sockets";
-
-/* Find the process that the ranks of this node must permit to read their memory, if Yama asks for
- * that. */
-static void find_ancestor(struct ckpt_xport_tcp *m, const uint64_t *pid, size_t n)
-{
-    if (n < 2 || !ckpt_same_host_restricted())
-        return;
-    m->ancestor = ckpt_same_host_ancestor(pid, n);
-    m->x.remark = m->ancestor ? NULL : NO_ANCESTOR;
-}
-
-void ckpt_tcp_permit(struct ckpt_xport *x, bool on)
-{
-    struct ckpt_xport_tcp *m = (struct ckpt_xport_tcp *)x;
-
-    if (on == m->permits || m->ancestor == 0)
-        return;
-    m->permits = on;
-    if (on)
-        ckpt_same_host_permit(m->ancestor);
-    else
-        ckpt_same_host_forbid();
-}
-
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) uint64_t *pid = malloc(m->x.size * sizeof *pid);
     const uint64_t node = ckpt_node_digest();
-    size_t n = 0;
 
-    if (!pid)
-        return ckpt_nomem(err);
+    m->x.same_host = true;
     for (uint32_t r = 0; r < m->x.size; r++) {
         const size_t own = strnlen(text, len) + 1;
         struct ckpt_tcp_contact c;
@@ -172,41 +141,11 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct
             return -1;
         if (!m->address[r] && !(m->address[r] = strdup(text)))
             return ckpt_nomem(err);
-        if (c.same_host.node == node)
-            pid[n++] = c.same_host.pid;
+        m->x.same_host &= r == m->x.rank || c.shm.node != node || ckpt_shm_reach(&c.shm);
         text += own;
         len -= own;
     }
-    find_ancestor(m, pid, n);
-    ckpt_tcp_permit(&m->x, true);
     return 0;
-}
-
-/* Can this rank read the memory of all ranks of this node? */
-static int look_same_host(struct ckpt_xport_tcp *m, struct ckpt_err *err)
-{
-    const uint64_t node = ckpt_node_digest();
-
-    m->x.same_host = true;
-    for (uint32_t r = 0; r < m->x.size; r++) {
-        struct ckpt_tcp_contact c;
-        if (ckpt_tcp_parse(m->address[r], &c, err) < 0)
-            return -1;
-        m->x.same_host &=
-            r == m->x.rank || c.same_host.node != node || ckpt_same_host_reach(&c.same_host);
-    }
-    return 0;
-}
-
-int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
-                    struct ckpt_err *err)
-{
-    if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
-        return -1;
-    rc = look_same_host(m, err);
-    rc = ckpt_comm_agree(comm, rc, timeout_ms, err);
-    ckpt_tcp_permit(&m->x, false);
-    return rc;
 }
 
 /* ---- dialling ---- */
@@ -271,8 +210,7 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind
         ckpt_socket_close(&h.fd);
         return 0;
     }
-    p->same_host.of = c.same_host;
-    p->same_host.of.word += m->renewed;
+    p->same_host.of = c.shm;
     l->state = CKPT_TCP_DIALLING;
     return 0;
 }
@@ -290,8 +228,17 @@ static int listen_beside(struct ckpt_xport_tcp *m, int fd, struct ckpt_err *err)
     return ckpt_tcp_listen(host, &m->tcp, err);
 }
 
-/* The other rank has answered. Same-host copies are used if both ranks can read each other's
- * memory. */
+/* Map a peer's memory, unless it is mapped; this rank must have one, too. */
+static bool reach(const struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
+                  const struct ckpt_shm_place *its)
+{
+    struct ckpt_shm_view *v = &p->same_host.view;
+
+    return m->tcp->shm.fd >= 0 && (v->fd >= 0 || ckpt_shm_open(v, its));
+}
+
+/* The other rank has answered. Notes are sent in place of bytes if both ranks can map each other's
+ * shared memory. */
 static enum ckpt_handshake_result confirm(struct ckpt_xport_tcp *m, struct ckpt_handshake *h,
                                           struct ckpt_err *err)
 {
@@ -303,7 +250,7 @@ static enum ckpt_handshake_result confirm(struct ckpt_xport_tcp *m, struct ckpt_
         return !m->tcp && listen_beside(m, h->fd, err) < 0
                    ? CKPT_HANDSHAKE_FAILED
                    : ckpt_handshake_confirm(h, 0, m->tcp->address);
-    p->same_host.is = h->its.word && ckpt_same_host_reach(&p->same_host.of);
+    p->same_host.is = h->its.word && reach(m, p, &p->same_host.of);
     return ckpt_handshake_confirm(h, p->same_host.is, NULL);
 }
 
@@ -370,9 +317,7 @@ static enum ckpt_handshake_result answer(struct ckpt_xport_tcp *m, struct ckpt_h
     if (!m->address[h->its.from] || ckpt_tcp_parse(m->address[h->its.from], &its, NULL) < 0 ||
         !(p = ckpt_tcp_peer(m, h->its.from)))
         return CKPT_HANDSHAKE_FAILED;
-    p->same_host.of = its.same_host;
-    p->same_host.of.word += m->renewed;
-    return ckpt_handshake_answer(h, m->x.rank, ckpt_same_host_reach(&p->same_host.of));
+    return ckpt_handshake_answer(h, m->x.rank, reach(m, p, &its.shm));
 }
 
 /* Tell a rank that has come the address of its parent, if that has come, too. */

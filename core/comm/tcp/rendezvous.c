@@ -223,7 +223,7 @@ static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int doo
     rc = ckpt_round_run(&round, rc, &answer, &len, err);
     if (rc == 0) {
         rc = ckpt_tcp_know(m, (const char *)answer, len, err);
-        rc = ckpt_tcp_finish(m, round.comm, rc, v->timeout_ms, err);
+        rc = ckpt_comm_agree(round.comm, rc, v->timeout_ms, err);
     }
     if (rc < 0)
         ckpt_comm_free(round.comm);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers between processes of one machine that read each other's memory: the data connection
- * carries notes about where the bytes of a transfer are, and which transfers were copied. */
+/* Transfers between processes of one machine that map each other's shared memory: the data
+ * connection carries notes about where the bytes of a transfer are, and which transfers are used
+ * up. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -8,33 +9,38 @@
 #include "base/err.h"
 #include "comm/tcp/tcp.h"
 
-static void set_address(struct ckpt_xfer *t, uint64_t address)
+static int set_place(struct ckpt_tcp_same_host *n, struct ckpt_xfer *t, uint64_t off)
 {
-    t->priv.word = address;
-    t->in_place = true;
+    if (!(t->there = ckpt_shm_at(&n->view, off, t->len)))
+        return -1;
     atomic_store(&t->done, true);
+    return 0;
 }
 
-static int queue_note(struct ckpt_tcp_peer *p, uint64_t number, uint64_t address)
+static int queue_note(struct ckpt_tcp_peer *p, uint64_t number, uint64_t off)
 {
-    const struct ckpt_tcp_note note = {number, address};
+    const struct ckpt_tcp_note note = {number, off};
 
     return ckpt_vec_push(&p->same_host.out, note);
 }
 
-int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
-                            struct ckpt_err *err)
+int ckpt_tcp_same_host_post(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, struct ckpt_xfer *t,
+                            bool *ret_done, struct ckpt_err *err)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
 
     *ret_done = false;
     if (t->send) {
         t->at = n->nsend++;
-        return queue_note(p, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
+        uint64_t off;
+        if (!ckpt_shm_offset(&m->tcp->shm, t->buf, &off))
+            return ckpt_fail(err, CKPT_USAGE, "bytes that are sent are not in shared memory");
+        return queue_note(p, t->at, off) < 0 ? ckpt_nomem(err) : 0;
     }
     t->at = n->nrecv++;
     if (n->nearly < n->early.len) {
-        set_address(t, n->early.ptr[n->nearly++]);
+        if (set_place(n, t, n->early.ptr[n->nearly++]) < 0)
+            return ckpt_xport_fail_gone(&m->x, p->rank, err);
         *ret_done = true;
     }
     if (n->nearly == n->early.len)
@@ -48,14 +54,14 @@ static int take_note(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
     struct ckpt_tcp_same_host *n = &p->same_host;
     struct ckpt_xfer *t;
 
-    if (note->address == 0) {
+    if (note->off == 0) {
         if (!(t = ckpt_queue_take(&p->send, note->number)))
             return -1;
         atomic_store(&t->done, true);
         return 0;
     }
     if (!p->recv.head) {
-        if (ckpt_vec_push(&n->early, note->address) == 0)
+        if (ckpt_vec_push(&n->early, note->off) == 0)
             return 0;
         m->x.nomem_peer = p->rank + 1;
         return -1;
@@ -63,23 +69,7 @@ static int take_note(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
     if (p->recv.head->at != note->number)
         return -1;
     t = ckpt_queue_take(&p->recv, note->number);
-    set_address(t, note->address);
-    return 0;
-}
-
-bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
-                    size_t off)
-{
-    struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
-    struct ckpt_tcp_same_host *n = &m->peer[t->peer]->same_host;
-
-    if (ckpt_same_host_read(&n->of, buf, len, t->priv.word + off))
-        return true;
-    (void)pthread_mutex_lock(&m->lock);
-    n->lost = true;
-    (void)pthread_mutex_unlock(&m->lock);
-    x->ops->kick(x);
-    return false;
+    return set_place(n, t, note->off);
 }
 
 void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
@@ -94,7 +84,7 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
     x->ops->kick(x);
 }
 
-/* Queue notes about the transfers that workers have copied. False: they could not copy. */
+/* Queue notes about the transfers that workers have used up. False: no memory. */
 static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
@@ -103,7 +93,7 @@ static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     (void)pthread_mutex_lock(&m->lock);
     good = !n->lost;
     for (size_t i = 0; i < n->taken.len && good; i++)
-        if (!(good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0))
+        if (!(good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].off) == 0))
             m->x.nomem_peer = p->rank + 1;
     n->taken.len = 0;
     (void)pthread_mutex_unlock(&m->lock);
@@ -155,13 +145,13 @@ static int pull_notes(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *m
     }
 }
 
-int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
+int ckpt_tcp_same_host_open(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, struct ckpt_err *err)
 {
     if (!p->same_host.is || p->same_host.nsend || p->same_host.nrecv)
         return 0;
     for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
         bool ignored;
-        if (ckpt_tcp_same_host_post(p, t, &ignored, err) < 0)
+        if (ckpt_tcp_same_host_post(m, p, t, &ignored, err) < 0)
             return -1;
     }
     for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
@@ -171,8 +161,7 @@ int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
 
 int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    p->same_host.failed = !queue_taken(m, p);
-    return p->same_host.failed || push_notes(&p->same_host, p->data.fd, moved) < 0 ||
+    return !queue_taken(m, p) || push_notes(&p->same_host, p->data.fd, moved) < 0 ||
                    pull_notes(m, p, moved) < 0
                ? -1
                : 0;

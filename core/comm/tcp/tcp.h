@@ -13,22 +13,20 @@
 
 #include "base/vec.h"
 #include "comm/comm.h"
-#include "comm/same_host.h"
+#include "comm/shm.h"
 #include "comm/tcp/handshake.h"
 #include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
 #include "comm/xport.h"
 
 /* A rank's listener. `address` is a text with everything that other ranks must know to connect:
- * host, port, token, and what same-host copies need. Only ranks of the job get it, so a caller that
+ * host, port, token, and where its shared memory is. Only ranks of the job get it, so a caller that
  * knows the token is one of them. */
 struct ckpt_tcp {
     int fd;
     char address[CKPT_TCP_ADDRESS];
-    uint64_t token[2];  /* random */
-    uint64_t first;     /* the first value of `word`, which the address contains */
-    atomic_ullong word; /* first + the number of renewals: peers may read this process's buffers.
-                         * 0: they must not (same_host.h) */
+    uint64_t token[2]; /* random */
+    struct ckpt_shm shm;
 };
 
 /* What an address says. */
@@ -36,7 +34,7 @@ struct ckpt_tcp_contact {
     char host[CKPT_HOST_BYTES];
     uint32_t port, nport; /* the first of nport ports where the rank may listen */
     uint64_t token[2];
-    struct ckpt_same_host same_host;
+    struct ckpt_shm_place shm;
 };
 
 /* USAGE: it is no address of ckpt_tcp_listen. */
@@ -88,29 +86,30 @@ struct ckpt_tcp_outgoing {
     unsigned char data[]; /* the frame and the message */
 };
 
-/* What goes over the data connection of two ranks that read each other's memory. From the sender of
- * a transfer: its bytes are at this address. From the receiver, with address 0: it has copied them.
+/* What goes over the data connection of two ranks that map each other's shared memory. From the
+ * sender of a transfer: its bytes are at this offset. From the receiver, with offset 0: it needs
+ * them no more.
  */
 struct ckpt_tcp_note {
     uint64_t number; /* of the transfer, counted from 0 for each direction */
-    uint64_t address;
+    uint64_t off;
 };
 
-/* A peer on the same machine, while the two ranks read each other's memory. */
+/* A peer on the same machine, while the two ranks map each other's shared memory. */
 struct ckpt_tcp_same_host {
     bool is; /* they do */
-    struct ckpt_same_host of;
-    uint64_t nsend, nrecv;    /* transfers posted so far */
-    CKPT_VEC(uint64_t) early; /* addresses of transfers whose receives are not posted yet */
-    size_t nearly;            /* the first of them that is unused */
+    struct ckpt_shm_place of;
+    struct ckpt_shm_view view;
+    uint64_t nsend, nrecv;              /* transfers posted so far */
+    CKPT_VEC(uint64_t) early;           /* offsets of transfers whose receives are not posted yet */
+    size_t nearly;                      /* the first of them that is unused */
     CKPT_VEC(struct ckpt_tcp_note) out; /* notes to be sent */
     size_t out_at;                      /* bytes of `out` that are sent */
     struct ckpt_tcp_note in;            /* the note that is being received */
     size_t in_at;                       /* bytes of it so far */
     /* The transport's lock protects the next two, which workers change. */
-    CKPT_VEC(struct ckpt_tcp_note) taken; /* notes about transfers that were copied */
-    bool lost;                            /* the peer's memory can't be read any more */
-    bool failed;                          /* the same, as seen by the thread that makes progress */
+    CKPT_VEC(struct ckpt_tcp_note) taken; /* notes about transfers that are used up */
+    bool lost;                            /* there was no memory for such a note */
 };
 
 /* A connection to another rank. */
@@ -169,8 +168,6 @@ struct ckpt_xport_tcp {
     struct ckpt_ctl_message *in, **in_tail; /* that were received */
     CKPT_VEC(struct pollfd) poll;
     int event;            /* an eventfd, which kick writes to */
-    uint64_t ancestor;    /* the process that must be permitted to read this one; 0: none */
-    bool permits;         /* it is permitted now */
     uint32_t meet_ms;     /* how long this rank tries to connect to one that it has data for */
     bool cancelled;       /* until renew */
     uint32_t renewed;     /* how often; data connections of another number are refused */
@@ -192,34 +189,25 @@ void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m);
 int ckpt_tcp_fail_unreached(enum ckpt_code code, uint32_t rank, const struct ckpt_tcp_contact *c,
                             struct ckpt_err *err);
 
-/* Take the addresses of all ranks, each with its NUL, that are not known yet, and permit ranks of
- * this node to read this process's memory. */
+/* Take the addresses of all ranks, each with its NUL, that are not known yet, and find out whether
+ * this rank can map the shared memory of all ranks of this node (x.same_host). */
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct ckpt_err *err);
-
-/* COLLECTIVE, after ckpt_tcp_know on all ranks (rc: its result here). Find out whether this rank
- * can read the memory of all ranks of this node (x.same_host), then end the permission. */
-int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
-                    struct ckpt_err *err);
-
-/* As in ckpt_xport_ops. */
-void ckpt_tcp_permit(struct ckpt_xport *x, bool on);
 
 /* ---- tcp_same_host.c ---- */
 
 /* Post a transfer with a peer of the same host. *ret_done: the transfer is done already, and must
  * not be queued. */
-int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
-                            struct ckpt_err *err);
+int ckpt_tcp_same_host_post(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, struct ckpt_xfer *t,
+                            bool *ret_done, struct ckpt_err *err);
 /* The connection is open: queue notes about the transfers that were posted before. */
-int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);
-/* Send and receive notes. -1: the connection ended, or the peer's memory can't be read. */
+int ckpt_tcp_same_host_open(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
+                            struct ckpt_err *err);
+/* Send and receive notes. -1: the connection ended, or the peer's memory can't be mapped. */
 int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved);
 /* Forget all notes; after a failed load, and at the end. */
 void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n);
 
 /* As in ckpt_xport_ops. */
-bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
-                    size_t off);
 void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
 
 /* ---- xport.c ---- */

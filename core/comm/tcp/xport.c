@@ -35,7 +35,7 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
         return NULL;
     }
     p->rank = rank;
-    p->data.fd = p->ctl.fd = p->meet.fd = -1;
+    p->data.fd = p->ctl.fd = p->meet.fd = p->same_host.view.fd = -1;
     ckpt_queue_init(&p->send);
     ckpt_queue_init(&p->recv);
     p->out_tail = &p->out;
@@ -64,7 +64,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
     if (p->data.state == CKPT_TCP_OPEN && p->same_host.is &&
-        ckpt_tcp_same_host_post(p, t, &done, err) < 0)
+        ckpt_tcp_same_host_post(self(x), p, t, &done, err) < 0)
         return -1;
     if (done)
         return 0;
@@ -273,12 +273,12 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
         ckpt_socket_close(&p->ctl.fd);
         p->ctl.state = CKPT_TCP_CLOSED;
     }
-    if (p->data.state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(p, err) < 0)
+    if (p->data.state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(m, p, err) < 0)
         return -1;
     if (p->data.state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
         close_data(p);
     if ((p->data.state == CKPT_TCP_CLOSED || is_gone(p)) &&
-        (p->send.head || p->recv.head || p->same_host.failed) && p->data.state != CKPT_TCP_OPEN)
+        (p->send.head || p->recv.head || p->same_host.lost) && p->data.state != CKPT_TCP_OPEN)
         return ckpt_xport_fail_gone(&m->x, p->rank, err);
     return 0;
 }
@@ -385,8 +385,6 @@ static bool tcp_cancel(struct ckpt_xport *x)
     struct ckpt_xport_tcp *m = self(x);
 
     m->cancelled = true;
-    if (m->tcp)
-        atomic_store(&m->tcp->word, 0); /* before any buffer is freed */
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         ckpt_tcp_same_host_clear(m, &p->same_host);
@@ -397,22 +395,19 @@ static bool tcp_cancel(struct ckpt_xport *x)
     return true;
 }
 
-/* Data connections are made anew when they are needed. The word gets a new value, because a peer
- * that still reads for the load that failed must not find the old one. */
+/* Data connections are made anew when they are needed. */
 static void tcp_renew(struct ckpt_xport *x)
 {
     struct ckpt_xport_tcp *m = self(x);
 
     m->cancelled = false;
     m->renewed++;
-    if (m->tcp)
-        atomic_store(&m->tcp->word, m->tcp->first + m->renewed);
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         p->data = (struct ckpt_tcp_link){
             .state = is_gone(p) ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED, .fd = -1};
         p->same_host.nsend = p->same_host.nrecv = 0;
-        p->same_host.is = p->same_host.lost = p->same_host.failed = false;
+        p->same_host.is = p->same_host.lost = false;
     }
 }
 
@@ -429,6 +424,7 @@ static bool any_outgoing(const struct ckpt_xport_tcp *m)
 static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     ckpt_tcp_same_host_clear(m, &p->same_host);
+    ckpt_shm_leave(&p->same_host.view);
     close_data(p);
     ckpt_socket_close(&p->ctl.fd);
     ckpt_socket_close(&p->meet.fd);
@@ -448,7 +444,6 @@ static void tcp_free(struct ckpt_xport *x)
     bool moved;
 
     (void)tcp_cancel(x);
-    ckpt_tcp_permit(x, false);
     while (m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
         (void)tcp_progress(x, &moved, NULL);
         if (!moved)
@@ -477,18 +472,22 @@ static void tcp_free(struct ckpt_xport *x)
     free(m);
 }
 
+static void *tcp_shm(struct ckpt_xport *x, uint64_t len)
+{
+    return self(x)->tcp ? ckpt_shm_map(&self(x)->tcp->shm, len) : NULL;
+}
+
 static const struct ckpt_xport_ops tcp_ops = {
     .name = "tcp",
     .post = tcp_post,
     .progress = tcp_progress,
-    .fetch = ckpt_tcp_fetch,
+    .shm = tcp_shm,
     .fetched = ckpt_tcp_fetched,
     .wait = tcp_wait,
     .kick = tcp_kick,
     .ctl_send = tcp_ctl_send,
     .ctl_recv = tcp_ctl_recv,
     .gone = tcp_gone,
-    .permit = ckpt_tcp_permit,
     .cancel = tcp_cancel,
     .renew = tcp_renew,
     .free = tcp_free,

@@ -574,18 +574,14 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
 
     ckpt_comm_renew(load->comm);
     ckpt_comm_set_doing(load->comm, "plan the load of", ckpt_view_source(load->view));
-    /* until the load ends, ranks may read each other's memory */
-    ckpt_comm_permit(load->comm, true);
     if (rc == 0)
         rc = ckpt_wants_dump(&load->wants, &own.data, &own.len, err);
     rc = agree(load, rc, &own, &job, err);
     ckpt_job_release(&job);
     free(own.data);
     ckpt_comm_set_doing(load->comm, NULL, NULL);
-    if (rc < 0) {
-        ckpt_comm_permit(load->comm, false);
+    if (rc < 0)
         return -1;
-    }
     show_remark(load);
     load->parts.view = load->view;
     load->parts.comm = load->comm;

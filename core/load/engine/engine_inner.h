@@ -124,7 +124,7 @@ struct ckpt_engine {
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
     struct ckpt_device *device; /* NULL: destinations are in host memory */
-    void *slab;                 /* on a device: the pinned memory of all slots */
+    void *slab;                 /* the host memory of all slots, on a device pinned */
 
     pthread_mutex_t lock;        /* protects the members up to ntaken */
     uint32_t refs;               /* one of the caller, one of each worker, one of the pump thread */

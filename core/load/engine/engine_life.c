@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "comm/shm.h"
 #include "load/engine/engine_inner.h"
 #include "run/checkpoint.h"
 #include "tensor/strided.h"
@@ -26,36 +27,28 @@ enum {
 
 /* ---- memory ---- */
 
-static unsigned char *map(uint64_t len)
+static uint64_t whole_pages(uint64_t len)
 {
-    void *p =
-        len ? mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : NULL;
-
-    return p == MAP_FAILED ? NULL : p;
+    return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
 }
 
-static void unmap(unsigned char *p, uint64_t len)
+/* Bytes of host memory for all slots. */
+static uint64_t slab_bytes(const struct ckpt_engine *e)
 {
-    if (p)
-        (void)munmap(p, len);
+    return e->opt.ahead * whole_pages(e->sizes.read) + e->opt.slots * whole_pages(e->sizes.receive);
 }
 
 static void release_slots(struct ckpt_engine *e)
 {
-    for (uint32_t i = 0; e->read && i < e->opt.ahead; i++)
-        if (!e->device && !e->leak)
-            unmap(e->read[i].buf, e->sizes.read);
-    for (uint32_t i = 0; e->slot && i < e->opt.slots; i++) {
-        struct ckpt_window_slot *s = &e->slot[i];
-        if (!e->device && !e->leak)
-            unmap(s->receive, e->sizes.receive);
-        if (!e->leak) { /* they contain transfers that could not be cancelled */
-            free(s->in);
-            free(s->out);
-        }
-    }
     if (e->device && !e->leak)
         ckpt_device_slots_release(e);
+    else if (!e->leak)
+        ckpt_shm_unmap(e->slab, slab_bytes(e));
+    for (uint32_t i = 0; e->slot && i < e->opt.slots && !e->leak; i++) {
+        free(e->slot[i]
+                 .in); /* they contain transfers, some of which could perhaps not be cancelled */
+        free(e->slot[i].out);
+    }
     free(e->read);
     free(e->slot);
 }
@@ -151,12 +144,22 @@ void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes)
 
 static int map_slots(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    for (uint32_t i = 0; i < e->opt.ahead; i++)
-        if (e->sizes.read && !(e->read[i].buf = map(e->sizes.read)))
-            return ckpt_nomem(err);
-    for (uint32_t i = 0; i < e->opt.slots; i++)
-        if (e->sizes.receive && !(e->slot[i].receive = map(e->sizes.receive)))
-            return ckpt_nomem(err);
+    struct ckpt_xport *x = e->comm->x;
+    const uint64_t len = slab_bytes(e);
+
+    if (len == 0)
+        return 0;
+    if (x->ops->shm && e->plan->windows.len)
+        e->slab = x->ops->shm(x, len);
+    if (!e->slab)
+        e->slab = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (e->slab == MAP_FAILED)
+        return e->slab = NULL, ckpt_nomem(err);
+    unsigned char *at = e->slab;
+    for (uint32_t i = 0; i < e->opt.ahead; i++, at += whole_pages(e->sizes.read))
+        e->read[i].buf = at;
+    for (uint32_t i = 0; i < e->opt.slots; i++, at += whole_pages(e->sizes.receive))
+        e->slot[i].receive = at;
     return 0;
 }
 

@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "comm/comm.h"
-#include "comm/same_host.h"
+#include "comm/shm.h"
 #include "load/engine/same.h"
 #include "load/load_inner.h"
 #include "tensor/residency.h"
@@ -38,7 +38,7 @@ struct hello {
     uint64_t files;              /* ckpt_catalog_files */
     double resident, bytes;      /* struct ckpt_residency, as is shared */
     uint32_t shared, version;
-    uint32_t no_same_host; /* it cannot read the memory of all ranks of its node */
+    uint32_t no_same_host; /* it cannot map the memory of all ranks of its node */
     uint32_t renewed;      /* how often the transport has been renewed after failed loads */
     uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
     uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */

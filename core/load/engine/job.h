@@ -31,7 +31,7 @@ struct ckpt_job {
     double cached;      /* fraction of the files in the page cache of the node that has least */
     bool shared;        /* the files are on a storage that machines share */
     bool copies;        /* not all ranks see the very same files: some see copies */
-    bool no_same_host;  /* on some node, not all ranks can read each other's memory */
+    bool no_same_host;  /* on some node, not all ranks can map each other's memory */
 };
 
 /* COLLECTIVE. Check that all ranks load the same tensors of the same step with the same options

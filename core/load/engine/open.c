@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "comm/comm.h"
 #include "comm/detached.h"
-#include "comm/same_host.h"
+#include "comm/shm.h"
 #include "io/recording.h"
 #include "load/engine/same.h"
 #include "model/options.h"

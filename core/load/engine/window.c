@@ -290,7 +290,7 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         if (m->handled || !m->xfer.done)
             continue;
         m->handled = some = true;
-        m->arrived = !m->xfer.in_place;
+        m->arrived = !m->xfer.there;
         m->next = NULL;
         *e->place_tail = m;
         e->place_tail = &m->next;

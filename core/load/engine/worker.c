@@ -145,7 +145,7 @@ static int take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_part
                         struct ckpt_err *err)
 {
     const struct ckpt_window *w = ckpt_window_of(e, m->slot);
-    struct placing p = {e, m->xfer.buf, 0, parts, err};
+    struct placing p = {e, m->xfer.there ? m->xfer.there : m->xfer.buf, 0, parts, err};
     uint64_t hi;
 
     ckpt_plan_slice(e->plan, w, m->member, &p.lo, &hi);
@@ -155,23 +155,20 @@ static int take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_part
                        hi);
 }
 
-/* If a message's bytes are still in the sender's memory, copy them; then they may be sent on.
- * False: the sender is gone. */
-static bool fetch_message(struct ckpt_engine *e, struct ckpt_message *m)
+/* A message whose bytes are in the sender's memory is used up; copy them first if this rank sends
+ * them on. */
+static void use_up(struct ckpt_engine *e, struct ckpt_message *m)
 {
-    struct ckpt_xport *x = e->comm->x;
-
-    if (!m->xfer.in_place)
-        return true;
-    if (!x->ops->fetch(x, &m->xfer, m->xfer.buf, m->xfer.len, 0))
-        return false;
-    x->ops->fetched(x, &m->xfer);
+    if (!m->xfer.there)
+        return;
+    if (m->passed_on)
+        memcpy(m->xfer.buf, m->xfer.there, m->xfer.len);
+    e->comm->x->ops->fetched(e->comm->x, &m->xfer);
     (void)pthread_mutex_lock(&e->lock);
     m->arrived = true;
     if (m->passed_on)
         ckpt_engine_kick(e);
     (void)pthread_mutex_unlock(&e->lock);
-    return true;
 }
 
 /* False: the message was not placed, because the load has stopped or fails now. */
@@ -183,7 +180,9 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 
     if (!place_begin(e))
         return false;
-    const bool good = fetch_message(e, m) && take_message(e, m, &parts, &err) == 0;
+    const bool good = take_message(e, m, &parts, &err) == 0;
+    if (good)
+        use_up(e, m);
     place_end(e);
     ckpt_vec_release(&parts);
     if (err.code != CKPT_OK)
