@@ -462,7 +462,7 @@ TEST(cost, one_node_with_a_hot_cache_reads_each)
 
     ckpt_rates_assume(&r, false);
     ckpt_cost_estimate(&in, &r, &c);
-    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
+    CHECK_EQ(ckpt_cost_choose(&c, 0), CKPT_READERS_EACH);
 }
 
 /* 8 ranks of a node want all of a model: as two groups that share, as eight that don't. */
@@ -481,7 +481,7 @@ TEST(cost, groups_that_share_read_once_each)
     ckpt_cost_estimate(&in, &r, &none);
     CHECK(all.once < two.once && two.once < none.once);
     CHECK(all.each == two.each && two.each == none.each);
-    CHECK_EQ(ckpt_cost_choose(&none), CKPT_READERS_EACH);
+    CHECK_EQ(ckpt_cost_choose(&none, 0), CKPT_READERS_EACH);
 }
 
 /* Devices are linked faster than a page cache reads: slices are read by each rank, copies once. */
@@ -494,13 +494,13 @@ TEST(cost, devices_of_one_node_share_what_all_want)
 
     ckpt_rates_assume(&r, true);
     ckpt_cost_estimate(&in, &r, &c);
-    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
+    CHECK_EQ(ckpt_cost_choose(&c, 0), CKPT_READERS_EACH);
     in.needed = in.node_needed = 8 * model;
     ckpt_cost_estimate(&in, &r, &c);
-    CHECK(ckpt_cost_choose(&c) != CKPT_READERS_EACH);
+    CHECK(ckpt_cost_choose(&c, 0) != CKPT_READERS_EACH);
     in.node_needed = model + model / 100; /* norms: not worth an exchange of all the rest */
     ckpt_cost_estimate(&in, &r, &c);
-    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
+    CHECK_EQ(ckpt_cost_choose(&c, 0), CKPT_READERS_EACH);
 }
 
 /* 16 replicas of an 810 GB model on 16 nodes, one storage of 100 GB/s: once a job wins by the
@@ -514,7 +514,7 @@ TEST(cost, replicas_on_many_nodes_read_once)
     struct ckpt_cost c;
 
     ckpt_cost_estimate(&in, &r, &c);
-    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_ONCE);
+    CHECK_EQ(ckpt_cost_choose(&c, 0), CKPT_READERS_ONCE);
     CHECK(c.each > 120 && c.each < 140);
     CHECK(c.once < 10);
 }

@@ -130,8 +130,7 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
 
     /* NODE */
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
-                       memory(in, r, shared, needed, local)) +
-                in->setup;
+                       memory(in, r, shared, needed, local));
 
     /* ONCE: bytes from the network are copied once more, at the rate of the page cache */
     ret->once =
@@ -139,13 +138,12 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
                        all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),
                in->latency +
                    larger(entering / r->network, memory(in, r, own, needed, local) +
-                                                     (in->device ? 0 : entering / r->page_cache))) +
-        in->setup;
+                                                     (in->device ? 0 : entering / r->page_cache)));
 }
 
-enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)
+enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c, double setup)
 {
-    if (c->each <= c->node * WORTH && c->each <= c->once * WORTH)
+    if (c->each <= c->node * WORTH + setup && c->each <= c->once * WORTH + setup)
         return CKPT_READERS_EACH;
     return c->once <= c->node ? CKPT_READERS_ONCE : CKPT_READERS_NODE;
 }

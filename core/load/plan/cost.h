@@ -21,6 +21,7 @@ struct ckpt_cost_input {
     uint64_t sum_node_unique; /* the unique bytes of each node, added up over all nodes */
     double cached;            /* fraction of the files that is in the page cache, 0 to 1 */
     bool shared;              /* all nodes read from one shared storage */
+    bool needs_twice;         /* ranks of a node want the same stored bytes, and more than a few */
     bool device;    /* destinations are in device memory: reads, uploads and exchanges overlap */
     double latency; /* seconds of the exchanges with ONCE beside their bytes: of the rank that has
                        most (ckpt_cost_latency) */
@@ -56,7 +57,7 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
                         struct ckpt_cost *ret);
 
 /* The fastest way; but EACH, which exchanges nothing, if it is at most a tenth slower than both
- * others. Never AUTO. */
-enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost);
+ * others and `setup` (ckpt_cost_input). Never AUTO. */
+enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost, double setup);
 
 #endif

@@ -371,7 +371,7 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
     static const char *const name[] = {"auto", "once", "node", "each"};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
         "{s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:{s:f, s:f, s:f}, "
-        "s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:s, s:O}",
+        "s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:s, s:f, s:O}",
         "layout", layout, "ranks", (json_int_t)m->nrank, "nodes", (json_int_t)m->nnode,
         "ranks_per_node", (json_int_t)per_node, "readers", name[policy->readers], "unique_bytes",
         (json_int_t)in->unique, "needed_bytes", (json_int_t)in->needed, "read_bytes",
@@ -382,8 +382,8 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
         "piece_bytes", (json_int_t)m->sizes.piece, "modelled_s", "each", cost->each, "node",
         cost->node, "once", cost->once, "rates", "node_storage", r->node_storage, "shared_storage",
         r->shared_storage, "page_cache", r->page_cache, "copy", r->copy, "local_link",
-        r->local_link, "network", r->network, "transport", m->device ? "nccl" : "host", "exchanges",
-        m->exchanges);
+        r->local_link, "network", r->network, "transport", m->device ? "nccl" : "host", "setup_s",
+        in->setup, "exchanges", m->exchanges);
 
     if (!j)
         return ckpt_nomem(m->err);
@@ -410,7 +410,8 @@ static int weigh_all(struct model *m, const struct ckpt_policy_input *in,
         if (first == r)
             rc = ckpt_load_weigh(&w, r, m->err);
         else
-            m->weight[r].needed = m->weight[first].needed;
+            m->weight[r].needed = m->weight[first].needed,
+            m->weight[r].stored = m->weight[first].stored;
     }
     ckpt_weighing_release(&w);
     return rc < 0 ? -1 : ckpt_load_add_weights(m->weight, m->nrank, at, ret, m->err);

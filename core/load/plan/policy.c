@@ -20,13 +20,13 @@ static bool is_cached(const struct ckpt_policy_input *in)
     return in->cost.cached > CKPT_LOAD_CACHED;
 }
 
-/* With EACH, ranks of a node may read the same bytes, and only the page cache reads them once. */
+/* With EACH, where ranks of a node read the same bytes, only the page cache reads them once. */
 static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum ckpt_readers readers)
 {
     if (in->opt->direct == CKPT_LOAD_DIRECT_ALWAYS)
         return CKPT_DIRECT_ALL;
     if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_cached(in) ||
-        (readers == CKPT_READERS_EACH && in->local > 1))
+        (readers == CKPT_READERS_EACH && in->cost.needs_twice))
         return CKPT_DIRECT_NONE;
     return CKPT_DIRECT_COLD;
 }
@@ -86,7 +86,7 @@ int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *r
         readers = CKPT_READERS_EACH;
     if (readers != CKPT_READERS_AUTO)
         return ckpt_policy_sizes(in, readers, ret, err);
-    readers = ckpt_cost_choose(&ret->cost);
+    readers = ckpt_cost_choose(&ret->cost, in->cost.setup);
     do {
         if (ckpt_policy_sizes(in, readers, ret, &first) == 0)
             return 0;

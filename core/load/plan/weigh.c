@@ -141,12 +141,11 @@ static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struc
 int ckpt_load_weigh(struct ckpt_weighing *w, uint32_t rank, struct ckpt_err *err)
 {
     struct ckpt_weight *own = &w->weight[rank];
-    uint64_t stored;
 
-    if (ckpt_load_needed(w->job_wants, rank, &own->needed, &stored, err) < 0)
+    if (ckpt_load_needed(w->job_wants, rank, &own->needed, &own->stored, err) < 0)
         return -1;
     if (ckpt_class_is_alone(w->job_wants, w->job_wants->class_of[rank])) {
-        own->unique = own->node_unique = own->shared = own->node_shared = stored;
+        own->unique = own->node_unique = own->shared = own->node_shared = own->stored;
         return 0;
     }
     if (add_groups(w, rank, false, err) < 0)
@@ -180,11 +179,13 @@ int ckpt_load_add_weights(const struct ckpt_weight *weight, uint32_t nrank,
         if (weight[r].latency > in->latency)
             in->latency = weight[r].latency;
         node[at->node[r]].needed += weight[r].needed;
+        node[at->node[r]].stored += weight[r].stored;
         node[at->node[r]].unique += weight[r].node_unique;
     }
     for (uint32_t k = 0; k < at->nnode; k++) {
         in->node_needed = ckpt_max_u64(in->node_needed, node[k].needed);
         in->node_unique = ckpt_max_u64(in->node_unique, node[k].unique);
+        in->needs_twice |= node[k].stored - node[k].unique > node[k].unique / 32;
     }
     if (at->nshare > 1) {
         in->shared_unique = shared;

@@ -29,7 +29,7 @@ struct ckpt_load_places {
 
 /* What is counted at one rank, in bytes. */
 struct ckpt_weight {
-    uint64_t needed; /* ckpt_load_needed */
+    uint64_t needed, stored; /* ckpt_load_needed */
     uint64_t unique,
         node_unique; /* groups of which it is the first member; the first in its node */
     uint64_t shared, node_shared; /* the same for groups within a group of options.share */
