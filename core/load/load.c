@@ -106,7 +106,7 @@ int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struc
     if (load->planned)
         return ckpt_fail(err, CKPT_USAGE,
                          "the load has been planned: no more wants can be declared");
-    if (ckpt_wants_add(&load->wants, t, spec, box, err) < 0)
+    if (ckpt_wants_add(&load->wants, load->view->cat, t, spec, box, err) < 0)
         return -1;
     if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
                         &target.box))

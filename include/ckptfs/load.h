@@ -205,8 +205,9 @@ enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD
 struct ckpt_load_options {
     size_t size; /* sizeof(struct ckpt_load_options) */
     enum ckpt_readers readers;
-    uint64_t host_bytes;   /* memory per rank: windows (nccl: pinned), and bounce buffers of the
-                              reading threads, at most a quarter of it; 0: 256 MiB */
+    uint64_t host_bytes;   /* memory per rank: windows (nccl: pinned), the plan and what all ranks
+                              want, and bounce buffers of the reading threads, at most a quarter
+                              of it; 0: 256 MiB */
     uint64_t device_bytes; /* device memory for windows, per rank (nccl); 0: 256 MiB */
     uint64_t window_bytes; /* size of a window, the parts of all readers together; 0: chosen by the
                               plan */

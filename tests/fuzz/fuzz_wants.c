@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What another rank says it wants. Input: a table, as ckpt_wants_dump writes it. */
+/* What other ranks say they want. Input: the length of the tail (u8), a table, as ckpt_wants_dump
+ * writes it, and the tail: the boxes of another rank, whose table has the same form. */
 #include "fuzz.h"
 
 #include "load/plan/plan.h"
@@ -47,16 +48,16 @@ static void check_table(const struct ckpt_wants *w, const struct ckpt_catalog *c
 {
     struct ckpt_wants again;
     struct ckpt_err err = {0};
-    unsigned char *text, *other;
-    size_t len, other_len;
+    struct ckpt_table text, other;
 
-    MUST(ckpt_wants_dump(w, &text, &len, &err) == 0);
-    MUST(ckpt_wants_parse(text, len, cat, RANKS, &again, &err) == 0);
-    MUST(ckpt_wants_dump(&again, &other, &other_len, &err) == 0);
-    MUST(len == other_len && memcmp(text, other, len) == 0);
+    MUST(ckpt_wants_dump(w, cat, &text, &err) == 0);
+    MUST(ckpt_wants_parse(text.data, text.len, cat, RANKS, NULL, &again, &err) == 0);
+    MUST(ckpt_wants_dump(&again, cat, &other, &err) == 0);
+    MUST(text.form == other.form);
+    MUST(text.len == other.len && memcmp(text.data, other.data, text.len) == 0);
     ckpt_wants_release(&again);
-    free(text);
-    free(other);
+    free(text.data);
+    free(other.data);
     for (size_t e = 0; e < w->entries.len; e++)
         for (uint32_t r = 0; r < RANKS; r++) {
             const struct ckpt_tensor *t = &cat->tensors.ptr[w->entries.ptr[e].tensor];
@@ -103,13 +104,13 @@ static uint64_t group_bytes(const struct ckpt_plan *p, uint32_t group)
     return bytes;
 }
 
-/* All ranks want this; takes w. */
-static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
+/* Rank 3 wants the second table, if there is one, all others the first; takes both. */
+static void plan(const struct ckpt_wants w[2], uint32_t n, const struct ckpt_catalog *cat)
 {
     static const uint32_t node[RANKS] = {0, 0, 1, 1, 1};
     const struct ckpt_plan_sizes sizes = {128, 128, 512, 256, 2, false};
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
-    struct ckpt_wants *table = malloc(sizeof *table);
+    struct ckpt_wants *table = malloc(2 * sizeof *table);
     uint32_t *class_of = calloc(RANKS, sizeof *class_of);
     struct ckpt_job_wants job_wants;
     struct ckpt_plan *p;
@@ -117,8 +118,11 @@ static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
     uint64_t unique = 0, read = 0;
 
     MUST(table && class_of);
-    *table = *w;
-    MUST(ckpt_job_wants_init(&job_wants, cat, RANKS, class_of, table, 1, &err) == 0);
+    memcpy(table, w, n * sizeof *table);
+    if (n > 1)
+        table[1].form = table;
+    class_of[3] = n - 1;
+    MUST(ckpt_job_wants_init(&job_wants, cat, RANKS, class_of, table, n, &err) == 0);
     for (uint32_t r = 0; r < RANKS; r++) {
         MUST(ckpt_plan_new(&job_wants, r, &sharing, true, &sizes, &p, &err) == 0);
         read += own_bytes(p);
@@ -134,19 +138,29 @@ static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct ckpt_catalog *cat;
-    struct ckpt_wants w;
+    struct ckpt_wants w[2];
     struct ckpt_err err = {0};
+    uint32_t n = 1;
 
     if (!cat)
         cat = make_catalog();
-    if (ckpt_wants_parse(data, size, cat, RANKS, &w, &err) < 0) {
+    if (size == 0 || data[0] > size - 1)
+        return 0;
+    const uint8_t *tail = data + size - data[0];
+    if (ckpt_wants_parse(data + 1, (size_t)(tail - data) - 1, cat, RANKS, NULL, &w[0], &err) < 0) {
         check_err(&err);
         return 0;
     }
-    check_table(&w, cat);
-    if (w.entries.len > MOST_ENTRIES)
-        ckpt_wants_release(&w);
+    check_table(&w[0], cat);
+    if (ckpt_wants_parse(tail, data[0], cat, RANKS, &w[0], &w[1], &err) < 0)
+        check_err(&err);
     else
-        plan(&w, cat);
+        check_table(&w[n++], cat);
+    if (w[0].entries.len <= MOST_ENTRIES) {
+        plan(w, n, cat);
+    } else {
+        while (n-- > 0)
+            ckpt_wants_release(&w[n]);
+    }
     return 0;
 }

@@ -355,15 +355,13 @@ def recording_seeds(out):
 
 
 def load_seeds(out):
-    def words(*n):
-        return struct.pack("<%dI" % len(n), *n)
-    none, magic = 0xffffffff, 0x746e6177
-    grid = words(2, 2, 2, 0, 1, 2, 3)
-    box = words(2) + struct.pack("<4Q", 3, 20, 0, 12)
-    put(out, "fuzz_wants", "empty", words(magic, 0, 0, 0, 0))
-    put(out, "fuzz_wants", "whole", words(magic, 0, 0, 0, 2, 0, none, none, 2, none, none))
-    put(out, "fuzz_wants", "boxes", words(magic, 1, 1, 1, 3) + grid + words(0, 2, 0, 0, 1, 1) + box + words(0, 0, 0, 2, 0, none, 1, none, none))
-    put(out, "fuzz_wants", "columns", words(magic, 1, 2, 0, 2) + words(1, 5, 0, 1, 2, 3, 4) + words(0, 1, 1, 0) + words(0, 1, 0, 0) + words(0, 0, none, 2, 1, none))
+    version, grid = 3, (2, 2, 2, 0, 1, 2, 3)
+    rows = (3, 20)
+    put(out, "fuzz_wants", "empty", bytes((0, version, 0, 0, 0)))
+    put(out, "fuzz_wants", "whole", bytes((0, version, 0, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0)))
+    put(out, "fuzz_wants", "boxes", bytes((0, version, 1, 1, 3, *grid, 0, 2, 0, 0, 1, 1, 0, 1, 1, 0, 0, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, *rows)))
+    put(out, "fuzz_wants", "columns", bytes((0, version, 1, 2, 2, 1, 5, 0, 1, 2, 3, 4, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 2, 0, 0, 0)))
+    put(out, "fuzz_wants", "shared", bytes((6, version, 0, 0, 2, 0, 0, 1, 0, 0, 2, 0, 6, 2, 0, 0, 20, 1, 3, 2, 5, 20, 20, 0, 2, 1, 7)))
     recording_seeds(out)
     for secret in (0, 1):
         greeting = struct.pack("<IIQQII16sII", 0x74706B63, 7, 1, 2, 7, 2, b"n" * 16, secret, 0)

@@ -125,8 +125,29 @@ static inline void random_table(struct ckpt_wants *w, const struct ckpt_catalog 
             box.lo[d] = random_range(rng, 0, tensor->dim[d]);
             box.n[d] = random_range(rng, 0, tensor->dim[d] - box.lo[d]) + 1;
         }
-        if (ckpt_wants_add(w, t, number, random_range(rng, 0, 3) ? NULL : &box, &err) < 0)
+        if (ckpt_wants_add(w, cat, t, number, random_range(rng, 0, 3) ? NULL : &box, &err) < 0)
             fail_msg("%s", err.text);
+    }
+}
+
+/* A table of the same form with other boxes. */
+static inline void other_boxes(struct ckpt_wants *w, const struct ckpt_wants *form,
+                               const struct ckpt_catalog *cat, uint64_t *rng)
+{
+    *w = *form;
+    w->form = form;
+    w->boxes.ptr = calloc(form->boxes.len + 1, sizeof *w->boxes.ptr);
+    w->boxes.cap = form->boxes.len + 1;
+    for (size_t i = 0; i < w->entries.len; i++) {
+        uint64_t *word = w->boxes.ptr + w->entries.ptr[i].box;
+        for (uint32_t d = 0; w->entries.ptr[i].dims >> d; d++) {
+            const uint64_t dim = cat->tensors.ptr[w->entries.ptr[i].tensor].dim[d];
+            if (!(w->entries.ptr[i].dims >> d & 1))
+                continue;
+            word[0] = random_range(rng, 0, dim);
+            word[1] = random_range(rng, 0, dim - word[0]) + 1;
+            word += 2;
+        }
     }
 }
 
@@ -141,7 +162,10 @@ static inline void random_job_wants(struct ckpt_job_wants *r, const struct ckpt_
     for (uint32_t k = 0; k < nrank; k++)
         class_of[k] = k < nclass ? k : (uint32_t)random_range(rng, 0, nclass);
     for (uint32_t c = 0; c < nclass; c++)
-        random_table(&table[c], cat, nrank, rng);
+        if (c > 0 && random_range(rng, 0, 2))
+            other_boxes(&table[c], &table[0], cat, rng);
+        else
+            random_table(&table[c], cat, nrank, rng);
     if (ckpt_job_wants_init(r, cat, nrank, class_of, table, nclass, &err) < 0)
         fail_msg("%s", err.text);
 }

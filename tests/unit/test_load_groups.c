@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs of many ranks: who wants the same, and what a rank of them plans. */
 #include <sys/resource.h>
+#include <xxhash.h>
 
+#include "base/ckd.h"
 #include "load/engine/measure.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
@@ -162,7 +164,7 @@ static void large_job(struct ckpt_job_wants *job_wants, uint32_t nrank, uint64_t
     for (uint32_t t = 0; t < TENSORS; t++) {
         struct ckpt_spec spec = {g, 1, {{t % 2, 1}}};
         uint32_t s = t % 5 ? ckpt_wants_spec(table, &spec, &err) : CKPT_NONE;
-        if (ckpt_wants_add(table, t, s, NULL, &err) < 0)
+        if (ckpt_wants_add(table, cat, t, s, NULL, &err) < 0)
             fail_msg("%s", err.text);
     }
     if (ckpt_job_wants_init(job_wants, cat, nrank, class_of, table, 1, &err) < 0)
@@ -246,7 +248,7 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
         for (uint32_t t = 0; t < BOXED; t++) {
             const struct ckpt_box box = {2, {(r * 5167) % RANKS, 0}, {1, 64}};
             const bool all = r == 0 && t % 2;
-            CHECK_OK(ckpt_wants_add(&table[r], t, CKPT_NONE, all ? NULL : &box, &err));
+            CHECK_OK(ckpt_wants_add(&table[r], cat, t, CKPT_NONE, all ? NULL : &box, &err));
         }
         class_of[r] = r;
     }
@@ -264,6 +266,104 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
     free(node);
 }
 
+/* ---- FSDP's rows, given box by box: weights and two states of Adam ---- */
+
+enum { ROW_RANKS = 1024, ROW_TENSORS = 3 * 1137 };
+
+/* The tensors of Llama 3.1 405B, three times; `uneven`: no two of one copy have equally many rows.
+ */
+static struct ckpt_catalog *adam_checkpoint(bool uneven)
+{
+    static const uint64_t layer[9][2] = {{16384, 1},     {16384, 16384}, {1024, 16384},
+                                         {1024, 16384},  {16384, 16384}, {16384, 1},
+                                         {53248, 16384}, {53248, 16384}, {16384, 53248}};
+    struct ckpt_catalog *cat;
+    struct ckpt_err err = {0};
+    uint64_t off = 0;
+
+    if (ckpt_catalog_new(&cat, &err) < 0)
+        fail_msg("%s", err.text);
+    add_source(cat);
+    for (uint64_t i = 0; i < ROW_TENSORS; i++) {
+        const uint64_t t = i % 1137, *row = layer[t % 9];
+        const uint64_t dim[2] = {t < 1134 ? row[0] : 128256, t < 1134 ? row[1] : 16384};
+        const uint64_t own[2] = {dim[0] + (uneven ? 5123 * t : 0), dim[1]};
+        add_tensor(cat, 0, &off, 2, own);
+    }
+    return cat;
+}
+
+static void rows_of(struct ckpt_wants *w, const struct ckpt_catalog *cat, uint32_t rank)
+{
+    struct ckpt_err err = {0};
+
+    for (uint32_t t = 0; t < cat->tensors.len; t++) {
+        const uint64_t *dim = cat->tensors.ptr[t].dim, chunk = (dim[0] - 1) / ROW_RANKS + 1;
+        const uint64_t lo = chunk * rank;
+        if (lo >= dim[0])
+            continue;
+        const struct ckpt_box box = {2, {lo, 0}, {ckpt_min_u64(chunk, dim[0] - lo), dim[1]}};
+        if (ckpt_wants_add(w, cat, t, CKPT_NONE, &box, &err) < 0)
+            fail_msg("%s", err.text);
+    }
+}
+
+/* Plan rank 17 of the job, as after a message with the tables of all ranks; returns the length of
+ * that message. */
+static size_t plan_rows(bool uneven)
+{
+    struct ckpt_catalog *cat = adam_checkpoint(uneven);
+    struct ckpt_wants *table = calloc(ROW_RANKS, sizeof *table);
+    uint32_t *class_of = malloc(ROW_RANKS * sizeof *class_of);
+    uint32_t *node = calloc(ROW_RANKS, sizeof *node), owner = 0;
+    XXH64_hash_t form[ROW_RANKS];
+    const struct ckpt_plan_sizes sizes = {
+        .unit = 4 << 20, .piece = 4 << 20, .slice = 4 << 20, .window = 32 << 20};
+    const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
+    struct ckpt_job_wants job_wants;
+    struct ckpt_err err = {0};
+    struct ckpt_plan *p;
+    size_t sent = 0;
+
+    for (uint32_t r = 0; r < ROW_RANKS; r++) {
+        struct ckpt_wants w = {0};
+        struct ckpt_table text;
+        rows_of(&w, cat, r);
+        if (ckpt_wants_dump(&w, cat, &text, &err) < 0)
+            fail_msg("%s", err.text);
+        form[r] = XXH3_64bits(text.data, text.form);
+        for (owner = 0; form[owner] != form[r];)
+            owner++;
+        const size_t skip = owner == r ? 0 : text.form;
+        if (ckpt_wants_parse(text.data + skip, text.len - skip, cat, ROW_RANKS,
+                             owner == r ? NULL : &table[owner], &table[r], &err) < 0)
+            fail_msg("%s", err.text);
+        sent += text.len - skip;
+        class_of[r] = r;
+        free(text.data);
+        ckpt_wants_release(&w);
+    }
+    if (ckpt_job_wants_init(&job_wants, cat, ROW_RANKS, class_of, table, ROW_RANKS, &err) < 0 ||
+        ckpt_plan_new(&job_wants, 17, &sharing, true, &sizes, &p, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(p->groups.len, 1);
+    assert_int_equal(p->regions.len, ROW_TENSORS);
+    /* what counts towards host_bytes, and one copy of the message while it is parsed */
+    assert_in_range(ckpt_job_wants_memory(&job_wants) + sent, 1, uneven ? 48 << 20 : 1 << 20);
+    assert_true(ckpt_plan_memory(p) > ckpt_job_wants_memory(&job_wants));
+    ckpt_plan_free(p);
+    ckpt_job_wants_release(&job_wants);
+    ckpt_catalog_free(cat);
+    free(node);
+    return sent;
+}
+
+TEST(plan, rows_given_box_by_box_cost_a_rank_little)
+{
+    CHECK(plan_rows(false) < 256 << 10);
+    CHECK(plan_rows(true) < 8 << 20);
+}
+
 TEST(plan, large_jobs_cost_a_rank_what_it_gets)
 {
     static const uint32_t nrank[] = {1024, 4096, 16384};
@@ -277,4 +377,4 @@ TEST(plan, large_jobs_cost_a_rank_what_it_gets)
 }
 
 TESTS(T(replicas, are_the_ranks_that_want_the_same), T(plan, large_jobs_cost_a_rank_what_it_gets),
-      T(plan, boxes_given_one_by_one_are_sorted))
+      T(plan, boxes_given_one_by_one_are_sorted), T(plan, rows_given_box_by_box_cost_a_rank_little))

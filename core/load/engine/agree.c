@@ -26,7 +26,17 @@
 
 /* ---- what all ranks want ---- */
 
-/* On rank 0: the answer is the table of each class, with its length before it. */
+/* What of its table the first rank of a class sends: the boxes alone, unless its class owns the
+ * form. */
+static struct ckpt_table sent_of(const struct ckpt_job *job, const struct ckpt_table *own,
+                                 uint32_t class)
+{
+    const size_t form = job->owner_of[class] == class ? 0 : own->form;
+
+    return (struct ckpt_table){own->data + form, own->len - form, 0};
+}
+
+/* On rank 0: the answer is what was sent for each class, with its length before it. */
 static int reduce_tables(void *ctx, const unsigned char *const *data, const size_t *len,
                          struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -46,6 +56,8 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
                         const struct ckpt_table *own, const struct ckpt_job *job,
                         struct ckpt_wants *ret, struct ckpt_err *err)
 {
+    const uint32_t class = job->class_of[load->comm->x->rank];
+    const struct ckpt_table mine = sent_of(job, own, class);
     const unsigned char *data = all->data;
     size_t left = all->len;
 
@@ -57,11 +69,12 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
             return ckpt_fail(err, CKPT_FORMAT,
                              "the wants of all ranks, as rank 0 sent them, are cut short");
         data += sizeof n;
-        if (c == job->class_of[load->comm->x->rank] &&
-            (n != own->len || memcmp(data, own->data, n) != 0))
+        if (c == class && (n != mine.len || memcmp(data, mine.data, n) != 0))
             return ckpt_fail(err, CKPT_FORMAT,
                              "the wants that rank 0 sent for this rank are not this rank's");
-        if (ckpt_wants_parse(data, n, load->view->cat, load->comm->x->size, &ret[c], err) < 0)
+        if (ckpt_wants_parse(data, n, load->view->cat, load->comm->x->size,
+                             job->owner_of[c] == c ? NULL : &ret[job->owner_of[c]], &ret[c],
+                             err) < 0)
             return -1;
         data += n;
         left -= sizeof n + n;
@@ -101,17 +114,21 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
                           struct ckpt_job *job, int *ret_rc, struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank;
-    const bool mine = job->first_of[job->class_of[self]] == self;
+    const struct ckpt_table mine = sent_of(job, own, job->class_of[self]);
+    const bool first = job->first_of[job->class_of[self]] == self;
     struct ckpt_round round = {.comm = load->comm,
                                .timeout_ms = load->opt.exchange_timeout_ms,
-                               .own = mine ? own->data : NULL,
-                               .own_len = mine ? own->len : 0,
+                               .own = first ? mine.data : NULL,
+                               .own_len = first ? mine.len : 0,
                                .reduce = reduce_tables,
                                .ctx = job};
     struct ckpt_table all = {0};
 
     if (ckpt_round_run(&round, 0, &all.data, &all.len, err) < 0)
-        return -1;
+        return err->code != CKPT_LIMIT
+                   ? -1
+                   : ckpt_err_in(err, "ranks want too many different boxes: where they cut tensors "
+                                      "alike, a mesh and placements say so in a few bytes");
     *ret_rc = take_tables(load, &all, own, job, err);
     free(all.data);
     return 0;
@@ -575,7 +592,7 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     ckpt_comm_renew(load->comm);
     ckpt_comm_set_doing(load->comm, "plan the load of", ckpt_view_source(load->view));
     if (rc == 0)
-        rc = ckpt_wants_dump(&load->wants, &own.data, &own.len, err);
+        rc = ckpt_wants_dump(&load->wants, load->view->cat, &own, err);
     rc = agree(load, rc, &own, &job, err);
     ckpt_job_release(&job);
     free(own.data);

@@ -22,7 +22,7 @@
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
     STEP_TEXT = 128,
-    VERSION = 12, /* of the messages between ranks */
+    VERSION = 13, /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -32,11 +32,11 @@ struct hello {
     unsigned char checkpoint[16]; /* ckpt_catalog_digest */
     char step[STEP_TEXT];         /* the step's name, or its beginning */
     uint64_t step_hash;
-    uint64_t wants_lo, wants_hi; /* hash of this rank's table of wants */
-    uint64_t node;               /* ckpt_node_digest */
-    uint64_t options;            /* hash of the options that must be equal */
-    uint64_t files;              /* ckpt_catalog_files */
-    double resident, bytes;      /* struct ckpt_residency, as is shared */
+    uint64_t wants[2], form[2]; /* hash of this rank's table of wants, and of its form alone */
+    uint64_t node;              /* ckpt_node_digest */
+    uint64_t options;           /* hash of the options that must be equal */
+    uint64_t files;             /* ckpt_catalog_files */
+    double resident, bytes;     /* struct ckpt_residency, as is shared */
     uint32_t shared, version;
     uint32_t no_same_host; /* it cannot map the memory of all ranks of its node */
     uint32_t renewed;      /* how often the transport has been renewed after failed loads */
@@ -44,8 +44,8 @@ struct hello {
     uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
 };
 
-/* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank] and
- * first_of[nclass] follow, all uint32_t. */
+/* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank], first_of[nclass]
+ * and owner_of[nclass] follow, all uint32_t. */
 struct hello_answer {
     uint32_t nclass, nnode;
     double cached;
@@ -111,14 +111,16 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
     const struct ckpt_load *load = ctx;
     const uint32_t n = load->comm->x->size;
     ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint64_t(*form)[2] = malloc(n * sizeof *form);
     ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
     ckpt_cleanup(ckpt_freep) uint64_t(*share)[2] = calloc(n, sizeof *share);
-    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
     ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
     struct hello_answer a = {0};
+    uint32_t nform;
 
-    if (!key || !node || !share || !number || !residency)
+    if (!key || !form || !node || !share || !number || !residency)
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < n; r++) {
         struct hello h;
@@ -133,8 +135,8 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
             return -1;
         if (compare_hello(r, &first, &h, err) < 0)
             return -1;
-        key[r][0] = h.wants_lo;
-        key[r][1] = h.wants_hi;
+        memcpy(key[r], h.wants, sizeof h.wants);
+        memcpy(form[r], h.form, sizeof h.form);
         node[r][0] = h.node;
         node[r][1] = 0;
         share[r][0] = h.share;
@@ -145,7 +147,9 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
     uint32_t *rep = number + 3 * (size_t)n;
+    uint32_t *form_of = number + 4 * (size_t)n, *form_rep = number + 5 * (size_t)n;
     if (ckpt_map_number((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        ckpt_map_number((const uint64_t(*)[2])form, n, form_of, form_rep, &nform) < 0 ||
         ckpt_map_number((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
         ckpt_map_number((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
         return ckpt_nomem(err);
@@ -156,13 +160,17 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
     ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
     ckpt_str_append(answer, (const char *)share_of, n * sizeof *share_of);
     ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
+    for (uint32_t c = 0; c < a.nclass; c++)
+        ckpt_str_append(answer, (const char *)&class_of[form_rep[form_of[rep[c]]]],
+                        sizeof *class_of);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
 static int make_hello(const struct ckpt_load *load, const struct ckpt_table *table, struct hello *h,
                       struct ckpt_err *err)
 {
-    XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
+    const XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
+    const XXH128_hash_t form = XXH3_128bits(table->data, table->form);
     const struct ckpt_load_options *opt = &load->opt;
     const uint64_t number[7] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
                                 opt->verify,  opt->direct,     opt->share_ranks};
@@ -176,8 +184,8 @@ static int make_hello(const struct ckpt_load *load, const struct ckpt_table *tab
         return -1;
     (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
     h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
-    h->wants_lo = wants.low64;
-    h->wants_hi = wants.high64;
+    memcpy(h->wants, &wants, sizeof wants);
+    memcpy(h->form, &form, sizeof form);
     h->node = ckpt_node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
     h->files = ckpt_catalog_files(load->view->cat);
@@ -206,8 +214,9 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     for (uint32_t r = 0; r < n; r++)
         if (word[r] >= a->nclass || word[n + r] >= a->nnode || word[2 * (size_t)n + r] >= a->nshare)
             return false;
+    const uint32_t *first_of = word + 3 * (size_t)n, *owner_of = first_of + a->nclass;
     for (uint32_t c = 0; c < a->nclass; c++)
-        if (word[3 * (size_t)n + c] >= n)
+        if (first_of[c] >= n || owner_of[c] > c || owner_of[owner_of[c]] != owner_of[c])
             return false;
     return true;
 }
@@ -243,7 +252,7 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
 
     if (len >= sizeof a)
         memcpy(&a, answer, sizeof a);
-    if (len < sizeof a || len != sizeof a + (3 * (size_t)n + a.nclass) * sizeof *word ||
+    if (len < sizeof a || len != sizeof a + (3 * (size_t)n + 2 * (size_t)a.nclass) * sizeof *word ||
         !answer_ok(&a, word, n))
         return ckpt_fail(err, CKPT_FORMAT,
                          "rank 0 sent a damaged message about the ranks of the job");
@@ -258,7 +267,8 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
     return copy_words(word, n, &ret->class_of, err) < 0 ||
                    copy_words(word + n, n, &ret->node, err) < 0 ||
                    copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||
-                   copy_words(word + 3 * (size_t)n, a.nclass, &ret->first_of, err) < 0
+                   copy_words(word + 3 * (size_t)n, a.nclass, &ret->first_of, err) < 0 ||
+                   copy_words(word + 3 * (size_t)n + a.nclass, a.nclass, &ret->owner_of, err) < 0
                ? -1
                : 0;
 }
@@ -269,6 +279,7 @@ void ckpt_job_release(struct ckpt_job *job)
     free(job->node);
     free(job->share);
     free(job->first_of);
+    free(job->owner_of);
     *job = (struct ckpt_job){0};
 }
 

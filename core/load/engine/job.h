@@ -10,14 +10,9 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "load/want/want.h"
 
 struct ckpt_load;
-
-/* The wants of a rank in serialized form (ckpt_wants_dump). */
-struct ckpt_table {
-    unsigned char *data;
-    size_t len;
-};
 
 struct ckpt_job {
     uint32_t nclass;    /* number of different tables of wants */
@@ -27,6 +22,7 @@ struct ckpt_job {
     uint32_t *node;     /* per rank: number of its machine */
     uint32_t *share;    /* per rank: number of its group of options.share */
     uint32_t *first_of; /* per class: its first rank */
+    uint32_t *owner_of; /* per class: the first class whose tables have the same form */
     uint64_t hash;      /* of all that rank 0 sent, for the check of the plans */
     double cached;      /* fraction of the files in the page cache of the node that has least */
     bool shared;        /* the files are on a storage that machines share */

@@ -89,12 +89,12 @@ static int collect(struct finder *f, const struct ckpt_box *own)
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
 
     for (uint64_t i = r->first[f->tensor]; i < r->first[f->tensor + 1]; i++) {
-        f->class = r->use[i].class;
         f->entry = r->use[i].entry;
-        if (f->sharing_class[f->class] &&
-            ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t, own,
-                             add_request, f) < 0)
-            return -1;
+        for (f->class = r->use[i].class; f->class != CKPT_NONE; f->class = r->next[f->class])
+            if (f->sharing_class[f->class] &&
+                ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t,
+                                 own, add_request, f) < 0)
+                return -1;
     }
     return 0;
 }

@@ -35,8 +35,9 @@ static void plan_freep(struct ckpt_plan **p) { ckpt_plan_free(*p); }
 
 uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 {
-    uint64_t bytes = sizeof *p + p->regions.cap * sizeof *p->regions.ptr +
-                     p->units.cap * sizeof *p->units.ptr + p->pieces.cap * sizeof *p->pieces.ptr +
+    uint64_t bytes = ckpt_job_wants_memory(p->job_wants) + sizeof *p +
+                     p->regions.cap * sizeof *p->regions.ptr + p->units.cap * sizeof *p->units.ptr +
+                     p->pieces.cap * sizeof *p->pieces.ptr +
                      p->windows.cap * sizeof *p->windows.ptr;
 
     for (size_t g = 0; g < p->groups.len; g++)

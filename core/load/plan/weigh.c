@@ -65,6 +65,8 @@ bool ckpt_class_is_alone(const struct ckpt_job_wants *r, uint32_t class)
 {
     const struct ckpt_wants *w = &r->table[class];
 
+    if (w->form || r->next[class] != CKPT_NONE)
+        return false;
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
         if (e->spec == CKPT_NONE || r->first[e->tensor + 1] - r->first[e->tensor] != 1 ||

@@ -15,6 +15,7 @@ void ckpt_job_wants_release(struct ckpt_job_wants *r)
     free(r->class_of);
     free(r->class_first);
     free(r->class_rank);
+    free(r->next);
     free(r->first);
     free(r->use);
     ckpt_catalog_free(r->cast);
@@ -36,6 +37,14 @@ static void list_classes(struct ckpt_job_wants *r)
     r->class_first[r->nclass] = r->nrank;
 }
 
+/* The class that owns the form of a class's table. */
+static uint32_t owner_of(const struct ckpt_job_wants *r, uint32_t class)
+{
+    const struct ckpt_wants *form = r->table[class].form;
+
+    return form ? (uint32_t)(form - r->table) : class;
+}
+
 int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
                         uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
                         struct ckpt_err *err)
@@ -46,20 +55,27 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
     *r = (struct ckpt_job_wants){
         .cat = cat, .nrank = nrank, .nclass = nclass, .class_of = class_of, .table = table};
     for (uint32_t c = 0; c < nclass; c++)
-        total += table[c].entries.len;
+        total += table[c].form ? 0 : table[c].entries.len;
     r->first = calloc(ntensor + 2, sizeof *r->first);
     r->use = calloc(total + 1, sizeof *r->use);
     r->class_first = calloc((size_t)nclass + 1, sizeof *r->class_first);
     r->class_rank = malloc(((size_t)nrank + 1) * sizeof *r->class_rank);
-    if (!r->first || !r->use || !r->class_first || !r->class_rank) {
+    r->next = malloc(((size_t)nclass + 1) * sizeof *r->next);
+    if (!r->first || !r->use || !r->class_first || !r->class_rank || !r->next) {
         ckpt_job_wants_release(r);
         return ckpt_nomem(err);
     }
     list_classes(r);
+    memset(r->next, 0xff, nclass * sizeof *r->next); /* CKPT_NONE */
+    for (uint32_t c = nclass; c-- > 0;)              /* link those of a form, ascending */
+        if (table[c].form) {
+            r->next[c] = r->next[owner_of(r, c)];
+            r->next[owner_of(r, c)] = c;
+        }
     next = r->first + 1; /* next[t]: first a count, then the beginning of tensor t's uses, at last
                             their end, which is first[t + 1] */
     for (uint32_t c = 0; c < nclass; c++)
-        for (size_t e = 0; e < table[c].entries.len; e++)
+        for (size_t e = 0; !table[c].form && e < table[c].entries.len; e++)
             next[table[c].entries.ptr[e].tensor]++;
     for (size_t t = 0, at = 0; t < ntensor; t++) {
         uint64_t n = next[t];
@@ -67,9 +83,20 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
         at += n;
     }
     for (uint32_t c = 0; c < nclass; c++)
-        for (size_t e = 0; e < table[c].entries.len; e++)
+        for (size_t e = 0; !table[c].form && e < table[c].entries.len; e++)
             r->use[next[table[c].entries.ptr[e].tensor]++] = (struct ckpt_use){c, (uint32_t)e};
     return 0;
+}
+
+uint64_t ckpt_job_wants_memory(const struct ckpt_job_wants *r)
+{
+    const size_t ntensor = r->cat->tensors.len;
+    uint64_t bytes = sizeof *r + (ntensor + 2 + r->nrank) * sizeof *r->first +
+                     r->first[ntensor] * sizeof *r->use + r->nclass * 2 * sizeof *r->next;
+
+    for (uint32_t c = 0; c < r->nclass; c++)
+        bytes += ckpt_wants_memory(&r->table[c]);
+    return bytes;
 }
 
 /* The first use of a tensor by this class or a later one. */
@@ -90,8 +117,8 @@ static uint64_t first_use(const struct ckpt_job_wants *r, uint32_t tensor, uint3
 uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
                              uint64_t *ret_lo)
 {
-    *ret_lo = first_use(r, tensor, class);
-    return first_use(r, tensor, class + 1);
+    *ret_lo = first_use(r, tensor, owner_of(r, class));
+    return first_use(r, tensor, owner_of(r, class) + 1);
 }
 
 /* ---- dtypes ---- */

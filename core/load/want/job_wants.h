@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wants of all ranks of a job, indexed by tensor: the input of a plan. agree.c makes it after
  * the ranks have exchanged their wants, model.c for a job that does not exist. Ranks with equal
- * tables of wants form a class, which has one table. */
+ * tables of wants form a class, which has one table. Tables that differ in their boxes alone have
+ * one form: the first class that has it owns it, and stands for the others in the index. */
 #ifndef CKPT_LOAD_WANT_JOB_WANTS_H
 #define CKPT_LOAD_WANT_JOB_WANTS_H
 
@@ -21,8 +22,9 @@ struct ckpt_job_wants {
     /* The ranks of class c are class_rank[class_first[c]] .. class_rank[class_first[c + 1] - 1],
      * ascending. */
     uint32_t *class_first, *class_rank;
+    uint32_t *next; /* per class: the next class whose table has the same form; or CKPT_NONE */
     /* The wants of tensor t are use[first[t]] .. use[first[t + 1] - 1], ordered by class, then by
-     * entry of the class's table. */
+     * entry of the class's table. They are also the wants of the classes next[class] and so on. */
     uint64_t *first;
     struct ckpt_use {
         uint32_t class, entry;
@@ -30,7 +32,7 @@ struct ckpt_job_wants {
 };
 
 /* Build the index. Takes table[nclass] and class_of[nrank], which are malloc'ed, even if it fails.
- * NOMEM. */
+ * Where tables share a form, its owner is a table before them. NOMEM. */
 int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
                         uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
                         struct ckpt_err *err);
@@ -41,6 +43,9 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
  * it is not wider. NOMEM, LIMIT; r->cat is the view's then. */
 int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, bool travels,
                         struct ckpt_err *err);
+
+/* The bytes of memory that the wants of all ranks take. */
+uint64_t ckpt_job_wants_memory(const struct ckpt_job_wants *r);
 
 /* Free what r owns, not r itself. */
 void ckpt_job_wants_release(struct ckpt_job_wants *r);

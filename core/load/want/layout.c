@@ -112,6 +112,7 @@ struct lay {
     size_t nexpert; /* number of tensors of experts, one each or stacked */
     struct layout l;
     struct ckpt_wants *w;
+    const struct ckpt_catalog *cat;
     struct ckpt_err *err;
 };
 
@@ -189,7 +190,7 @@ static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor
     if (spec.ncut && ((spec.grid = stage_grid(y, one_ep, groups)) == CKPT_NONE ||
                       (number = ckpt_wants_spec(y->w, &spec, y->err)) == CKPT_NONE))
         return -1;
-    return ckpt_wants_add(y->w, tensor, number, whole ? NULL : &box, y->err);
+    return ckpt_wants_add(y->w, y->cat, tensor, number, whole ? NULL : &box, y->err);
 }
 
 /* The stage of a layer: layers are divided as evenly as possible, the first stages get one more. */
@@ -269,7 +270,7 @@ static int fail_unknown(const struct ckpt_view *view, const char *layout, struct
 int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t rank,
                       uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err)
 {
-    struct lay y = {.w = w, .err = err};
+    struct lay y = {.w = w, .cat = view->cat, .err = err};
     struct ckpt_annotations *marker = NULL;
     int rc = parse_layout(layout, rank, nrank, &y.l, err);
 

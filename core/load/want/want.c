@@ -4,22 +4,27 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/cursor.h"
 
-enum { MAGIC = 0x32746e77 }; /* "wnt2" */
+enum { MAGIC = 3 }; /* the version */
 
 void ckpt_wants_release(struct ckpt_wants *w)
 {
-    for (size_t i = 0; i < w->grids.len; i++)
-        free(w->grids.ptr[i].rank);
-    ckpt_vec_release(&w->grids);
-    ckpt_vec_release(&w->specs);
     ckpt_vec_release(&w->boxes);
-    ckpt_vec_release(&w->entries);
+    for (size_t i = 0; i < w->grids.len && !w->form; i++)
+        free(w->grids.ptr[i].rank);
+    if (!w->form) {
+        ckpt_vec_release(&w->grids);
+        ckpt_vec_release(&w->specs);
+        ckpt_vec_release(&w->entries);
+    }
+    *w = (struct ckpt_wants){0};
 }
 
 /* ---- building ---- */
@@ -89,20 +94,29 @@ uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, str
     return (uint32_t)w->specs.len - 1;
 }
 
-int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
-                   struct ckpt_err *err)
+int ckpt_wants_add(struct ckpt_wants *w, const struct ckpt_catalog *cat, uint32_t tensor,
+                   uint32_t spec, const struct ckpt_box *box, struct ckpt_err *err)
 {
-    struct ckpt_want e = {tensor, spec, CKPT_NONE, CKPT_NONE};
+    struct ckpt_want e = {tensor, spec, 0, (uint32_t)w->boxes.len, CKPT_NONE};
 
-    if (box) {
-        e.box = (uint32_t)w->boxes.len;
-        if (ckpt_vec_push(&w->boxes, *box) < 0)
-            return ckpt_nomem(err);
-    }
+    if (ckpt_vec_reserve(&w->boxes, 2 * CKPT_MAX_RANK) < 0)
+        return ckpt_nomem(err);
+    for (uint32_t d = 0; box && d < box->rank; d++)
+        if (box->n[d] != cat->tensors.ptr[tensor].dim[d]) {
+            e.dims |= 1u << d;
+            w->boxes.ptr[w->boxes.len++] = box->lo[d];
+            w->boxes.ptr[w->boxes.len++] = box->n[d];
+        }
     return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* ---- queries ---- */
+
+/* The number of words of an entry's box: two for each interval. */
+static uint32_t words(const struct ckpt_want *e)
+{
+    return 2 * (uint32_t)__builtin_popcount(e->dims);
+}
 
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
 {
@@ -155,14 +169,13 @@ static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t
 static void undivided(const struct ckpt_wants *w, const struct ckpt_want *e,
                       const struct ckpt_tensor *t, struct ckpt_box *ret)
 {
-    if (e->box != CKPT_NONE) {
-        *ret = w->boxes.ptr[e->box];
-        return;
-    }
+    const uint64_t *word = e->dims ? w->boxes.ptr + e->box : NULL;
+
     ret->rank = t->rank;
     for (uint32_t d = 0; d < t->rank; d++) {
-        ret->lo[d] = 0;
-        ret->n[d] = t->dim[d];
+        const bool given = e->dims >> d & 1;
+        ret->lo[d] = given ? *word++ : 0;
+        ret->n[d] = given ? *word++ : t->dim[d];
     }
 }
 
@@ -262,85 +275,128 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
 uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
                           const struct ckpt_tensor *t, const uint32_t *index)
 {
-    const struct ckpt_box *box = e->box == CKPT_NONE ? NULL : &w->boxes.ptr[e->box];
     const struct ckpt_spec *s = e->spec == CKPT_NONE ? NULL : &w->specs.ptr[e->spec];
-    uint64_t n[CKPT_MAX_RANK], numel = 1;
+    struct ckpt_box box;
 
-    for (uint32_t d = 0; d < t->rank; d++)
-        n[d] = box ? box->n[d] : t->dim[d];
-    for (uint32_t i = 0; s && i < s->ncut; i++) {
-        const uint32_t dim = s->cut[i].dim, axis = s->cut[i].axis;
-        const uint64_t parts = w->grids.ptr[s->grid].dim[axis];
-        const uint64_t chunk = (n[dim] + parts - 1) / parts;
-        n[dim] = ckpt_min_u64(chunk, n[dim] - ckpt_min_u64(n[dim], chunk * index[axis]));
+    undivided(w, e, t, &box);
+    for (uint32_t i = 0; s && i < s->ncut; i++)
+        cut_box(&box, s->cut[i].dim, w->grids.ptr[s->grid].dim[s->cut[i].axis],
+                index[s->cut[i].axis]);
+    return ckpt_box_numel(&box);
+}
+
+/* ---- serialization: numbers of 7 bits a byte, the lowest first; the last byte of a number has
+ * its highest bit clear ---- */
+
+static void put(struct ckpt_str *s, uint64_t v)
+{
+    for (; v > 127; v >>= 7)
+        ckpt_str_putc(s, (char)(v | 128));
+    ckpt_str_putc(s, (char)v);
+}
+
+static uint64_t take(struct ckpt_cursor *c)
+{
+    uint64_t v = 0;
+
+    for (uint32_t shift = 0; shift < 64; shift += 7) {
+        const uint64_t byte = ckpt_cursor_u8(c);
+        v |= (byte & 127) << shift;
+        if (byte < 128)
+            break;
     }
-    for (uint32_t d = 0; d < t->rank; d++)
-        numel *= n[d];
-    return numel;
+    return v;
 }
 
-/* ---- serialization: little-endian words ---- */
+/* A number of 32 bits; CKPT_NONE, which is none of those that are allowed, for a larger one. */
+static uint32_t take32(struct ckpt_cursor *c) { return (uint32_t)ckpt_min_u64(take(c), CKPT_NONE); }
 
-static void put32(struct ckpt_str *s, uint32_t v)
+/* Equal boxes of tensors of one shape are written once. Which these are is the same on all ranks
+ * that cut the tensors alike, so that their tables get one form. ret[i] becomes the place of entry
+ * i's box in `boxes`. */
+static int place_boxes(const struct ckpt_wants *w, const struct ckpt_catalog *cat, uint32_t *ret,
+                       struct ckpt_str *boxes, struct ckpt_err *err)
 {
-    const unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
-                                (unsigned char)(v >> 24)};
+    const uint32_t n = (uint32_t)w->entries.len;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = calloc((size_t)n + 1, sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc((size_t)n + 1, sizeof *first);
+    uint32_t nbox, place = 0;
 
-    ckpt_str_append(s, (const char *)b, sizeof b);
+    if (!key || !first)
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct ckpt_want *e = &w->entries.ptr[i];
+        const struct ckpt_tensor *t = &cat->tensors.ptr[e->tensor];
+        const XXH64_hash_t shape = XXH3_64bits_withSeed(t->dim, t->rank * sizeof *t->dim, e->dims);
+        const XXH128_hash_t hash =
+            XXH3_128bits_withSeed(w->boxes.ptr + e->box, words(e) * sizeof(uint64_t), shape);
+        memcpy(key[i], &hash, sizeof hash);
+    }
+    if (ckpt_map_number((const uint64_t(*)[2])key, n, ret, first, &nbox) < 0)
+        return ckpt_nomem(err);
+    for (uint32_t b = 0; b < nbox; b++) {
+        const struct ckpt_want *e = &w->entries.ptr[first[b]];
+        first[b] = place; /* from here on */
+        for (uint32_t k = 0; k < words(e); k++, place++)
+            put(boxes, w->boxes.ptr[e->box + k]);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        ret[i] = first[ret[i]];
+    return 0;
 }
 
-static void put64(struct ckpt_str *s, uint64_t v)
+static void put_form(const struct ckpt_wants *w, const uint32_t *place, struct ckpt_str *s)
 {
-    put32(s, (uint32_t)v);
-    put32(s, (uint32_t)(v >> 32));
-}
-
-int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
-                    struct ckpt_err *err)
-{
-    struct ckpt_str s = {0};
-    char *text;
-
-    put32(&s, MAGIC);
-    put32(&s, (uint32_t)w->grids.len);
-    put32(&s, (uint32_t)w->specs.len);
-    put32(&s, (uint32_t)w->boxes.len);
-    put32(&s, (uint32_t)w->entries.len);
+    put(s, MAGIC);
+    put(s, w->grids.len);
+    put(s, w->specs.len);
+    put(s, w->entries.len);
     for (size_t i = 0; i < w->grids.len; i++) {
         const struct ckpt_grid *g = &w->grids.ptr[i];
-        put32(&s, g->ndim);
+        put(s, g->ndim);
         for (uint32_t d = 0; d < g->ndim; d++)
-            put32(&s, g->dim[d]);
+            put(s, g->dim[d]);
         for (uint32_t k = 0; k < g->nrank; k++)
-            put32(&s, g->rank[k]);
+            put(s, g->rank[k]);
     }
     for (size_t i = 0; i < w->specs.len; i++) {
         const struct ckpt_spec *p = &w->specs.ptr[i];
-        put32(&s, p->grid);
-        put32(&s, p->ncut);
+        put(s, p->grid);
+        put(s, p->ncut);
         for (uint32_t k = 0; k < p->ncut; k++) {
-            put32(&s, p->cut[k].dim);
-            put32(&s, p->cut[k].axis);
-        }
-    }
-    for (size_t i = 0; i < w->boxes.len; i++) {
-        const struct ckpt_box *b = &w->boxes.ptr[i];
-        put32(&s, b->rank);
-        for (uint32_t d = 0; d < b->rank; d++) {
-            put64(&s, b->lo[d]);
-            put64(&s, b->n[d]);
+            put(s, p->cut[k].dim);
+            put(s, p->cut[k].axis);
         }
     }
     for (size_t i = 0; i < w->entries.len; i++) {
-        put32(&s, w->entries.ptr[i].tensor);
-        put32(&s, w->entries.ptr[i].spec);
-        put32(&s, w->entries.ptr[i].box);
-        put32(&s, w->entries.ptr[i].dtype);
+        const struct ckpt_want *e = &w->entries.ptr[i];
+        put(s, e->tensor);
+        put(s, e->spec + 1); /* 0 for CKPT_NONE */
+        put(s, e->dims);
+        put(s, place[i]);
+        put(s, e->dtype + 1);
     }
-    *ret_len = s.len;
-    if (ckpt_str_steal(&s, &text, err) < 0)
+}
+
+int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                    struct ckpt_table *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) uint32_t *place = calloc(w->entries.len + 1, sizeof *place);
+    struct ckpt_str s = {0}, boxes = {0};
+    char *text;
+    int rc = place ? place_boxes(w, cat, place, &boxes, err) : ckpt_nomem(err);
+
+    if (rc == 0)
+        put_form(w, place, &s);
+    ret->form = s.len;
+    if (boxes.len)
+        ckpt_str_append(&s, boxes.ptr, boxes.len);
+    s.failed |= boxes.failed;
+    ckpt_str_release(&boxes);
+    ret->len = s.len;
+    if (rc < 0 || ckpt_str_steal(&s, &text, err) < 0)
         return -1;
-    *ret = (unsigned char *)text;
+    ret->data = (unsigned char *)text;
     return 0;
 }
 
@@ -352,17 +408,17 @@ static int bad(struct ckpt_err *err, const char *what)
 static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nrank,
                       struct ckpt_err *err)
 {
-    uint32_t ndim = ckpt_cursor_le32(c), dim[CKPT_GRID_DIMS], n = 1;
+    uint32_t ndim = take32(c), dim[CKPT_GRID_DIMS], n = 1;
     ckpt_cleanup(ckpt_freep) uint32_t *rank = NULL;
 
     if (ndim > CKPT_GRID_DIMS)
         return bad(err, "dimensions of a mesh");
     for (uint32_t d = 0; d < ndim; d++) {
-        dim[d] = ckpt_cursor_le32(c);
+        dim[d] = take32(c);
         if (ckd_mul(&n, n, dim[d]))
             return bad(err, "size of a mesh");
     }
-    if (n == 0 || n > ckpt_cursor_left(c) / 4)
+    if (n == 0 || n > ckpt_cursor_left(c))
         return bad(err, "ranks of a mesh");
     if (!(rank = malloc(n * sizeof *rank)))
         return ckpt_nomem(err);
@@ -370,7 +426,7 @@ static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nran
     if (!seen)
         return ckpt_nomem(err);
     for (uint32_t i = 0; i < n; i++)
-        if ((rank[i] = ckpt_cursor_le32(c)) >= nrank || seen[rank[i]]++)
+        if ((rank[i] = take32(c)) >= nrank || seen[rank[i]]++)
             return bad(err, "a rank of a mesh");
     return ckpt_wants_grid(w, ndim, dim, rank, err) == CKPT_NONE ? -1 : 0;
 }
@@ -379,13 +435,13 @@ static int parse_spec(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_e
 {
     struct ckpt_spec s;
 
-    s.grid = ckpt_cursor_le32(c);
-    s.ncut = ckpt_cursor_le32(c);
+    s.grid = take32(c);
+    s.ncut = take32(c);
     if (s.grid >= w->grids.len || s.ncut > CKPT_SPEC_CUTS)
         return bad(err, "a placement");
     for (uint32_t k = 0; k < s.ncut; k++) {
-        s.cut[k].dim = ckpt_cursor_le32(c);
-        s.cut[k].axis = ckpt_cursor_le32(c);
+        s.cut[k].dim = take32(c);
+        s.cut[k].axis = take32(c);
         if (s.cut[k].dim >= CKPT_MAX_RANK || s.cut[k].axis >= w->grids.ptr[s.grid].ndim)
             return bad(err, "a cut");
         for (uint32_t i = 0; i < k; i++)
@@ -395,69 +451,101 @@ static int parse_spec(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_e
     return ckpt_vec_push(&w->specs, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static int parse_box(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_err *err)
-{
-    struct ckpt_box b = {.rank = ckpt_cursor_le32(c)};
-
-    if (b.rank > CKPT_MAX_RANK)
-        return bad(err, "a box");
-    for (uint32_t d = 0; d < b.rank; d++) {
-        b.lo[d] = ckpt_cursor_le64(c);
-        b.n[d] = ckpt_cursor_le64(c);
-    }
-    return ckpt_vec_push(&w->boxes, b) < 0 ? ckpt_nomem(err) : 0;
-}
-
 static int parse_entry(struct ckpt_cursor *c, struct ckpt_wants *w, const struct ckpt_catalog *cat,
                        struct ckpt_err *err)
 {
     struct ckpt_want e;
 
-    e.tensor = ckpt_cursor_le32(c);
-    e.spec = ckpt_cursor_le32(c);
-    e.box = ckpt_cursor_le32(c);
-    e.dtype = ckpt_cursor_le32(c);
+    e.tensor = take32(c);
+    e.spec = take32(c) - 1;
+    e.dims = take32(c);
+    e.box = take32(c);
+    e.dtype = take32(c) - 1;
     if (e.tensor >= cat->tensors.len || (e.spec != CKPT_NONE && e.spec >= w->specs.len) ||
-        (e.box != CKPT_NONE && e.box >= w->boxes.len) ||
+        e.dims >> cat->tensors.ptr[e.tensor].rank ||
         (e.dtype != CKPT_NONE && e.dtype >= CKPT_NDTYPE))
         return bad(err, "a want");
-    const struct ckpt_tensor *t = &cat->tensors.ptr[e.tensor];
-    if (e.box != CKPT_NONE && !ckpt_box_within(&w->boxes.ptr[e.box], t->dim, t->rank))
-        return bad(err, "a box outside of its tensor");
     for (uint32_t k = 0; e.spec != CKPT_NONE && k < w->specs.ptr[e.spec].ncut; k++)
-        if (w->specs.ptr[e.spec].cut[k].dim >= t->rank)
+        if (w->specs.ptr[e.spec].cut[k].dim >= cat->tensors.ptr[e.tensor].rank)
             return bad(err, "a cut of a dimension that its tensor lacks");
     return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
 }
 
+static int parse_form(struct ckpt_cursor *c, struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                      uint32_t nrank, struct ckpt_err *err)
+{
+    const uint32_t magic = take32(c), ngrid = take32(c), nspec = take32(c), nentry = take32(c);
+    int rc = magic == MAGIC ? 0 : bad(err, "its first word");
+
+    for (uint32_t i = 0; i < ngrid && rc == 0 && !c->failed; i++)
+        rc = parse_grid(c, w, nrank, err);
+    for (uint32_t i = 0; i < nspec && rc == 0 && !c->failed; i++)
+        rc = parse_spec(c, w, err);
+    for (uint32_t i = 0; i < nentry && rc == 0 && !c->failed; i++)
+        rc = parse_entry(c, w, cat, err);
+    if (rc == 0)
+        rc = ckpt_cursor_report(c, err);
+    return rc == 0 && w->grids.len != ngrid ? bad(err, "the same mesh twice") : rc;
+}
+
+/* Parse the boxes, which are the rest of the bytes, and check those of all entries. */
+static int parse_boxes(struct ckpt_cursor *c, struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                       struct ckpt_err *err)
+{
+    size_t n = 0;
+
+    for (const unsigned char *at = c->at; at < c->end; at++)
+        n += *at < 128;
+    if (ckpt_vec_reserve(&w->boxes, n + !n) < 0)
+        return ckpt_nomem(err);
+    while (w->boxes.len < n)
+        w->boxes.ptr[w->boxes.len++] = take(c);
+    ckpt_vec_shrink(&w->boxes);
+    if (ckpt_cursor_left(c))
+        return bad(err, "its end");
+    for (size_t i = 0; i < w->entries.len; i++) {
+        const struct ckpt_want *e = &w->entries.ptr[i];
+        const struct ckpt_tensor *t = &cat->tensors.ptr[e->tensor];
+        struct ckpt_box box;
+        if (!ckpt_range_ok(e->box, words(e), n))
+            return bad(err, "the place of a box");
+        undivided(w, e, t, &box);
+        if (!ckpt_box_within(&box, t->dim, t->rank))
+            return bad(err, "a box outside of its tensor");
+    }
+    return 0;
+}
+
 int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
-                     struct ckpt_wants *ret, struct ckpt_err *err)
+                     const struct ckpt_wants *form, struct ckpt_wants *ret, struct ckpt_err *err)
 {
     struct ckpt_cursor c;
     struct ckpt_wants w = {0};
-    int rc = 0;
 
+    if (form) {
+        w = *form;
+        w.form = form;
+        memset(&w.boxes, 0, sizeof w.boxes);
+    }
     ckpt_cursor_init(&c, data, len, 0, "the wants of another rank");
-    uint32_t magic = ckpt_cursor_le32(&c), ngrid = ckpt_cursor_le32(&c);
-    uint32_t nspec = ckpt_cursor_le32(&c), nbox = ckpt_cursor_le32(&c);
-    uint32_t nentry = ckpt_cursor_le32(&c);
-    if (magic != MAGIC)
-        return bad(err, "its first word");
-    for (uint32_t i = 0; i < ngrid && rc == 0 && !c.failed; i++)
-        rc = parse_grid(&c, &w, nrank, err);
-    for (uint32_t i = 0; i < nspec && rc == 0 && !c.failed; i++)
-        rc = parse_spec(&c, &w, err);
-    for (uint32_t i = 0; i < nbox && rc == 0 && !c.failed; i++)
-        rc = parse_box(&c, &w, err);
-    for (uint32_t i = 0; i < nentry && rc == 0 && !c.failed; i++)
-        rc = parse_entry(&c, &w, cat, err);
+    int rc = form ? 0 : parse_form(&c, &w, cat, nrank, err);
     if (rc == 0)
-        rc = ckpt_cursor_report(&c, err);
-    if (rc == 0 && w.grids.len != ngrid)
-        rc = bad(err, "the same mesh twice");
+        rc = parse_boxes(&c, &w, cat, err);
     if (rc < 0)
         ckpt_wants_release(&w);
     else
         *ret = w;
     return rc;
+}
+
+uint64_t ckpt_wants_memory(const struct ckpt_wants *w)
+{
+    uint64_t bytes = sizeof *w + w->boxes.cap * sizeof *w->boxes.ptr;
+
+    for (size_t i = 0; i < w->grids.len && !w->form; i++)
+        bytes += w->grids.ptr[i].nrank * sizeof(uint32_t);
+    return w->form
+               ? bytes
+               : bytes + w->grids.cap * sizeof *w->grids.ptr + w->specs.cap * sizeof *w->specs.ptr +
+                     w->entries.cap * sizeof *w->entries.ptr;
 }

@@ -5,7 +5,8 @@
  *
  * An entry is a box of a tensor that is divided over a grid of ranks, and does not say which part
  * is this rank's. So ranks that declare the same placements over the same meshes have equal tables,
- * and equal tables are sent once. */
+ * and equal tables are sent once. Ranks that declare boxes one by one differ in the numbers of the
+ * boxes alone: all else, the form of a table, is sent and kept once for all of them. */
 #ifndef CKPT_LOAD_WANT_WANT_H
 #define CKPT_LOAD_WANT_WANT_H
 
@@ -45,15 +46,24 @@ struct ckpt_spec {
 struct ckpt_want {
     uint32_t tensor; /* in the catalogue */
     uint32_t spec;   /* CKPT_NONE: not divided */
-    uint32_t box;    /* CKPT_NONE: the whole tensor */
+    uint32_t dims;   /* bit d: the box is an interval of dimension d; else it has all of d */
+    uint32_t box;    /* where ckpt_wants.boxes has the intervals */
     uint32_t dtype;  /* of the destination, enum ckpt_dtype; CKPT_NONE: as in the view */
 };
 
 struct ckpt_wants {
     CKPT_VEC(struct ckpt_grid) grids;
     CKPT_VEC(struct ckpt_spec) specs;
-    CKPT_VEC(struct ckpt_box) boxes;
     CKPT_VEC(struct ckpt_want) entries;
+    CKPT_VEC(uint64_t) boxes; /* intervals: the first index, the number of indices */
+    /* NULL, or the table that owns the grids, specs and entries of this one, too. */
+    const struct ckpt_wants *form;
+};
+
+/* A table in serialized form: first `form` bytes, which another table may share, then its boxes. */
+struct ckpt_table {
+    unsigned char *data;
+    size_t len, form;
 };
 
 /* Free what w owns, not w itself. */
@@ -67,10 +77,10 @@ uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *di
 /* The same for a placement, which is copied. */
 uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, struct ckpt_err *err);
 
-/* Append an entry: `box` (copied; NULL: the whole) of a tensor, divided by `spec` (CKPT_NONE: not
- * divided). NOMEM. */
-int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
-                   struct ckpt_err *err);
+/* Append an entry: `box` (copied; NULL: the whole) of a tensor of the catalogue, divided by `spec`
+ * (CKPT_NONE: not divided). NOMEM. */
+int ckpt_wants_add(struct ckpt_wants *w, const struct ckpt_catalog *cat, uint32_t tensor,
+                   uint32_t spec, const struct ckpt_box *box, struct ckpt_err *err);
 
 /* The index of a rank in a grid; CKPT_NONE: it is not in the grid. */
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank);
@@ -104,13 +114,18 @@ int ckpt_wants_parts(const struct ckpt_wants *w, const struct ckpt_want *e,
 int ckpt_spec_ranks(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t part,
                     int (*fn)(void *ctx, uint32_t rank), void *ctx);
 
-/* Serialize a table: equal tables give equal bytes. The caller frees *ret. NOMEM. */
-int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
-                    struct ckpt_err *err);
+/* Serialize a table: equal tables give equal bytes, and tables whose boxes have other numbers give
+ * equal forms. The caller frees ret->data. NOMEM. */
+int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                    struct ckpt_table *ret, struct ckpt_err *err);
 
 /* Parse a table from another rank, and check all numbers in it, also against the catalogue and the
- * number of ranks. FORMAT. */
+ * number of ranks. If `form` is given, the bytes are the boxes alone of a table that has the form
+ * of that one, which must outlive it. FORMAT. */
 int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
-                     struct ckpt_wants *ret, struct ckpt_err *err);
+                     const struct ckpt_wants *form, struct ckpt_wants *ret, struct ckpt_err *err);
+
+/* The bytes of memory that a table owns. */
+uint64_t ckpt_wants_memory(const struct ckpt_wants *w);
 
 #endif
