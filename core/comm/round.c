@@ -120,11 +120,18 @@ static bool is_failure(const struct ckpt_ctl_message *m)
     return !round_parse(m, &v, &data, &len) || v.why.code != CKPT_OK;
 }
 
-/* Send the answer to the children. If one of them is gone, the others still get it. */
-static void send_down(struct ckpt_comm *comm, const void *msg, size_t len)
+/* Send the answer to the children. If one of them is gone, the others still get it. LIMIT: it is
+ * too long for all of them. */
+static int send_down(struct ckpt_comm *comm, const void *msg, size_t len, struct ckpt_err *err)
 {
-    for (uint32_t k = 0; k < ckpt_tree_children(comm->x->rank, comm->x->size); k++)
-        (void)comm->x->ops->ctl_send(comm->x, ckpt_tree_child(comm->x->rank, k), msg, len, NULL);
+    for (uint32_t k = 0; k < ckpt_tree_children(comm->x->rank, comm->x->size); k++) {
+        struct ckpt_err gone = {0};
+        if (comm->x->ops->ctl_send(comm->x, ckpt_tree_child(comm->x->rank, k), msg, len, &gone) <
+                0 &&
+            gone.code == CKPT_LIMIT)
+            return ckpt_err_move(err, &gone);
+    }
+    return 0;
 }
 
 /* ---- beginning ---- */
@@ -315,6 +322,12 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
     comm->said.up = r->number + 1;
     rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
     ckpt_str_release(&s);
+    if (rc < 0 && gone.code == CKPT_LIMIT) { /* the error, which all ranks get, is short */
+        struct ckpt_status more = {gone, comm->x->rank};
+        (void)ckpt_err_in(&more.why, "rank %" PRIu32, comm->x->rank);
+        add_status(r, &more);
+        return send_up(r, err);
+    }
     if (rc < 0 && !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and ended */
         return ckpt_err_move(err, &gone);
     return 0;
@@ -381,7 +394,12 @@ static int answer_all(struct ckpt_round *r, struct ckpt_err *err)
         ckpt_str_release(&out);
         return ckpt_nomem(err);
     }
-    send_down(r->comm, out.ptr, out.len);
+    if (send_down(r->comm, out.ptr, out.len, &r->status.why) < 0) { /* now the answer is that */
+        (void)ckpt_err_in(&r->status.why, "rank 0");
+        ckpt_str_release(&out);
+        free(ckpt_steal(&r->answer));
+        return answer_all(r, err);
+    }
     r->comm->said.down = r->number + 1;
     r->answer->data = (unsigned char *)out.ptr;
     r->answer->len = out.len;
@@ -399,7 +417,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
     struct ckpt_str out = {0};
 
     if ((r->answer = take_held(comm, CKPT_CTL_ANSWER, r->number))) {
-        send_down(comm, r->answer->data, r->answer->len);
+        (void)send_down(comm, r->answer->data, r->answer->len, NULL);
         comm->said.down = r->number + 1;
         return 0;
     }
@@ -413,7 +431,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
         *err = r->status.why;
     none.why = *err;
     if (round_message(comm, CKPT_CTL_ANSWER, r->number, &none, NULL, 0, &out) == 0)
-        send_down(comm, out.ptr, out.len);
+        (void)send_down(comm, out.ptr, out.len, NULL);
     ckpt_str_release(&out);
     return -1;
 }

@@ -52,7 +52,8 @@ struct ckpt_xport_ops {
     void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
     /* Wake the thread that is in wait. From any thread. */
     void (*kick)(struct ckpt_xport *x);
-    /* Send a copy of a control message. Never blocks. */
+    /* Send a copy of a control message. Never blocks. LIMIT: it is longer than the transport's
+     * messages can be, and was not sent. */
     int (*ctl_send)(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
                     struct ckpt_err *err);
     /* Receive a control message. 1: *ret_msg is malloc'ed, and the caller's; 0: there is none. */

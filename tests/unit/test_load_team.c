@@ -44,6 +44,64 @@ TEST(load, one_comm_serves_many_loads)
     ckpt_view_release(view);
 }
 
+/* ---- messages have a longest length ---- */
+
+static size_t longest; /* of a control message */
+static struct ckpt_xport_ops long_ops, short_ops;
+
+static int short_send(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                      struct ckpt_err *err)
+{
+    if (len > longest)
+        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes is longer than %zu", len,
+                         longest);
+    return long_ops.ctl_send(x, peer, msg, len, err);
+}
+
+/* Each rank wants as many boxes of its own as it can. */
+static void play_boxes(struct member *m)
+{
+    const struct ckpt_load_options opt = {.size = sizeof opt, .exchange_timeout_ms = DEADLINE_MS};
+    struct ckpt_load *load = NULL;
+
+    m->comm->x->ops = &short_ops;
+    m->rc = ckpt_load_new(m->view, m->comm, &opt, &load, &m->err);
+    for (uint64_t i = 0; i < 400 && m->rc == 0; i++) {
+        const uint64_t lo[2] = {i % 40, m->rank}, n[2] = {1 + i / 40, 1};
+        m->rc = ckpt_load_want(load, "model.embed_tokens.weight", lo, n, NULL, NULL, &m->err);
+    }
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(load, &m->err);
+    ckpt_load_free(load);
+}
+
+TEST(load, wants_that_fit_no_message_are_an_error_of_all)
+{
+    static const size_t most[] = {1 << 20, 4000, 1000}; /* all; all but the answer; neither */
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct ckpt_comm *comm[2];
+    struct ckpt_err err = {0};
+    struct member m[MOST];
+
+    CHECK_OK(ckpt_comm_threads(2, comm, &err));
+    short_ops = long_ops = *comm[0]->x->ops;
+    short_ops.ctl_send = short_send;
+    ckpt_comm_free(comm[0]);
+    ckpt_comm_free(comm[1]);
+    for (int i = 0; i < 3; i++) {
+        longest = most[i];
+        team(false, 4, view, 0, play_boxes, m);
+        for (uint32_t r = 0; r < 4 && i > 0; r++) {
+            CHECK_EQ(m[r].err.code, CKPT_LIMIT);
+            CHECK(strstr(m[r].err.text, "ranks want too many different boxes: where"));
+            CHECK(strstr(m[r].err.text, i == 1 ? "rank 0: a message of" : "rank 1: a message of"));
+        }
+        if (i == 0)
+            check_good(m, 4);
+    }
+    ckpt_view_release(view);
+}
+
 /* ---- after a failure ---- */
 
 static void play_refused(struct member *m)
@@ -457,7 +515,8 @@ TEST(load, bytes_that_never_arrive_end_in_a_timeout)
     ckpt_view_release(view);
 }
 
-TESTS(T(load, ranks_connect_to_those_that_they_talk_to),
+TESTS(T(load, wants_that_fit_no_message_are_an_error_of_all),
+      T(load, ranks_connect_to_those_that_they_talk_to),
       T(load, bytes_that_never_arrive_end_in_a_timeout),
       T(load, what_one_rank_lacks_is_told_to_all_at_once),
       T(load, an_answer_without_memory_is_an_error_on_all_ranks),

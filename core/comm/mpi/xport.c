@@ -167,7 +167,7 @@ static int mpi_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, si
         return ckpt_nomem(err);
     if (len > INT_MAX) {
         free(o);
-        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes", len);
+        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes is longer than %d", len, INT_MAX);
     }
     memcpy(o->data, msg, len);
     int rc = MPI_Isend(o->data, (int)len, MPI_BYTE, (int)peer, TAG_CTL, m->comm, &o->request);

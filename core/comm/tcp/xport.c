@@ -350,7 +350,7 @@ static int tcp_ctl_send(struct ckpt_xport *x, uint32_t to, const void *msg, size
     const struct ckpt_tcp_frame frame = {(uint32_t)len, x->rank, to};
 
     if (len > MAX_CTL)
-        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes", len);
+        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes is longer than %d", len, MAX_CTL);
     return queue_message(self(x), &frame, msg, err);
 }
 
