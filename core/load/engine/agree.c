@@ -76,6 +76,13 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
                              job->owner_of[c] == c ? NULL : &ret[job->owner_of[c]], &ret[c],
                              err) < 0)
             return -1;
+        bool meet = true;
+        if (ret[c].form && c != class &&
+            ckpt_wants_meet(&ret[c], &load->wants, load->view->cat, load->comm->x->rank, &meet,
+                            err) < 0)
+            return -1;
+        if (!meet) /* no group of this rank has a rank of that class; the form tells the dtypes */
+            ckpt_wants_release(&ret[c]);
         data += n;
         left -= sizeof n + n;
     }

@@ -2,7 +2,8 @@
 /* The wants of all ranks of a job, indexed by tensor: the input of a plan. agree.c makes it after
  * the ranks have exchanged their wants, model.c for a job that does not exist. Ranks with equal
  * tables of wants form a class, which has one table. Tables that differ in their boxes alone have
- * one form: the first class that has it owns it, and stands for the others in the index. */
+ * one form: the first class that has it owns it, and stands for the others in the index. A rank may
+ * leave out (as empty) tables of which it wants nothing, if they do not own a form. */
 #ifndef CKPT_LOAD_WANT_JOB_WANTS_H
 #define CKPT_LOAD_WANT_JOB_WANTS_H
 

@@ -272,6 +272,32 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
     return true;
 }
 
+int ckpt_wants_meet(const struct ckpt_wants *w, const struct ckpt_wants *own,
+                    const struct ckpt_catalog *cat, uint32_t rank, bool *ret, struct ckpt_err *err)
+{
+    const size_t n = own->entries.len, ntensor = cat->tensors.len;
+    ckpt_cleanup(ckpt_freep) uint32_t *entry = malloc((ntensor + n + 1) * sizeof *entry);
+    struct ckpt_box a, b, both;
+
+    if (!entry)
+        return ckpt_nomem(err);
+    memset(entry, 0xff, ntensor * sizeof *entry); /* of each tensor: its last entry, or CKPT_NONE */
+    uint32_t *before = entry + ntensor;           /* of each entry: the one before of its tensor */
+    for (uint32_t i = 0; i < n; i++) {
+        before[i] = entry[own->entries.ptr[i].tensor];
+        entry[own->entries.ptr[i].tensor] = i;
+    }
+    *ret = false;
+    for (size_t k = 0; k < w->entries.len && !*ret; k++) {
+        const uint32_t t = w->entries.ptr[k].tensor;
+        undivided(w, &w->entries.ptr[k], &cat->tensors.ptr[t], &a);
+        for (uint32_t i = entry[t]; i != CKPT_NONE && !*ret; i = before[i])
+            *ret = ckpt_wants_box(own, &own->entries.ptr[i], &cat->tensors.ptr[t], rank, &b) &&
+                   ckpt_box_intersect(&a, &b, &both);
+    }
+    return 0;
+}
+
 uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
                           const struct ckpt_tensor *t, const uint32_t *index)
 {

@@ -125,6 +125,10 @@ int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
 int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
                      const struct ckpt_wants *form, struct ckpt_wants *ret, struct ckpt_err *err);
 
+/* Find out whether any rank wants by table w an element that `rank` wants by table `own`. NOMEM. */
+int ckpt_wants_meet(const struct ckpt_wants *w, const struct ckpt_wants *own,
+                    const struct ckpt_catalog *cat, uint32_t rank, bool *ret, struct ckpt_err *err);
+
 /* The bytes of memory that a table owns. */
 uint64_t ckpt_wants_memory(const struct ckpt_wants *w);
 
