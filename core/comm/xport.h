@@ -15,8 +15,10 @@
 
 #include <ckptfs/err.h>
 
+struct ckpt_comm;
 struct ckpt_xport;
 struct ckpt_device;
+struct ckpt_device_family;
 
 /* A send or a receive. The caller owns it, and must not move it before it is done. */
 struct ckpt_xfer {
@@ -40,6 +42,16 @@ struct ckpt_xport_ops {
     const char *name;
     /* Start a data transfer. The members up to `send` are set, the rest is zero. */
     int (*post)(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err);
+    /* COLLECTIVE. Make the communicators that a load needs and that no earlier load has made. comm
+     * is this transport's; family has CKPT_FAMILIES entries (device.h). The member is NULL if the
+     * transport has no communicators. */
+    int (*connect)(struct ckpt_xport *x, struct ckpt_comm *comm,
+                   const struct ckpt_device_family *family, struct ckpt_err *err);
+    /* Start an all-gather of the communicator of a family (struct ckpt_collective.family): t->len
+     * bytes of each member, in t->buf, where this one's are already. The members of a communicator
+     * start the same all-gathers in the same order. The member is NULL if the transport has none
+     * in host memory. */
+    int (*gather)(struct ckpt_xport *x, uint8_t family, struct ckpt_xfer *t, struct ckpt_err *err);
     /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
      * for. *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
@@ -93,7 +105,6 @@ int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_
 
 /* Make a comm of a transport, which belongs to the comm then; also freed after a failure. For
  * transports in libraries of their own, as are the functions that follow. */
-struct ckpt_comm;
 CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err);
 
 /* The transport of a comm; and replace it, by one that contains it (NCCL's contains the one that

@@ -16,7 +16,6 @@
 
 #include <ckptfs/err.h>
 
-struct ckpt_comm;
 struct ckpt_device;
 struct ckpt_device_copy; /* copy_kernel.h */
 
@@ -65,10 +64,6 @@ struct ckpt_device_ops {
     int (*fetch)(struct ckpt_device *d, void *dst, const void *src, size_t len,
                  struct ckpt_err *err);
 
-    /* COLLECTIVE. Make the communicators that a load needs and that no earlier load has made. comm
-     * carries the control messages. family has CKPT_FAMILIES entries. */
-    int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm,
-                   const struct ckpt_device_family *family, struct ckpt_err *err);
     /* A load begins and has allocated its memory, or continues after a pause: work that is queued
      * from now on runs after what the caller's stream has queued so far. The caller's thread calls
      * this one, not the pump's. */

@@ -91,9 +91,24 @@ def check_secret():
 
 def check_program(level):
     """A program that links the loader and has its own MPI, with this thread level; parts of its communicator load."""
-    status, out, err = mpirun(4, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
+    status, out, err = mpirun(8, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
     expected = "over mpi" if level == "multiple" else "refused: MPI was initialised with less than MPI_THREAD_MULTIPLE"
     return None if status == 0 and expected in out else f"mpi_user {level}: status {status}: {out} {err[-600:]}"
+
+
+def check_gathers(n, layout, sizes, per_node=0):
+    """What a group wants comes by MPI's all-gathers, of so many ranks; on several nodes in two steps."""
+    program = [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), "multiple", layout]
+    if per_node:
+        program = ["sh", "-c", f'CKPTFS_NODE=$((OMPI_COMM_WORLD_RANK / {per_node})) exec "$0" "$@"', *program]
+    status, out, err = mpirun(n, program)
+    got = {int(line.split()[-1]) for line in out.splitlines() if " gathers of " in line}
+    good = status == 0 and (sizes is None or got == sizes)
+    return None if good else f"mpi_user {layout}, {n} ranks, nodes of {per_node or n}: status {status}, gathers of {got}, not {sizes}: {err[-600:]}"
+
+
+GATHERS = [(2, "dp=2", set()), (3, "dp=3", {3}), (4, "dp=4", {4}), (8, "tp=2,dp=4", {4, 8}), (9, "dp=9", {3}, 3), (8, "dp=8", {2, 4}, 4),
+           (8, "tp=2,dp=4", {2, 4}, 4), (5, "dp=5", {5}, 2), *((n, "random", None) for n in (2, 3, 4, 8)), (8, "random", None, 4), (9, "random", None, 3)]
 
 
 def main():
@@ -109,7 +124,8 @@ def main():
                 problems += [problem] if problem else []
                 passed += not problem
     if has_mpi:
-        for problem in (check_fault(), check_secret(), *(check_program(level) for level in ("single", "funneled", "serialized", "multiple"))):
+        for problem in (check_fault(), check_secret(), *(check_gathers(*case) for case in GATHERS),
+                        *(check_program(level) for level in ("single", "funneled", "serialized", "multiple"))):
             problems += [problem] if problem else []
             passed += not problem
     for p in problems:

@@ -10,9 +10,13 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "comm/comm.h"
+#include "device/device.h"
 
-enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000 };
+enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000, CONNECT_MS = 300 * 1000 };
+
+enum { KEPT = 16 }; /* communicators of families */
 
 /* TAG_DATA is the first load's tag of data; each renewal uses the next one. */
 enum { TAG_CTL = 1, TAG_DATA = 2, LAST_TAG = 32767 };
@@ -32,6 +36,12 @@ struct xport_mpi {
     struct outgoing *outgoing;
     uint32_t idle; /* calls of wait since something happened */
     int data_tag;
+    size_t nkept;
+    struct kept {
+        uint64_t id;   /* of the family (struct ckpt_device_family) */
+        MPI_Comm comm; /* of this rank's group in it; MPI_COMM_NULL: there is none */
+    } kept[KEPT];
+    MPI_Comm family[1 + CKPT_FAMILIES]; /* of the current load; the first one is of all ranks */
 };
 
 static struct xport_mpi *self(struct ckpt_xport *x) { return (struct xport_mpi *)x; }
@@ -76,9 +86,9 @@ static int big_type(size_t len, MPI_Datatype *ret, int *ret_count, struct ckpt_e
     return 0;
 }
 
-static int mpi_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+/* Start an all-gather of a communicator; MPI_COMM_NULL: a send or a receive. */
+static int start(struct xport_mpi *m, struct ckpt_xfer *t, MPI_Comm comm, struct ckpt_err *err)
 {
-    struct xport_mpi *m = self(x);
     MPI_Request *request = malloc(sizeof *request);
     MPI_Datatype type;
     int count, rc;
@@ -89,18 +99,77 @@ static int mpi_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
         free(request);
         return -1;
     }
-    rc = t->send ? MPI_Isend(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request)
-                 : MPI_Irecv(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request);
+    if (comm != MPI_COMM_NULL)
+        rc = MPI_Iallgather(MPI_IN_PLACE, 0, type, t->buf, count, type, comm, request);
+    else
+        rc = t->send ? MPI_Isend(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request)
+                     : MPI_Irecv(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request);
     if (type != MPI_BYTE)
         (void)MPI_Type_free(&type);
     if (rc != MPI_SUCCESS) {
         free(request);
-        return failed(rc, t->send ? "a send" : "a receive", err);
+        return failed(rc, "a transfer", err);
     }
     t->priv.ptr = request;
     t->next = m->active;
     m->active = t;
     return 0;
+}
+
+static int mpi_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    return start(self(x), t, MPI_COMM_NULL, err);
+}
+
+static int mpi_gather(struct ckpt_xport *x, uint8_t family, struct ckpt_xfer *t,
+                      struct ckpt_err *err)
+{
+    t->send = true; /* it can't be cancelled either */
+    return start(self(x), t, self(x)->family[family], err);
+}
+
+/* Find the communicator of a family, or make it, in which all ranks take part. */
+static int split(struct xport_mpi *m, const struct ckpt_device_family *family, MPI_Comm *ret,
+                 struct ckpt_err *err)
+{
+    const int colour = family->colour == CKPT_NONE ? MPI_UNDEFINED : (int)family->colour;
+
+    for (size_t i = 0; i < m->nkept; i++)
+        if (m->kept[i].id == family->id) {
+            *ret = m->kept[i].comm;
+            return 0;
+        }
+    const int rc = MPI_Comm_split(m->comm, colour, (int)family->place, ret);
+    if (rc != MPI_SUCCESS)
+        return failed(rc, "splitting the communicator", err);
+    if (*ret != MPI_COMM_NULL)
+        (void)MPI_Comm_set_errhandler(*ret, MPI_ERRORS_RETURN);
+    m->kept[m->nkept++] = (struct kept){family->id, *ret};
+    return 0;
+}
+
+static void free_kept(struct xport_mpi *m)
+{
+    while (m->nkept)
+        if (m->kept[--m->nkept].comm != MPI_COMM_NULL)
+            (void)MPI_Comm_free(&m->kept[m->nkept].comm);
+}
+
+/* All ranks know the same families, and so decide alike what is made. */
+static int mpi_connect(struct ckpt_xport *x, struct ckpt_comm *comm,
+                       const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    const struct ckpt_device_family all = {.id = 2, .place = x->rank}; /* others are odd */
+    struct xport_mpi *m = self(x);
+
+    if (m->nkept + 1 + CKPT_FAMILIES > KEPT)
+        free_kept(m);
+    const size_t before = m->nkept;
+    int rc = split(m, &all, &m->family[0], err);
+    for (int i = 0; i < CKPT_FAMILIES && rc == 0; i++)
+        if (family[i].id)
+            rc = split(m, &family[i], &m->family[1 + i], err);
+    return m->nkept > before ? ckpt_comm_agree(comm, rc, CONNECT_MS, err) : rc;
 }
 
 static int reap_outgoing(struct xport_mpi *m, struct ckpt_err *err)
@@ -207,7 +276,8 @@ static int mpi_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg
     return 1;
 }
 
-/* Receives can be cancelled. Sends can't: those that no rank receives get a little time to end. */
+/* Receives can be cancelled. Sends and all-gathers can't: those that another rank does not take
+ * part in get a little time to end, and the communicators are left behind with them. */
 static bool mpi_cancel(struct ckpt_xport *x)
 {
     struct xport_mpi *m = self(x);
@@ -225,6 +295,7 @@ static bool mpi_cancel(struct ckpt_xport *x)
             (void)nanosleep(&nap, NULL);
     }
     bool clean = m->active == NULL;
+    m->nkept = 0;
     m->active = NULL; /* MPI still uses what is left, so that the caller keeps the buffers */
     return clean;
 }
@@ -248,6 +319,7 @@ static void mpi_free(struct ckpt_xport *x)
         struct outgoing *o = m->outgoing;
         m->outgoing = o->next; /* not freed: MPI may still read it */
     }
+    free_kept(m);
     (void)MPI_Comm_free(&m->comm);
     if (m->finalize)
         (void)MPI_Finalize();
@@ -257,6 +329,8 @@ static void mpi_free(struct ckpt_xport *x)
 static const struct ckpt_xport_ops mpi_ops = {
     .name = "mpi",
     .post = mpi_post,
+    .connect = mpi_connect,
+    .gather = mpi_gather,
     .progress = mpi_progress,
     .wait = mpi_wait,
     .kick = mpi_kick,

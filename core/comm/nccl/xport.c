@@ -417,16 +417,6 @@ static int connect_all(struct nccl_device *n, struct ckpt_comm *ctl,
     return 0;
 }
 
-static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
-                        const struct ckpt_device_family *family, struct ckpt_err *err)
-{
-    const uint64_t begin = ckpt_now_ns();
-    const int rc = ckpt_comm_size(ctl) == 1 ? 0 : connect_all(of(d), ctl, family, err);
-
-    d->setup_ns += ckpt_now_ns() - begin;
-    return rc;
-}
-
 static const struct ckpt_device_ops device_ops = {
     .adopt = ckpt_cuda_adopt,
     .alloc = ckpt_cuda_alloc,
@@ -435,7 +425,6 @@ static const struct ckpt_device_ops device_ops = {
     .unpin = ckpt_cuda_unpin,
     .reaches = ckpt_cuda_reaches,
     .fetch = ckpt_cuda_fetch,
-    .connect = nccl_connect,
     .begin = ckpt_cuda_begin,
     .upload = ckpt_cuda_upload,
     .fence = ckpt_cuda_fence,
@@ -463,6 +452,16 @@ static int nccl_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err 
     (void)x, (void)t;
     return ckpt_fail(err, CKPT_UNSUPPORTED,
                      "this comm moves data between devices, not in host memory");
+}
+
+static int nccl_connect(struct ckpt_xport *x, struct ckpt_comm *comm,
+                        const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+    const int rc = x->size == 1 ? 0 : connect_all(of(x->device), comm, family, err);
+
+    x->device->setup_ns += ckpt_now_ns() - begin;
+    return rc;
 }
 
 static int nccl_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
@@ -520,6 +519,7 @@ static void nccl_free(struct ckpt_xport *x)
 static const struct ckpt_xport_ops nccl_ops = {
     .name = "nccl",
     .post = nccl_post,
+    .connect = nccl_connect,
     .progress = nccl_progress,
     .wait = nccl_wait,
     .kick = nccl_kick,

@@ -152,7 +152,7 @@ struct group {
 
 enum { GROUPS = 64 }; /* the most groups that a rank proposes: those that exchange most */
 
-/* A rank's message, which on devices its groups follow. */
+/* A rank's message, which its groups follow if the transport has communicators. */
 struct fit {
     uint64_t claim;        /* ckpt_plan_claim; rank 0 adds them up */
     uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
@@ -177,7 +177,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
 /* What rank 0 gathers from the messages of all ranks. */
 struct fits {
     struct fit most; /* the maximum of each number, and the sum of the claims */
-    CKPT_VEC(struct ckpt_group_claim) claims; /* on devices */
+    CKPT_VEC(struct ckpt_group_claim) claims;
 };
 
 /* Add a rank's message. */
@@ -216,7 +216,6 @@ static int reduce_fit(void *ctx, const unsigned char *const *data, const size_t 
                       struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_comm *comm = ctx;
-    const bool device = comm->x->device != NULL;
     struct fits all = {0};
     int rc = 0;
 
@@ -227,7 +226,7 @@ static int reduce_fit(void *ctx, const unsigned char *const *data, const size_t 
                        "ranks that want the same bytes have made different plans, or not all of "
                        "them have planned to share: this is a bug in ckptfs");
     ckpt_str_append(answer, (const char *)&all.most, sizeof all.most);
-    if (rc == 0 && device)
+    if (rc == 0 && comm->x->ops->connect)
         rc = place_groups(all.claims.ptr, all.claims.len, comm->x->size, answer, err);
     ckpt_vec_release(&all.claims);
     return rc;
@@ -238,10 +237,45 @@ static uint64_t hash_of(const struct ckpt_collective *c)
     return XXH3_64bits(c->rank, c->n * sizeof *c->rank);
 }
 
+/* Has a set of ranks a communicator? */
+static bool is_placed(const uint32_t *rank, uint32_t n, const unsigned char *data, size_t len)
+{
+    const uint64_t set = XXH3_64bits(rank, n * sizeof *rank);
+    struct ckpt_group_place place = {0};
+
+    for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
+        memcpy(&place, data, sizeof place);
+        if (place.group == set)
+            return true;
+    }
+    return false;
+}
+
+/* A group of two steps in host memory: unless all of its rails and nodes have communicators, no
+ * member uses one. The rail of this rank is the last that is put together in s->members. */
+static void check_steps(const struct ckpt_broadcast *b, struct ckpt_stream *s,
+                        const unsigned char *places, size_t len)
+{
+    const uint32_t local = s->step[1].n;
+    bool all = true;
+
+    for (uint32_t k = 0; k < b->nnode; k++)
+        all = all && is_placed(b->member + k * local, local, places, len);
+    for (uint32_t i = 1; i <= local; i++) {
+        for (uint32_t k = 0; k < b->nnode; k++)
+            s->members[k] = b->member[k * local + (s->step[1].self + i) % local];
+        all = all && is_placed(s->members, b->nnode, places, len);
+    }
+    if (!all)
+        s->step[0].family = s->step[1].family = CKPT_FAMILY_NONE;
+}
+
 /* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
  * communicators of the last load can be kept. */
 static void take_places(struct ckpt_load *load, const unsigned char *data, size_t len)
 {
+    const unsigned char *places = data;
+    const size_t all = len;
     struct ckpt_plan *p = load->parts.plan;
     struct ckpt_group_place place;
 
@@ -263,6 +297,9 @@ static void take_places(struct ckpt_load *load, const unsigned char *data, size_
                 f->place = c->self;
             }
     }
+    for (uint32_t g = 0; g < p->groups.len && !p->sizes.device; g++)
+        if (p->stream[g].nstep == 2)
+            check_steps(&p->broadcast[g], &p->stream[g], places, all);
 }
 
 static int set_cmp(const void *pa, const void *pb)
@@ -281,7 +318,8 @@ static int group_cmp(const void *pa, const void *pb)
                                 : ckpt_u64_cmp(a->ranks, b->ranks);
 }
 
-/* Append the sets of ranks that are to get a communicator if there are not too many. */
+/* Append the sets of ranks that are to get a communicator if there are not too many. Two ranks do
+ * as well by sends and receives, but in host memory both steps must be all-gathers. */
 static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct group *group = calloc(2 * p->groups.len + 1, sizeof *group);
@@ -292,7 +330,8 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
     for (size_t g = 0; g < p->groups.len; g++)
         for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
-            group[n++] = (struct group){hash_of(c), p->stream[g].len, c->n, 0};
+            if (c->n >= CKPT_FAMILY_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
+                group[n++] = (struct group){hash_of(c), p->stream[g].len, c->n, 0};
         }
     qsort(group, n, sizeof *group, set_cmp);
     for (size_t i = 0; i < n; i++) /* several groups may have the same rails or nodes */
@@ -375,7 +414,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
     size_t len = 0;
 
     ckpt_str_append(&data, (const char *)own, sizeof *own);
-    if (rc == 0 && load->comm->x->device)
+    if (rc == 0 && load->comm->x->ops->connect)
         rc = add_groups(load->parts.plan, &data, err);
     if (data.failed)
         rc = ckpt_nomem(err);
@@ -421,14 +460,13 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
     return check_plans(load, rc, &fit, err);
 }
 
-/* COLLECTIVE on devices. Make the communicators, unless no rank exchanges anything. */
-static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
+/* COLLECTIVE. Make the communicators, unless no rank exchanges anything. */
+static int connect_groups(struct ckpt_load *load, struct ckpt_err *err)
 {
-    struct ckpt_device *d = load->comm->x->device;
+    struct ckpt_xport *x = load->comm->x;
 
-    return d && d->ops->connect && load->exchanges
-               ? d->ops->connect(d, load->comm, load->family, err)
-               : 0;
+    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->family, err)
+                                              : 0;
 }
 
 /* What the comm's last load has measured replaces what would be assumed. */
@@ -560,7 +598,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
         if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
             break;
     }
-    return rc < 0 ? ckpt_err_move(err, &own) : connect_device(load, err);
+    return rc < 0 ? ckpt_err_move(err, &own) : connect_groups(load, err);
 }
 
 /* ---- all of it ---- */

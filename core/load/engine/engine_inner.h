@@ -60,10 +60,14 @@ struct ckpt_outgoing {
 /* A window slot: a window in flight. */
 struct ckpt_window_slot {
     bool open;
-    bool hashed;       /* the hash stands behind this rank's slice */
-    uint32_t window;   /* index in plan->windows */
+    bool hashed;     /* the hash stands behind this rank's slice */
+    uint32_t window; /* index in plan->windows */
     uint64_t since_ns; /* clock time at which this rank's slice was there */
-    uint32_t left;     /* number of messages not placed and sends not ended; device: 1 until done */
+    uint32_t left;   /* number of messages not placed and sends and all-gathers not ended; device:
+                        1 until done */
+    bool gathers;    /* the slices come by all-gathers, which have not ended */
+    uint32_t step;   /* number of them that have been started */
+    struct ckpt_xfer gather; /* the one that was started last */
     struct ckpt_message *in;
     struct ckpt_outgoing *out;
     size_t nin, nout;
@@ -153,7 +157,8 @@ struct ckpt_engine {
     pthread_t pump;
     bool final;           /* the round in which all ranks agree on the end has begun */
     uint32_t next_window; /* the next window to be opened */
-    uint32_t next_issue;  /* on a device: the next window whose work is to be queued */
+    uint32_t next_issue;  /* the next window whose work is to be queued on a device, or whose
+                           * all-gathers are to be started */
     uint64_t read_ms;     /* clock time at which bytes were last read from storage */
     uint64_t arrived;     /* stats.arrived then */
     uint64_t looked_ms;   /* clock time at which lost ranks were last looked for */
@@ -187,7 +192,7 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);
 int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err);
 
 /* Pump only. Post the sends of slices that have been read or have arrived, to each rank in the
- * order of windows. */
+ * order of windows; and start the all-gathers, in the order of windows and steps. */
 int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err);
 
 /* Pump only. Notice which transfers have ended, and hand received slices to the workers. */
@@ -206,6 +211,14 @@ static inline const struct ckpt_window *ckpt_window_of(const struct ckpt_engine 
                                                        const struct ckpt_window_slot *s)
 {
     return &e->plan->windows.ptr[s->window];
+}
+
+/* Where a member's slice lies in the buffer of a window. */
+static inline uint64_t ckpt_window_offset(const struct ckpt_engine *e, const struct ckpt_window *w,
+                                          uint32_t member)
+{
+    return ckpt_plan_place(e->plan, w->group, member) *
+           ckpt_slice_stride(&e->plan->stream[w->group], &e->opt.mode);
 }
 
 /* ---- pump_device.c: for destinations in device memory ---- */

@@ -36,6 +36,19 @@ static inline uint64_t ckpt_slice_stride(const struct ckpt_stream *s,
     return s->slice + ckpt_piece_tail(mode);
 }
 
+/* The buffer of one of the all-gathers of a window: where it begins in the window's, and the bytes
+ * of a rank. In two steps, each rail's slices lie together: they are what a member gives in the
+ * second. */
+static inline size_t ckpt_step_buffer(const struct ckpt_stream *s,
+                                      const struct ckpt_engine_mode *mode, uint32_t step,
+                                      size_t *ret_len)
+{
+    const size_t slice = ckpt_slice_stride(s, mode), rail = slice * s->step[0].n;
+
+    *ret_len = step == 1 ? rail : slice;
+    return s->nstep == 2 && step == 0 ? rail * s->step[1].self : 0;
+}
+
 /* Compute the memory that the slots of a plan need. NOMEM. */
 int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err);

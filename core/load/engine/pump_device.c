@@ -118,13 +118,6 @@ static uint32_t mark_of(const struct ckpt_engine *e, const struct ckpt_window_sl
     return (uint32_t)(s - e->slot);
 }
 
-/* Where a member's slice lies in the buffer of a window. */
-static uint64_t offset_of(const struct ckpt_engine *e, const struct ckpt_window *w, uint32_t member)
-{
-    return ckpt_plan_place(e->plan, w->group, member) *
-           ckpt_slice_stride(&e->plan->stream[w->group], &e->opt.mode);
-}
-
 /* ---- lists of copies and exchanges ---- */
 
 /* Listing the copies of a slice, which begins at byte `lo` of the stream, at `data`. */
@@ -160,7 +153,7 @@ static int list_slice(struct listing *l, const struct ckpt_window *w, uint32_t m
     uint64_t hi;
 
     ckpt_plan_slice(p, w, member, &l->lo, &hi);
-    l->data = l->slot->dev.receive + offset_of(l->e, w, member);
+    l->data = l->slot->dev.receive + ckpt_window_offset(l->e, w, member);
     for (uint32_t u = ckpt_plan_unit_at(p, w->group, l->lo);
          u < p->stream[w->group].hi && p->units.ptr[u].at < hi; u++)
         if (ckpt_plan_boxes(p, u, l->lo, hi, list_box, l) < 0)
@@ -206,20 +199,17 @@ static int list_step(struct ckpt_window_slot *s, const struct ckpt_collective *c
     return 0;
 }
 
-/* In two steps, each rail's slices lie together: they are what a member gives in the second. */
 static int list_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
-    const size_t len = ckpt_slice_stride(t, &e->opt.mode);
-    unsigned char *buf = s->dev.receive;
 
-    if (t->nstep == 2) {
-        const size_t rail = len * t->step[0].n;
-        return list_step(s, &t->step[0], 0, buf + rail * t->step[1].self, len, err) < 0
-                   ? -1
-                   : list_step(s, &t->step[1], 1, buf, rail, err);
+    for (uint32_t k = 0; k < t->nstep; k++) {
+        size_t len;
+        unsigned char *buf = s->dev.receive + ckpt_step_buffer(t, &e->opt.mode, k, &len);
+        if (list_step(s, &t->step[k], k, buf, len, err) < 0)
+            return -1;
     }
-    return t->nstep ? list_step(s, &t->step[0], 0, buf, len, err) : 0;
+    return 0;
 }
 
 static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
@@ -287,8 +277,8 @@ static int upload_own(struct ckpt_engine *e, struct ckpt_window_slot *s, struct 
     if (e->opt.mode.verify && e->plan->stream[w->group].nstep)
         len += CKPT_MESSAGE_HASH;
     return e->device->ops->upload(
-        e->device, s->dev.receive + offset_of(e, w, e->plan->groups.ptr[w->group].self), data, len,
-        err);
+        e->device, s->dev.receive + ckpt_window_offset(e, w, e->plan->groups.ptr[w->group].self),
+        data, len, err);
 }
 
 static int queue_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
@@ -312,7 +302,8 @@ static int check_received(const struct ckpt_engine *e, const struct ckpt_window_
     const struct ckpt_group *g = &e->plan->groups.ptr[w->group];
 
     for (uint32_t i = 0; i < g->n; i++)
-        if (i != g->self && ckpt_slice_check(e, s, i, s->receive + offset_of(e, w, i), err) < 0)
+        if (i != g->self &&
+            ckpt_slice_check(e, s, i, s->receive + ckpt_window_offset(e, w, i), err) < 0)
             return -1;
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "load/engine/engine_inner.h"
+#include "load/plan/families.h"
 
 enum { RATED_BYTES = 1 << 20 }; /* smaller windows say nothing about the rate */
 
@@ -166,8 +167,19 @@ static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_windo
     *m = (struct ckpt_message){.slot = s, .member = member};
     m->xfer.peer = ckpt_broadcast_from(&e->plan->broadcast[group], member);
     m->xfer.len = len + tail_bytes(e);
-    m->xfer.buf = s->receive + member * ckpt_slice_stride(&e->plan->stream[group], &e->opt.mode);
+    m->xfer.buf = s->receive + ckpt_window_offset(e, ckpt_window_of(e, s), member);
     return m;
+}
+
+/* Do the slices of a group come by all-gathers? The members decide alike (agree.c). Two ranks only
+ * send to each other. */
+static bool is_gathered(const struct ckpt_engine *e, const struct ckpt_stream *s)
+{
+    bool all = e->comm->x->ops->gather && (s->nstep == 2 || s->step[0].n >= CKPT_FAMILY_LEAST);
+
+    for (uint32_t k = 0; k < s->nstep; k++)
+        all = all && s->step[k].family != CKPT_FAMILY_NONE;
+    return all;
 }
 
 static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
@@ -178,7 +190,8 @@ static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
 
     free(s->in);
     free(s->out);
-    s->nin = s->nout = 0;
+    s->nin = s->nout = s->step = 0;
+    s->gathers = is_gathered(e, &e->plan->stream[w->group]);
     s->in = calloc(g->n, sizeof *s->in);
     s->out = calloc(g->n * most, sizeof *s->out);
     if (!s->in || !s->out)
@@ -186,10 +199,13 @@ static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
     for (uint32_t i = 0; i < g->n; i++) {
         uint64_t lo, hi;
         ckpt_plan_slice(e->plan, w, i, &lo, &hi);
-        if (hi > lo)
-            add_outgoing(e, s, i, hi - lo, i == g->self ? NULL : add_message(e, s, i, hi - lo));
+        if (hi <= lo)
+            continue;
+        struct ckpt_message *in = i == g->self ? NULL : add_message(e, s, i, hi - lo);
+        if (!s->gathers)
+            add_outgoing(e, s, i, hi - lo, in);
     }
-    s->left = (uint32_t)(s->nin + s->nout);
+    s->left = (uint32_t)(s->nin + s->nout) + s->gathers;
     return 0;
 }
 
@@ -211,7 +227,7 @@ int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
         (void)pthread_mutex_lock(&e->lock);
         s->open = true;
         (void)pthread_mutex_unlock(&e->lock);
-        for (size_t i = 0; i < s->nin && !e->device; i++)
+        for (size_t i = 0; i < s->nin && !e->device && !s->gathers; i++)
             if (e->comm->x->ops->post(e->comm->x, &s->in[i].xfer, err) < 0)
                 return -1;
     }
@@ -249,6 +265,46 @@ static struct ckpt_window_slot *in_flight(struct ckpt_engine *e, uint32_t k)
     return first + k < e->next_window ? &e->slot[(first + k) % e->opt.slots] : NULL;
 }
 
+/* Start the next all-gather of a window. 1: not yet. */
+static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
+{
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    const struct ckpt_stream *t = &e->plan->stream[w->group];
+    size_t len;
+
+    if (s->step > 0 && !s->gather.done)
+        return 1;
+    if (s->step == 0) {
+        const unsigned char *own = ckpt_window_own(e, s, &len);
+        if (own)
+            memcpy(s->receive + ckpt_window_offset(e, w, e->plan->groups.ptr[w->group].self), own,
+                   len + tail_bytes(e));
+        else if (len)
+            return 1;
+    }
+    s->gather = (struct ckpt_xfer){0};
+    s->gather.buf = s->receive + ckpt_step_buffer(t, &e->opt.mode, s->step, &s->gather.len);
+    const uint8_t family = t->step[s->step].family;
+    s->step++;
+    return e->comm->x->ops->gather(e->comm->x, family, &s->gather, err);
+}
+
+/* All ranks start all-gathers in one order, by window, group and step, and none before those that
+ * precede it, so that no ranks wait for each other in a circle. */
+static int gather(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    for (; e->next_issue < e->next_window; e->next_issue++) {
+        struct ckpt_window_slot *s = &e->slot[e->next_issue % e->opt.slots];
+        const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
+        while (s->gathers && s->step < t->nstep) {
+            const int rc = gather_step(e, s, err);
+            if (rc != 0)
+                return rc < 0 ? -1 : 0;
+        }
+    }
+    return 0;
+}
+
 int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_window_slot *s;
@@ -265,16 +321,35 @@ int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
             if (!posted) /* transfers between two ranks match by their order */
                 e->stamp[o->xfer.peer] = e->stamped;
         }
-    return 0;
+    return gather(e, err);
 }
 
 /* ---- what is done ---- */
+
+/* If the all-gathers of a window have ended, all slices have arrived. */
+static void harvest_gather(struct ckpt_engine *e, struct ckpt_window_slot *s)
+{
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    const struct ckpt_group *g = &e->plan->groups.ptr[w->group];
+    uint64_t lo, hi;
+
+    if (!s->gathers || s->step < e->plan->stream[w->group].nstep || !s->gather.done)
+        return;
+    s->gathers = false;
+    s->left--;
+    for (size_t i = 0; i < s->nin; i++)
+        s->in[i].xfer.done = true;
+    ckpt_plan_slice(e->plan, w, g->self, &lo, &hi);
+    if (hi > lo)
+        atomic_fetch_add(&e->stats.sent, (hi - lo + tail_bytes(e)) * (g->n - 1));
+}
 
 static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     uint64_t bytes = 0;
     bool all = true, some = false;
 
+    harvest_gather(e, s);
     for (size_t i = 0; i < s->nout; i++) {
         struct ckpt_outgoing *o = &s->out[i];
         if (!o->posted || o->handled || !o->xfer.done)

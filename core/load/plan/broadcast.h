@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The broadcast trees of a group in host memory: from which rank a member receives a piece, and to
  * which ranks it passes the piece on. plan.c makes them, window.c sends along them, model.c counts
- * the bytes. (Groups on devices use broadcasts or pairs instead: pump_device.c.)
+ * the bytes. (Groups with communicators, and groups on devices, gather instead.)
  *
  * A piece enters each node once and is passed on inside the node. Between the nodes of a group
  * there are two binary trees, and pieces of different readers use different ones, so that the load

@@ -46,7 +46,7 @@ int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nran
         for (hi = lo; hi < n && claim[hi].group == claim[lo].group;)
             hi++;
         const uint32_t members = claim[lo].n;
-        if (members < CKPT_FAMILY_LEAST || members >= nrank || hi - lo != members)
+        if (members >= nrank || hi - lo != members)
             continue;
         const uint32_t family = free_family(taken, &claim[lo], members);
         if (family == CKPT_FAMILIES)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses the groups that exchange over an NCCL communicator of their own, if ranks have devices.
- * agree.c calls it on rank 0 when the ranks compare their plans.
+/* Chooses the groups that exchange over a communicator of their own, if the transport has them
+ * (NCCL, MPI). agree.c calls it on rank 0 when the ranks compare their plans.
  *
  * A communicator costs memory and time, so there are few. A family is a set of groups that have no
  * rank in common: all ranks make the communicators of a family together, by one split, in which a
@@ -16,7 +16,7 @@
 #include "base/vec.h"
 #include "device/device.h"
 
-/* The fewest members of a group that gets a communicator; smaller groups do as well with pairs. */
+/* The fewest members of a group that is better off with a communicator than with pairs. */
 enum { CKPT_FAMILY_LEAST = 3 };
 
 /* One rank's statement that it is a member of a group. */
@@ -36,7 +36,7 @@ typedef CKPT_VEC(struct ckpt_group_place) ckpt_group_places;
 
 /* Append the places of the groups that get a communicator, given the n claims of all nrank ranks,
  * which are sorted in place. A group gets none if not all of its members have claimed it, if it has
- * fewer than CKPT_FAMILY_LEAST members or all ranks, or if no family has room for it. NOMEM. */
+ * all ranks, or if no family has room for it. NOMEM. */
 int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
                          ckpt_group_places *ret, struct ckpt_err *err);
 
