@@ -20,6 +20,8 @@ struct ckpt_xport;
 struct ckpt_device;
 struct ckpt_device_family;
 
+enum { CKPT_GATHER_UNIT = 64 }; /* all-gathers are of so many bytes, or a multiple */
+
 /* A send or a receive. The caller owns it, and must not move it before it is done. */
 struct ckpt_xfer {
     void *buf; /* a send only reads it */
@@ -48,10 +50,12 @@ struct ckpt_xport_ops {
     int (*connect)(struct ckpt_xport *x, struct ckpt_comm *comm,
                    const struct ckpt_device_family *family, struct ckpt_err *err);
     /* Start an all-gather of the communicator of a family (struct ckpt_collective.family): t->len
-     * bytes of each member, in t->buf, where this one's are already. The members of a communicator
-     * start the same all-gathers in the same order. The member is NULL if the transport has none
-     * in host memory. */
-    int (*gather)(struct ckpt_xport *x, uint8_t family, struct ckpt_xfer *t, struct ckpt_err *err);
+     * bytes of each member, in t->buf; but this one's are at `own`, which may be their place in
+     * t->buf or lie elsewhere, and are not copied. All is aligned to CKPT_GATHER_UNIT. The members
+     * of a communicator start the same all-gathers in the same order. The member is NULL if the
+     * transport has none in host memory. */
+    int (*gather)(struct ckpt_xport *x, uint8_t family, const void *own, struct ckpt_xfer *t,
+                  struct ckpt_err *err);
     /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
      * for. *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);

@@ -21,14 +21,16 @@ enum { MOST_RANKS = 64, SEEDS = 6 };
 static int gathers[MOST_RANKS + 1]; /* by the number of ranks */
 
 /* In place of MPI's, whose other name it calls. */
-int MPI_Iallgather(const void *send, int nsend, MPI_Datatype send_type, void *receive, int nreceive,
-                   MPI_Datatype receive_type, MPI_Comm comm, MPI_Request *request)
+int MPI_Iallgatherv(const void *send, int nsend, MPI_Datatype send_type, void *receive,
+                    const int *nreceive, const int *place, MPI_Datatype receive_type, MPI_Comm comm,
+                    MPI_Request *request)
 {
     int size;
 
     (void)MPI_Comm_size(comm, &size);
     gathers[size]++;
-    return PMPI_Iallgather(send, nsend, send_type, receive, nreceive, receive_type, comm, request);
+    return PMPI_Iallgatherv(send, nsend, send_type, receive, nreceive, place, receive_type, comm,
+                            request);
 }
 
 static int die(const struct ckpt_err *err)

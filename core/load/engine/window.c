@@ -265,28 +265,30 @@ static struct ckpt_window_slot *in_flight(struct ckpt_engine *e, uint32_t k)
     return first + k < e->next_window ? &e->slot[(first + k) % e->opt.slots] : NULL;
 }
 
-/* Start the next all-gather of a window. 1: not yet. */
+/* Start the next all-gather of a window. 1: not yet. This rank's slice is copied to its place
+ * before only if it is shorter than the others', or travels on in the second step. */
 static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_window *w = ckpt_window_of(e, s);
     const struct ckpt_stream *t = &e->plan->stream[w->group];
-    size_t len;
+    const uint32_t step = s->step;
+    struct ckpt_xfer x = {0};
+    size_t len = 0;
 
-    if (s->step > 0 && !s->gather.done)
+    if (step > 0 && !s->gather.done)
         return 1;
-    if (s->step == 0) {
-        const unsigned char *own = ckpt_window_own(e, s, &len);
-        if (own)
-            memcpy(s->receive + ckpt_window_offset(e, w, e->plan->groups.ptr[w->group].self), own,
-                   len + tail_bytes(e));
-        else if (len)
-            return 1;
-    }
-    s->gather = (struct ckpt_xfer){0};
-    s->gather.buf = s->receive + ckpt_step_buffer(t, &e->opt.mode, s->step, &s->gather.len);
-    const uint8_t family = t->step[s->step].family;
+    x.buf = s->receive + ckpt_step_buffer(t, &e->opt.mode, step, &x.len);
+    unsigned char *place = (unsigned char *)x.buf + t->step[step].self * x.len;
+    const unsigned char *own = step == 0 ? ckpt_window_own(e, s, &len) : NULL;
+    if (!own && len)
+        return 1;
+    if (own && (len < x.len || t->nstep == 2))
+        memcpy(place, own, len + tail_bytes(e));
+    s->gather = x;
     s->step++;
-    return e->comm->x->ops->gather(e->comm->x, family, &s->gather, err);
+    return e->comm->x->ops->gather(e->comm->x, t->step[step].family,
+                                   own && len == x.len && t->nstep == 1 ? own : place, &s->gather,
+                                   err);
 }
 
 /* All ranks start all-gathers in one order, by window, group and step, and none before those that
