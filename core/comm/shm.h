@@ -34,6 +34,7 @@ struct ckpt_shm {
 void ckpt_shm_init(struct ckpt_shm *s, uint64_t word);
 void ckpt_shm_close(struct ckpt_shm *s);
 
+/* Say where it is. */
 void ckpt_shm_describe(const struct ckpt_shm *s, struct ckpt_shm_place *ret);
 
 /* Map len bytes of it. NULL: no memory, or there is no file. The memory is the caller's, who

@@ -85,9 +85,9 @@ def calls_that_fail(_):
                            ("cuEventQuery:rank=1:error", r"rank 1: CUDA device 1: "),
                            ("cuStreamWaitEvent:rank=1:error", r"rank 1: CUDA device 1: "),
                            ("cuModuleLoadData:rank=1:error", r"rank 1: CUDA device 1: loading the copy kernel"),
-                           ("ncclBroadcast:rank=1:after=1:error", r"^peer: rank 1: NCCL: an exchange: internal error"),
+                           ("ncclAllGather:rank=1:after=1:error", r"^peer: rank 1: NCCL: an exchange: internal error"),
                            ("ncclGroupEnd:rank=0:error", r"^peer: rank 0: NCCL: an exchange: internal error"),
-                           ("ncclBroadcast:rank=2:async", r"^peer: rank 2: NCCL: an exchange: unhandled system error"),
+                           ("ncclAllGather:rank=2:async", r"^peer: rank 2: NCCL: an exchange: unhandled system error"),
                            ("ncclGetUniqueId:error", r"^peer: rank 0: NCCL: a new communicator: unhandled system error")):
         result, _ = go(["-k", LLAMA, "--", ALL], fault)
         same_error(result, pattern)
@@ -129,7 +129,7 @@ def misuse(_):
 
 
 def stuck_collectives(_):
-    for fault in ("ncclBroadcast:rank=1:after=1:hang", "ncclSend:rank=0:hang", "ncclRecv:rank=2:hang"):  # the tied embedding is on two stages
+    for fault in ("ncclAllGather:rank=1:after=1:hang", "ncclSend:rank=0:hang", "ncclRecv:rank=2:hang"):  # the tied embedding is on two stages
         result, seconds = go([LLAMA, "--", "pp=3:once" if "Broadcast" not in fault else ALL], fault)
         same_error(result, r"^timeout: rank \d: window \d+ of \d+ is stuck")
         assert seconds < 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
@@ -200,7 +200,7 @@ def a_timeout_that_is_no_number(_):
 
 def killed_ranks(_):
     """Wherever it is: the others say that it is gone."""
-    for fault in ("ncclCommInitRankConfig:rank=2:kill", "cuMemAlloc:rank=1:after=3:kill", "cuMemcpyHtoDAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
+    for fault in ("ncclCommInitRankConfig:rank=2:kill", "cuMemAlloc:rank=1:after=3:kill", "cuMemcpyHtoDAsync:rank=1:kill", "ncclAllGather:rank=1:after=2:kill",
                   "cuLaunchKernel:rank=2:kill", "ncclGroupEnd:rank=0:kill", "cuEventQuery:rank=1:kill"):
         for more in ({}, {"CKPTFS_GPU_REMOTE": "1"}):
             result, seconds = go([LLAMA, "--", ALL], fault, **more)
@@ -211,7 +211,7 @@ def killed_ranks(_):
 
 def the_callers_communicator(_):
     """It works after whatever happens to ours, and the next load gets a new one."""
-    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
+    for fault in ("ncclAllGather:rank=1:after=1:times=1:error", "ncclAllGather:rank=0:after=1:times=1:hang"):
         with tempfile.TemporaryDirectory() as top:
             args = ["-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "random:once"]
             result, _ = go(args, fault, CKPTFS_TRANSPORT="tcp")
@@ -221,7 +221,7 @@ def the_callers_communicator(_):
 
 def the_same_comm_again(_):
     """After a load that failed, the next one on the same comm has a new communicator."""
-    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang", "cuMemcpyHtoDAsync:rank=2:times=1:error"):
+    for fault in ("ncclAllGather:rank=1:after=1:times=1:error", "ncclAllGather:rank=0:after=1:times=1:hang", "cuMemcpyHtoDAsync:rank=2:times=1:error"):
         result, _ = go(["-r", LLAMA, "--", ALL, ALL, "random:once"], fault)
         assert len(result.told) == N and [load["layout"] for load in result.loads()] == ["dp=3", "random"], (fault, result)
 
@@ -262,7 +262,7 @@ def communicators_of_groups(_):
     same_error(result, r"^timeout: rank \d: NCCL: splitting a communicator takes longer than 3 s", 6)
     assert seconds < 3 + SLACK, seconds
     for fault in ("after=2:times=1:error", "times=1:hang"):
-        result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], f"ncclBroadcast:rank=1:{fault}", n=6)
+        result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], f"ncclAllGather:rank=1:{fault}", n=6)
         assert len(result.told) == 6 and [load["layout"] for load in result.loads()] == ["tp=2,dp=3", "random"], result
 
 
@@ -276,7 +276,7 @@ def communicators_of_many_groups(_):
 
 
 def threads_of_one_process(_):
-    result, _ = go([LLAMA, "--", ALL], "ncclBroadcast:after=1:times=1:error", launch=threads)
+    result, _ = go([LLAMA, "--", ALL], "ncclAllGather:after=1:times=1:error", launch=threads)
     same_error(result, r"^peer: rank \d: NCCL: an exchange: internal error")
 
 

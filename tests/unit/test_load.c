@@ -157,7 +157,8 @@ TEST(load, wants_that_can_not_be)
                 "readers is 17");
     memset(&err, 0, sizeof err);
     opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1};
-    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err), CKPT_USAGE, "share_ranks");
+    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err), CKPT_USAGE,
+                "share_ranks");
     memset(&err, 0, sizeof err);
     opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1, .share_ranks = 2};
     CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "both given");
