@@ -5,7 +5,8 @@
  *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-aegknrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
- * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, or threads=N. -m
+ * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, or threads=N, of
+ * which each CKPTFS_GPU_NODE are on a node of their own (without it, all are on this machine). -m
  * FILE: with an ncclComm_t and a stream of ours; its id passes through FILE. -x: that rank cancels
  * each load after so long. -a: device memory comes from an allocator of ours (with -c tcp). -e:
  * each load comes after a stream of its own. -g: a stream is captured in a graph meanwhile. -p:
@@ -32,7 +33,16 @@
 #include "random.h"
 #include "random_wants.h"
 
-enum { MOST_RANKS = 64, MOST_JOBS = 64, GARBAGE = 0xa5, TAIL = 64, MEET_MS = 60000, STUCK_S = 8 };
+/* OWN_VIEWS: more threads than these share one view, and its files. */
+enum {
+    MOST_RANKS = 1024,
+    OWN_VIEWS = 64,
+    MOST_JOBS = 64,
+    GARBAGE = 0xa5,
+    TAIL = 64,
+    MEET_MS = 60000,
+    STUCK_S = 8
+};
 
 struct job {
     const char *layout;
@@ -96,6 +106,22 @@ static int number_of(const char *variable, int otherwise)
     const char *text = getenv(variable);
 
     return text ? atoi(text) : otherwise;
+}
+
+/* Each node that threads play has another CKPTFS_NODE: this stands in for the C library's, also for
+ * the libraries. */
+static _Thread_local char node[16];
+
+__attribute__((visibility("default"))) char *getenv(const char *name)
+{
+    const size_t n = strlen(name);
+
+    if (*node && strcmp(name, "CKPTFS_NODE") == 0)
+        return node;
+    for (char **at = environ; at && *at; at++)
+        if (strncmp(*at, name, n) == 0 && (*at)[n] == '=')
+            return *at + n + 1;
+    return NULL;
 }
 
 /* ---- memory ---- */
@@ -531,6 +557,9 @@ static void *run_rank(void *arg)
     const struct world *w = r->w;
     bool any = false;
 
+    if (w->nthread && number_of("CKPTFS_GPU_NODE", 0))
+        (void)snprintf(node, sizeof node, "%u",
+                       r->number / (uint32_t)number_of("CKPTFS_GPU_NODE", 0));
     choose_device(r->device);
     if (r->w->meet)
         make_theirs(r);
@@ -560,16 +589,17 @@ static void *run_rank(void *arg)
         nccl(ncclCommDestroy(r->theirs), "destroying");
         cuda(cuStreamDestroy(r->stream), "destroying");
     }
-    ckpt_view_release(r->view);
+    if (w->nthread <= OWN_VIEWS)
+        ckpt_view_release(r->view);
     r->failed = any;
     return NULL;
 }
 
 static bool run_threads(const struct world *w, int devices)
 {
-    struct rank rank[MOST_RANKS];
-    struct ckpt_comm *comm[MOST_RANKS];
-    pthread_t thread[MOST_RANKS];
+    static struct rank rank[MOST_RANKS];
+    static struct ckpt_comm *comm[MOST_RANKS];
+    static pthread_t thread[MOST_RANKS];
     struct ckpt_err err = {0};
     bool failed = false;
 
@@ -578,7 +608,9 @@ static bool run_threads(const struct world *w, int devices)
     for (uint32_t i = 0; i < w->nthread; i++) {
         rank[i] = (struct rank){.w = w, .number = i, .size = w->nthread, .host = comm[i]};
         rank[i].device = (int)i % devices;
-        if (open_view(&rank[i], &err) < 0)
+        if (i && w->nthread > OWN_VIEWS)
+            rank[i].view = rank[0].view;
+        else if (open_view(&rank[i], &err) < 0)
             die(w->path, err.text);
         if (pthread_create(&thread[i], NULL, run_rank, &rank[i]) != 0)
             die("threads", "can't be started");
@@ -587,6 +619,8 @@ static bool run_threads(const struct world *w, int devices)
         (void)pthread_join(thread[i], NULL);
         failed |= rank[i].failed;
     }
+    if (w->nthread > OWN_VIEWS)
+        ckpt_view_release(rank[0].view);
     return failed;
 }
 
@@ -622,6 +656,8 @@ static void parse_job(char *text, struct job *j)
     j->opt.read_timeout_ms = faults_timeout();
     j->opt.exchange_timeout_ms = faults_timeout() * 2;
     j->opt.verify = getenv("LOAD_VERIFY") != NULL;
+    j->opt.threads = (uint32_t)number_of("LOAD_THREADS", 0);
+    j->opt.window_bytes = (uint64_t)number_of("LOAD_WINDOW", 0);
     for (int i = 0; i < 4; i++)
         if (strcmp(readers, name[i]) == 0)
             j->opt.readers = (enum ckpt_readers)i;

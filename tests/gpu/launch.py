@@ -94,5 +94,6 @@ def mpirun(n, args, real=False, **more):
 
 
 def threads(n, args, real=False, **more):
+    """CKPTFS_GPU_THREADS="1": those of the double meet in memory, else over sockets."""
     done = subprocess.run([GPU_RANKS, "-c", f"threads={n}", *args], env=environment(real, more), capture_output=True, text=True, timeout=120 * SLOW)
     return Result([done.returncode], done.stdout, done.stderr)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The double itself: each case is a program of its own, of one or several ranks. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,12 +15,16 @@
 #include "device/copy_kernel.h"
 #include "test.h"
 
+/* All ranks are threads of one process, and meet in memory. */
+#define THREADS "CKPTFS_GPU_THREADS=1"
+
 enum { MOST_RANKS = 8, SAID = 4096, LONG_S = 60, N = 100000 };
 
-static int rank, size;
+static _Thread_local int rank;
+static int size;
 static ncclUniqueId id;
-static CUstream stream;
-static unsigned char *host, *device; /* N bytes each, in some cases */
+static _Thread_local CUstream stream;
+static _Thread_local unsigned char *host, *device; /* N bytes each, in some cases */
 
 #define MUST(call)                                                                                 \
     do {                                                                                           \
@@ -758,18 +764,36 @@ static const struct {
     ROLE(a_failing_copy),
 };
 
+static void (*part)(void);
+
+static void *play_one(void *number)
+{
+    rank = (int)(intptr_t)number;
+    part();
+    return NULL;
+}
+
+/* As one rank, or, if that is -1, as all ranks in threads. */
 static int play(char **arg)
 {
-    rank = atoi(arg[1]);
+    const int own = atoi(arg[1]);
+    pthread_t thread[MOST_RANKS];
+
     size = atoi(arg[2]);
     (void)snprintf(id.internal, sizeof id.internal, "%s", arg[3]);
     (void)alarm(LONG_S);
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (strcmp(roles[i].name, arg[0]) == 0) {
-            roles[i].fn();
-            return 0;
-        }
-    return 2;
+        if (strcmp(roles[i].name, arg[0]) == 0)
+            part = roles[i].fn;
+    if (!part)
+        return 2;
+    if (own >= 0)
+        (void)play_one((void *)(intptr_t)own);
+    for (int r = 0; own < 0 && r < size; r++)
+        EXPECT(pthread_create(&thread[r], NULL, play_one, (void *)(intptr_t)r) == 0);
+    for (int r = 0; own < 0 && r < size; r++)
+        (void)pthread_join(thread[r], NULL);
+    return 0;
 }
 
 static char said[SAID]; /* by all ranks, on stderr */
@@ -795,18 +819,20 @@ static pid_t start(const char *role, int r, int n, const char *set, int out)
 /* How many ranks failed. After the first that did so by itself the others are ended. */
 static int failures(const char *role, int n, const char *set)
 {
+    const bool threads = set && strcmp(set, THREADS) == 0;
+    const int processes = threads ? 1 : n;
     pid_t pid[MOST_RANKS];
     int pipes[2], failed = 0, status;
     size_t len = 0;
 
     assert_int_equal(pipe(pipes), 0);
-    for (int r = 0; r < n; r++)
-        pid[r] = start(role, r, n, set, pipes[1]);
+    for (int r = 0; r < processes; r++)
+        pid[r] = start(role, threads ? -1 : r, n, set, pipes[1]);
     (void)close(pipes[1]);
-    for (int r = 0; r < n; r++) {
+    for (int r = 0; r < processes; r++) {
         const pid_t gone = waitpid(-1, &status, 0);
         if (status != 0 && failed++ == 0)
-            for (int k = 0; k < n; k++)
+            for (int k = 0; k < processes; k++)
                 if (pid[k] != gone)
                     (void)kill(pid[k], SIGKILL);
     }
@@ -872,7 +898,9 @@ TEST(nccl, groups_with_many_roots_and_sizes)
     UNUSED_STATE;
     for (int n = 1; n <= MOST_RANKS; n += n < 3 ? 1 : 5)
         works("many_roots", n, "CKPTFS_GPU_JITTER_US=500");
-    works("all_gather_and_long_transfers", 3, NULL);
+    for (int i = 0; i < 2; i++)
+        works("all_gather_and_long_transfers", 3, i ? THREADS : NULL);
+    works("many_roots", MOST_RANKS, THREADS);
 }
 
 TEST(nccl, communicators_need_not_block)
@@ -895,14 +923,17 @@ TEST(nccl, who_waits_for_nobody_is_stuck_until_the_abort)
 TEST(nccl, what_does_not_match_ends_the_program)
 {
     UNUSED_STATE;
-    dies("other_sizes", 2, NULL, "of 101 bytes");
-    dies("other_roots", 2, NULL, "does something else there");
-    dies("another_order", 2, NULL, "another order of communicators");
-    works("groups_that_are_split", 5, NULL);
-    works("an_abort_of_the_parent_first", 2, NULL);
-    works("an_abort_beside_the_parent", 2, NULL);
-    dies("a_call_after_the_abort_of_a_relative", 1, NULL, "shares with one that was aborted");
-    dies("overlapping_receives", 2, NULL, "also uses otherwise");
+    for (int i = 0; i < 2; i++) {
+        const char *set = i ? THREADS : NULL;
+        dies("other_sizes", 2, set, "of 101 bytes");
+        dies("other_roots", 2, set, "does something else there");
+        dies("another_order", 2, set, "another order of communicators");
+        works("groups_that_are_split", 5, set);
+        works("an_abort_of_the_parent_first", 2, set);
+        works("an_abort_beside_the_parent", 2, set);
+        dies("a_call_after_the_abort_of_a_relative", 1, NULL, "shares with one that was aborted");
+        dies("overlapping_receives", 2, set, "also uses otherwise");
+    }
 }
 
 TEST(faults, happen_as_ordered)

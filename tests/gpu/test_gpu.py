@@ -41,9 +41,9 @@ def check_checkpoint(name, path, options, real):
     args = [a for o in options for a in ("-o", o)] + [path, "--"]
     for n in range(1, MOST_RANKS + 1):
         jobs = [f"fsdp={n}:{'each' if n % 2 else 'once'}", "random:once", f"random:{'once' if n % 2 else 'each'}:{1 << 20}:{1 << 20}"]
-        check(threads(n, args + jobs, real, LOAD_VERIFY="1" if n == 3 else ""), f"{name}, {n} ranks", 3)
+        check(threads(n, args + jobs, real, LOAD_VERIFY="1" if n == 3 else "", CKPTFS_GPU_THREADS=str(n % 2)), f"{name}, {n} ranks", 3)
         for layout in LAYOUTS[n]:
-            result = threads(n, args + [f"{layout}:once"], real)
+            result = threads(n, args + [f"{layout}:once"], real, CKPTFS_GPU_THREADS="1")
             told = set(result.told.values())
             unknown = UNKNOWN + (() if has_experts(path, options) else ("but this model has no experts",))
             refused = {t for t in told if any(u in t for u in unknown)}

@@ -50,6 +50,7 @@ void comm_unref(struct ncclComm *c)
     comm_part(c);
     family_unref(c->family);
     free(c->link);
+    free(c->pair);
     free(c);
 }
 
@@ -146,8 +147,10 @@ static struct ncclComm *comm_new(int rank, int size, int device, const char *nam
 {
     struct ncclComm *c = calloc(1, sizeof *c);
     const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    const bool sockets = !gpu_number("CKPTFS_GPU_THREADS", 0);
 
-    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)))
+    if (!c || !(c->pair = calloc((size_t)size, sizeof *c->pair)) ||
+        (sockets && !(c->link = calloc((size_t)size, sizeof *c->link))))
         gpu_die("the host has no memory");
     if (!family)
         family = family_new();
@@ -163,7 +166,7 @@ static struct ncclComm *comm_new(int rank, int size, int device, const char *nam
     (void)snprintf(c->name, sizeof c->name, "%s", name);
     c->config = *config;
     c->blocking = gpu_number("NCCL_COMM_BLOCKING", config->blocking != 0); /* also if not said */
-    for (int r = 0; r < size; r++) {
+    for (int r = 0; c->link && r < size; r++) {
         c->link[r].data = c->link[r].agree = -1;
         c->link[r].out_tail = &c->link[r].out;
     }
@@ -383,6 +386,15 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
+static void wake_family(const struct comm_family *f)
+{
+    (void)pthread_mutex_lock(&registry);
+    for (struct ncclComm *c = first; c; c = c->next)
+        if (c->family == f)
+            room_wake(c);
+    (void)pthread_mutex_unlock(&registry);
+}
+
 /* Queued groups end without effect; that frees memory of the device, which waits for all its work.
  */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
@@ -397,6 +409,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         gpu_die("%s: on communicators that share, from two threads at once", __func__);
     atomic_store(&f->aborted, true);
     (void)eventfd_write(f->wake, 1);
+    wake_family(f);
     gpu_device_wait(c->device);
     bury(c);
     atomic_store(&f->aborting, false);

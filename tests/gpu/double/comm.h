@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A communicator of the double: two sockets to every other rank, one for data, one for what ranks
- * agree about. */
+ * agree about; or a room in memory (room.c), if all ranks are threads of this process. */
 #ifndef CKPT_GPU_DOUBLE_COMM_H
 #define CKPT_GPU_DOUBLE_COMM_H
 
@@ -62,7 +62,11 @@ struct link {
     size_t out_len;     /* of out: sent */
     struct wire *ready; /* and offers, for what is not launched here yet */
     size_t nready;
-    uint64_t nsent, nreceived; /* transfers of the pair that were asked for */
+};
+
+/* How many transfers between this rank and another were asked for. */
+struct pair {
+    uint64_t nsent, nreceived;
 };
 
 enum { COMM_MAGIC = 0xc033, COMM_NAME = 64 };
@@ -86,8 +90,11 @@ struct ncclComm {
     char name[COMM_NAME]; /* of its sockets */
     bool blocking, finalized, multi;
     ncclConfig_t config;
-    atomic_int state; /* ncclResult_t */
-    struct link *link;
+    atomic_int state;  /* ncclResult_t */
+    struct link *link; /* of each rank; NULL: they meet in `room` */
+    struct room *room; /* NULL: not yet */
+    struct pair *pair; /* of each rank */
+    uint64_t nexchange;
     uint64_t ncollective;
     atomic_ullong ngroup;
     uint64_t running_collective; /* the first of a later group than the one that runs */
@@ -111,6 +118,16 @@ bool comm_aborted(const struct ncclComm *c);
 
 /* Wait until the socket is ready for `events`, or the comm is aborted: false. */
 bool comm_poll(struct ncclComm *c, int fd, short events);
+
+/* ---- room.c ---- */
+
+/* The same, of ranks that are threads of this process. */
+bool room_meet(struct ncclComm *c, ncclResult_t *ret);
+void room_part(struct ncclComm *c);
+bool room_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3]);
+
+/* It was aborted. */
+void room_wake(struct ncclComm *c);
 
 /* ---- comm.c ---- */
 

@@ -2,7 +2,8 @@
 /* A test double of CUDA's driver and of NCCL, as far as the loader calls them: what the two
  * libraries share.
  *
- * Host memory underneath; streams are threads; ranks are processes that talk over sockets. It is as
+ * Host memory underneath; streams are threads; ranks are processes or threads that talk over
+ * sockets, or threads of one process that meet in memory (CKPTFS_GPU_THREADS=1). It is as
  * asynchronous as the real thing and less forgiving: whatever is wrong or would be a race ends the
  * program with one line. Streams and events order what the real ones order and nothing else, so
  * that TSan sees a race on a device's memory where a wait is missing.
@@ -48,7 +49,6 @@ enum gpu_where { GPU_DEVICE, GPU_PINNED, GPU_NOWHERE };
 
 /* An allocation, or registered host memory. */
 struct gpu_memory {
-    struct gpu_memory *next;
     uintptr_t at; /* as the program knows it */
     size_t len;
     unsigned char *real; /* where the bytes are */

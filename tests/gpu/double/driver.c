@@ -10,7 +10,7 @@
 #include "stream.h"
 
 static atomic_bool initialised;
-static atomic_ullong contexts; /* a bit for each device where this process has one */
+static atomic_bool contexts[GPU_MOST_DEVICES]; /* this process has one there */
 
 /* ---- what every call begins with ---- */
 
@@ -70,8 +70,10 @@ int gpu_enter_stream(const char *call, CUstream stream, CUresult *ret)
 /* 1: there are more contexts than the environment allows; each takes hundreds of MB of a device. */
 static size_t excess_contexts(void)
 {
-    const int n = __builtin_popcountll(atomic_load(&contexts));
+    int n = 0;
 
+    for (int i = 0; i < GPU_MOST_DEVICES; i++)
+        n += atomic_load(&contexts[i]);
     if ((uint64_t)n <= gpu_number("CKPTFS_GPU_CONTEXTS", GPU_MOST_DEVICES))
         return 0;
     (void)fprintf(stderr, "gpu double: leak: contexts on %d devices\n", n);
@@ -144,7 +146,9 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
 
 CUresult cuDeviceGetPCIBusId(char *ret, int len, CUdevice device)
 {
-    (void)snprintf(ret, (size_t)len, "0000:%02X:00.0", 0xa0 + gpu_device_identity(device));
+    const int id = gpu_device_identity(device);
+
+    (void)snprintf(ret, (size_t)len, "%04X:%02X:00.0", id / 64, 0xa0 + id % 64);
     return gpu_enter_without(__func__);
 }
 
@@ -169,7 +173,7 @@ static int device_of(CUcontext c, const char *call)
 
     if (device < 0 || device >= GPU_MOST_DEVICES)
         gpu_die("%s: %p is no context", call, (void *)c);
-    if (!(atomic_load(&contexts) & 1ull << device))
+    if (!atomic_load(&contexts[device]))
         gpu_die("%s: the context of device %d was not made", call, (int)device);
     return (int)device;
 }
@@ -189,7 +193,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice device)
         return e;
     if (device < 0 || device >= device_count())
         return CUDA_ERROR_INVALID_DEVICE;
-    (void)atomic_fetch_or(&contexts, 1ull << device);
+    atomic_store(&contexts[device], true);
     *ret = context_of(device);
     return e;
 }

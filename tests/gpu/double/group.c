@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "comm.h"
+#include "launch.h"
 
 enum { WIRE_MAGIC = 0x9c57a11e };
 
@@ -28,29 +28,6 @@ struct call {
     size_t len;
     int peer; /* or root */
     bool stuck;
-};
-
-struct local {
-    unsigned char *dst;
-    const unsigned char *src;
-    size_t len;
-};
-
-/* All calls of a group on one communicator. */
-struct launch {
-    struct gpu_work work;
-    struct ncclComm *comm;
-    cudaStream_t stream;
-    struct transfer *transfer;
-    size_t ntransfer, left;
-    struct local *local;
-    size_t nlocal;
-    struct gpu_memory **use;
-    size_t nuse;
-    uint64_t collectives; /* of the communicator, this group's included */
-    uint64_t group;
-    bool collective;
-    struct wire_other other[WIRE_OTHERS];
 };
 
 static _Thread_local int depth;
@@ -130,7 +107,7 @@ static void add_self(struct launch *l, const struct call *c, size_t *nsent, size
 
 static void add_pair(struct launch *l, const struct call *c)
 {
-    struct link *to = &l->comm->link[c->peer];
+    struct pair *to = &l->comm->pair[c->peer];
 
     if (c->send)
         add_transfer(l, c, c->peer, true, hold(l, c->src, c->len, c->name), to->nsent++);
@@ -297,7 +274,7 @@ static void check_order(const struct launch *l, const struct transfer *t, const 
                         (unsigned long)w->other[k].launched);
 }
 
-static void check_match(const struct launch *l, const struct transfer *t, const struct wire *w)
+void launch_match(const struct launch *l, const struct transfer *t, const struct wire *w)
 {
     if (t->is.kind == WIRE_COLLECTIVE)
         check_order(l, t, w);
@@ -310,29 +287,38 @@ static void check_match(const struct launch *l, const struct transfer *t, const 
                 w->root, (unsigned long)w->group);
 }
 
-static struct transfer *find(const struct launch *l, int peer, bool send, const struct wire *w)
+/* All-gathers list a send and a receive for each other rank, in order: the search begins where that
+ * of a launch of one all-gather is. */
+struct transfer *launch_find(const struct launch *l, int peer, bool send, const struct wire *w)
 {
+    const size_t guess = 2 * (size_t)(peer - (peer > l->comm->rank)) + !send;
+
     for (size_t i = 0; i < l->ntransfer; i++) {
-        struct transfer *t = &l->transfer[i];
+        struct transfer *t = &l->transfer[(guess + i) % l->ntransfer];
         if (t->peer == peer && t->send == send && t->is.kind == w->kind && t->is.seq == w->seq)
             return t;
     }
     return NULL;
 }
 
+void launch_differs(const struct launch *l, int peer, const struct wire *w, bool waits)
+{
+    gpu_die("rank %d %s a %s of %lu bytes %s rank %d, which does something else there", peer,
+            waits ? "waits for" : "has", call_name(w->call), (unsigned long)w->len,
+            waits ? "from" : "for", l->comm->rank);
+}
+
 /* The peer waits for this, or offers it. False: it is for a later group. */
 static bool answer(struct launch *l, int peer, const struct wire *w)
 {
     const bool waits = w->type == WIRE_READY;
-    struct transfer *t = find(l, peer, waits, w);
+    struct transfer *t = launch_find(l, peer, waits, w);
 
     if (!t && w->kind == WIRE_COLLECTIVE && w->seq < l->collectives)
-        gpu_die("rank %d %s a %s of %lu bytes %s rank %d, which does something else there", peer,
-                waits ? "waits for" : "has", call_name(w->call), (unsigned long)w->len,
-                waits ? "from" : "for", l->comm->rank);
+        launch_differs(l, peer, w, waits);
     if (!t || (waits && t->stuck))
         return false;
-    check_match(l, t, w);
+    launch_match(l, t, w);
     if (!waits)
         return true;
     enqueue(&l->comm->link[peer], &t->is, WIRE_DATA, t->real, t);
@@ -377,10 +363,10 @@ static void take_head(struct launch *l, int peer)
         from->ready[from->nready++] = *w;
         return;
     }
-    from->incoming = find(l, peer, false, w);
+    from->incoming = launch_find(l, peer, false, w);
     if (!from->incoming || from->incoming->done)
         gpu_die("rank %d sends what nobody asked for", peer);
-    check_match(l, from->incoming, w);
+    launch_match(l, from->incoming, w);
 }
 
 /* Read on: a head, or data. False: nothing more for now. */
@@ -471,14 +457,11 @@ static bool turn(struct launch *l, struct pollfd *p)
     return true;
 }
 
-static void execute(struct launch *l)
+static void execute_over_sockets(struct launch *l)
 {
     struct ncclComm *c = l->comm;
     struct pollfd *p = allocate((size_t)c->size + 1, sizeof *p);
 
-    for (size_t i = 0; i < l->nlocal; i++)
-        if (l->local[i].len)
-            memcpy(l->local[i].dst, l->local[i].src, l->local[i].len);
     for (size_t i = 0; i < l->ntransfer; i++) {
         struct transfer *t = &l->transfer[i];
         if (!t->stuck && (!t->send || t->is.kind == WIRE_COLLECTIVE))
@@ -489,6 +472,17 @@ static void execute(struct launch *l)
     while (l->left && turn(l, p))
         ;
     free(p);
+}
+
+static void execute(struct launch *l)
+{
+    for (size_t i = 0; i < l->nlocal; i++)
+        if (l->local[i].len)
+            memcpy(l->local[i].dst, l->local[i].src, l->local[i].len);
+    if (l->comm->link)
+        execute_over_sockets(l);
+    else
+        room_execute(l);
 }
 
 static void run_launch(struct gpu_work *work)

@@ -14,20 +14,36 @@ enum { ALIGN = 512, GARBAGE = 0xdb };
 
 /* Readers of the lock are not ordered among themselves: threads of streams may look things up. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
-static struct gpu_memory *all;
+static struct gpu_memory **all; /* by address; none overlap */
+static size_t nall, capacity_all;
 static size_t used[GPU_MOST_DEVICES];
+
+/* How many begin at p or before. */
+static size_t count_until(uintptr_t p)
+{
+    size_t lo = 0, hi = nall;
+
+    while (lo < hi) {
+        const size_t mid = lo + (hi - lo) / 2;
+        if (all[mid]->at <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
 
 static struct gpu_memory *find_locked(uintptr_t p, size_t len, const char *call)
 {
-    for (struct gpu_memory *m = all; m; m = m->next) {
-        if (p < m->at || p - m->at >= m->len)
-            continue;
-        if (len > m->len - (p - m->at))
-            gpu_die("%s: %zu bytes at %#lx leave the %zu bytes at %#lx that they begin in", call,
-                    len, (unsigned long)p, m->len, (unsigned long)m->at);
-        return m;
-    }
-    return NULL;
+    const size_t n = count_until(p);
+    struct gpu_memory *m = n ? all[n - 1] : NULL;
+
+    if (!m || p - m->at >= m->len)
+        return NULL;
+    if (len > m->len - (p - m->at))
+        gpu_die("%s: %zu bytes at %#lx leave the %zu bytes at %#lx that they begin in", call, len,
+                (unsigned long)p, m->len, (unsigned long)m->at);
+    return m;
 }
 
 struct gpu_memory *gpu_memory_find(const void *p, size_t len, bool use, const char *call)
@@ -65,8 +81,14 @@ void *gpu_memory_real(const struct gpu_memory *m, const void *p)
 static void add(struct gpu_memory *m)
 {
     (void)pthread_rwlock_wrlock(&lock);
-    m->next = all;
-    all = m;
+    if (nall == capacity_all) {
+        capacity_all = 2 * capacity_all + 64;
+        if (!(all = realloc(all, capacity_all * sizeof *all)))
+            gpu_die("the host has no memory");
+    }
+    const size_t i = count_until(m->at);
+    memmove(all + i + 1, all + i, (nall++ - i) * sizeof *all);
+    all[i] = m;
     (void)pthread_rwlock_unlock(&lock);
 }
 
@@ -76,14 +98,13 @@ static struct gpu_memory *take(uintptr_t p, enum gpu_where where, bool registere
     struct gpu_memory *m = NULL;
 
     (void)pthread_rwlock_wrlock(&lock);
-    for (struct gpu_memory **at = &all; *at; at = &(*at)->next)
-        if ((*at)->at == p && (*at)->where == where && (*at)->registered == registered) {
-            m = *at;
-            *at = m->next;
-            if (m->where == GPU_DEVICE)
-                used[m->device] -= m->len;
-            break;
-        }
+    const size_t i = count_until(p) - 1;
+    if (i < nall && all[i]->at == p && all[i]->where == where && all[i]->registered == registered) {
+        m = all[i];
+        memmove(all + i, all + i + 1, (--nall - i) * sizeof *all);
+        if (m->where == GPU_DEVICE)
+            used[m->device] -= m->len;
+    }
     (void)pthread_rwlock_unlock(&lock);
     if (m && atomic_load_explicit(&m->users, memory_order_relaxed))
         gpu_die("%s: queued work uses the memory at %#lx", call, (unsigned long)p);
@@ -163,8 +184,8 @@ CUresult gpu_memory_register(void *p, size_t len, int device)
                              .registered = true,
                              .device = device};
     (void)pthread_rwlock_rdlock(&lock);
-    for (const struct gpu_memory *o = all; o; o = o->next)
-        there |= m->at < o->at + o->len && o->at < m->at + len;
+    const size_t n = count_until(m->at + len - 1);
+    there = n && m->at < all[n - 1]->at + all[n - 1]->len;
     (void)pthread_rwlock_unlock(&lock);
     if (there) {
         free(m);
@@ -198,12 +219,10 @@ void gpu_memory_info(int device, size_t *ret_free, size_t *ret_total)
 
 size_t gpu_memory_leaks(void)
 {
-    size_t n = 0;
-
-    for (const struct gpu_memory *m = all; m; m = m->next, n++)
-        (void)fprintf(stderr, "gpu double: leak: %zu bytes %s\n", m->len,
-                      m->where == GPU_DEVICE ? "of device memory"
-                      : m->registered        ? "of registered memory"
-                                             : "of pinned memory");
-    return n;
+    for (size_t i = 0; i < nall; i++)
+        (void)fprintf(stderr, "gpu double: leak: %zu bytes %s\n", all[i]->len,
+                      all[i]->where == GPU_DEVICE ? "of device memory"
+                      : all[i]->registered        ? "of registered memory"
+                                                  : "of pinned memory");
+    return nall;
 }

@@ -5,7 +5,7 @@
 
 #include "double.h"
 
-enum { GPU_MOST_DEVICES = 64 };
+enum { GPU_MOST_DEVICES = 1024 };
 
 CUresult gpu_memory_device(void **ret, size_t len, int device);
 CUresult gpu_memory_pinned(void **ret, size_t len, int device, bool apart);

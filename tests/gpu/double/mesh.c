@@ -130,6 +130,8 @@ static bool take_call(struct ncclComm *c, int listener, ncclResult_t *ret)
 
 bool comm_meet(struct ncclComm *c, ncclResult_t *ret)
 {
+    if (!c->link)
+        return room_meet(c, ret);
     const int listener = listen_here(c);
     bool well = true;
 
@@ -144,7 +146,8 @@ bool comm_meet(struct ncclComm *c, ncclResult_t *ret)
 
 void comm_part(struct ncclComm *c)
 {
-    for (int r = 0; r < c->size; r++) {
+    room_part(c);
+    for (int r = 0; c->link && r < c->size; r++) {
         struct link *l = &c->link[r];
         if (l->data >= 0)
             (void)close(l->data);
@@ -159,7 +162,7 @@ void comm_part(struct ncclComm *c)
     }
 }
 
-bool comm_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3])
+static bool exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3])
 {
     for (int r = 0; r < c->size; r++) {
         int64_t copy[3] = {own[0], own[1], own[2]};
@@ -171,8 +174,16 @@ bool comm_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3])
             memcpy(ret[r], own, sizeof ret[r]);
         else if (!move(c, c->link[r].agree, ret[r], sizeof ret[r], false))
             return false;
+    }
+    return true;
+}
+
+bool comm_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3])
+{
+    if (!(c->link ? exchange(c, own, ret) : room_exchange(c, own, ret)))
+        return false;
+    for (int r = 0; r < c->size; r++)
         if (ret[r][0] != own[0])
             gpu_die("rank %d ends the communicator where rank %d does not", c->rank, r);
-    }
     return true;
 }
