@@ -142,7 +142,7 @@ static struct comm_family *family_new(void)
     return f;
 }
 
-static struct ncclComm *comm_new(int rank, int size, int device, const char *name,
+static struct ncclComm *comm_new(int rank, int size, int nodes, int device, const char *name,
                                  const ncclConfig_t *config, struct comm_family *family)
 {
     struct ncclComm *c = calloc(1, sizeof *c);
@@ -160,6 +160,7 @@ static struct ncclComm *comm_new(int rank, int size, int device, const char *nam
     atomic_init(&c->refs, 1);
     c->rank = rank;
     c->size = size;
+    c->nodes = nodes;
     c->device = device;
     c->identity = gpu_device_identity(device);
     c->multi = multi && strcmp(multi, "1") == 0;
@@ -233,7 +234,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
         gpu_die("%s: the id is not one of ncclGetUniqueId", __func__);
     if (cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return ncclUnhandledCudaError;
-    *ret = comm_new(rank, size, device, id.internal, config ? config : &standard, NULL);
+    *ret = comm_new(rank, size, links_nodes(size), device, id.internal, config ? config : &standard,
+                    NULL);
     return comm_do(*ret, meet, fault == GPU_WELL ? NULL : *ret);
 }
 
@@ -274,7 +276,7 @@ static ncclResult_t run_split(struct ncclComm *c, void *arg)
     const int64_t own[3] = {SPLIT, s->colour, s->key};
     int64_t(*all)[3] = calloc((size_t)c->size, sizeof *all);
     char name[COMM_NAME];
-    int rank = 0, size = 0;
+    int rank = 0, size = 0, nodes = 0, last = -1;
     ncclResult_t result = ncclSuccess;
 
     if (!all)
@@ -283,15 +285,18 @@ static ncclResult_t run_split(struct ncclComm *c, void *arg)
         wait_for_abort(c);
     bool well = comm_exchange(c, own, all);
     for (int r = 0; well && r < c->size; r++) {
-        size += all[r][1] == s->colour;
-        rank +=
-            all[r][1] == s->colour && (all[r][2] < s->key || (all[r][2] == s->key && r < c->rank));
+        if (all[r][1] != s->colour)
+            continue;
+        size++;
+        nodes += links_node(r) != last; /* the split one has all ranks of the job, in order */
+        last = links_node(r);
+        rank += all[r][2] < s->key || (all[r][2] == s->key && r < c->rank);
     }
     free(all);
     (void)snprintf(name, sizeof name, "%.40s.%u.%d", c->name, atomic_fetch_add(&c->nsplit, 1),
                    s->colour);
     if (well && s->colour >= 0) {
-        struct ncclComm *made = comm_new(rank, size, c->device, name, &s->config,
+        struct ncclComm *made = comm_new(rank, size, nodes, c->device, name, &s->config,
                                          c->config.splitShare == 1 ? c->family : NULL);
         *s->ret = made;
         well = comm_meet(made, &result);

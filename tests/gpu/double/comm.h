@@ -34,6 +34,7 @@ struct wire {
     uint32_t call, root;
     uint64_t seq, group; /* of the pair's transfers or the comm's collectives; of the latter only */
     uint64_t len;
+    double at; /* simulated time at which the sender of this message could begin */
     struct wire_other other[WIRE_OTHERS]; /* of collectives */
 };
 
@@ -87,6 +88,7 @@ struct ncclComm {
     unsigned magic;
     atomic_int refs;
     int rank, size, device, identity;
+    int nodes;            /* that its ranks are on */
     char name[COMM_NAME]; /* of its sockets */
     bool blocking, finalized, multi;
     ncclConfig_t config;
@@ -128,6 +130,17 @@ bool room_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3]);
 
 /* It was aborted. */
 void room_wake(struct ncclComm *c);
+
+/* ---- links.c ---- */
+
+/* How many nodes so many ranks fill; which node a rank of all is on. */
+int links_nodes(int ranks);
+int links_node(int rank);
+
+/* Simulated seconds of a collective to which each rank (or the root) gives `len` bytes; and of a
+ * group of sends and receives. */
+double links_collective(const struct ncclComm *c, enum wire_call call, uint64_t len);
+double links_pairs(const struct ncclComm *c, uint64_t sent, uint64_t received);
 
 /* ---- comm.c ---- */
 

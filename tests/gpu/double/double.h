@@ -13,8 +13,9 @@
  * (see fault.c), CKPTFS_GPU_CONTEXTS (a process that ends with contexts on more devices has leaked
  * them), CKPTFS_GPU_NCCL (the version that NCCL says it is),
  * CKPTFS_GPU_DRIVER (the version of CUDA that the driver says; 12000, the oldest that is promised),
- * CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a hang, as within
- * a node). */
+ * CKPTFS_GPU_LINKS (a file of what takes how long: a clock is simulated, and told at the end),
+ * CKPTFS_GPU_NODE (so many ranks are on a node; without it, all), CKPTFS_GPU_REMOTE (1: that a peer
+ * is gone is an error, as over a network; else a hang, as within a node). */
 #ifndef CKPT_GPU_DOUBLE_H
 #define CKPT_GPU_DOUBLE_H
 
@@ -56,7 +57,8 @@ struct gpu_memory {
     bool registered;
     bool apart; /* the device has another address for it */
     int device;
-    atomic_int users; /* queued work */
+    atomic_int users;     /* queued work */
+    _Atomic double until; /* simulated time: the end of its last use */
 };
 
 /* What [p, p+len) lies in, or NULL. Dies if it begins in one and ends beyond. `use` counts the
@@ -98,6 +100,32 @@ int gpu_device_identity(int device);
  * a fault from which nothing comes back. */
 bool gpu_leaks_matter(void);
 void gpu_report_leaks(int status, size_t leaks);
+
+/* ---- clock.c ---- */
+
+/* What takes how long, from the file CKPTFS_GPU_LINKS: JSON with a number for each member. */
+struct gpu_links {
+    double call_s, link_hop_s, net_hop_s;          /* a ring: the call, a hop in a node, across */
+    double tree_call_s, tree_hop_s, tree_member_s; /* the logarithmic algorithm */
+    double tree_share;                             /* of net_bytes_s, that it reaches */
+    double link_bytes_s, net_bytes_s;              /* bytes a second of a rank, each way */
+    double upload_bytes_s, place_bytes_s;          /* copies: from or to the host; by a kernel */
+};
+
+/* NULL: there is no such file, and nothing takes time. */
+const struct gpu_links *gpu_links(void);
+
+/* The simulated time of the stream whose thread this is. */
+extern _Thread_local double gpu_now;
+
+/* It is at least t. */
+void gpu_clock_reach(double t);
+
+/* When work that uses this memory (NULL: none) can begin; and that it has ended. What is told when
+ * the program ends is the last end of a kernel or an exchange. */
+enum gpu_clock_work { GPU_CLOCK_COPY, GPU_CLOCK_KERNEL, GPU_CLOCK_EXCHANGE };
+double gpu_clock_begin(struct gpu_memory *const *use, size_t n);
+void gpu_clock_end(struct gpu_memory *const *use, size_t n, double end, enum gpu_clock_work work);
 
 #pragma GCC visibility pop
 

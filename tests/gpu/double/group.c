@@ -109,18 +109,26 @@ static void add_pair(struct launch *l, const struct call *c)
 {
     struct pair *to = &l->comm->pair[c->peer];
 
+    *(c->send ? &l->sent : &l->received) += c->len;
     if (c->send)
         add_transfer(l, c, c->peer, true, hold(l, c->src, c->len, c->name), to->nsent++);
     else
         add_transfer(l, c, c->peer, false, hold(l, c->dst, c->len, c->name), to->nreceived++);
 }
 
+/* Its number among those of the communicator. */
+static uint64_t begin_collective(struct launch *l, const struct call *c)
+{
+    l->collective = true;
+    l->seconds += links_collective(l->comm, c->what, c->len);
+    return l->comm->ncollective++;
+}
+
 static void add_broadcast(struct launch *l, const struct call *c)
 {
-    const uint64_t seq = l->comm->ncollective++;
+    const uint64_t seq = begin_collective(l, c);
     unsigned char *dst = hold(l, c->dst, c->len, c->name);
 
-    l->collective = true;
     if (c->peer != l->comm->rank) {
         add_transfer(l, c, c->peer, false, dst, seq);
         return;
@@ -134,11 +142,10 @@ static void add_broadcast(struct launch *l, const struct call *c)
 
 static void add_allgather(struct launch *l, const struct call *c)
 {
-    const uint64_t seq = l->comm->ncollective++;
+    const uint64_t seq = begin_collective(l, c);
     unsigned char *src = hold(l, c->src, c->len, c->name);
     unsigned char *dst = hold(l, c->dst, c->len * (size_t)l->comm->size, c->name);
 
-    l->collective = true;
     add_local(l, dst + c->len * (size_t)l->comm->rank, src, c->len);
     for (int r = 0; r < l->comm->size; r++)
         if (r != l->comm->rank) {
@@ -308,10 +315,13 @@ void launch_differs(const struct launch *l, int peer, const struct wire *w, bool
             waits ? "from" : "for", l->comm->rank);
 }
 
+static void meet_at(struct launch *l, double t) { l->latest = l->latest > t ? l->latest : t; }
+
 /* The peer waits for this, or offers it. False: it is for a later group. */
 static bool answer(struct launch *l, int peer, const struct wire *w)
 {
     const bool waits = w->type == WIRE_READY;
+
     struct transfer *t = launch_find(l, peer, waits, w);
 
     if (!t && w->kind == WIRE_COLLECTIVE && w->seq < l->collectives)
@@ -319,6 +329,7 @@ static bool answer(struct launch *l, int peer, const struct wire *w)
     if (!t || (waits && t->stuck))
         return false;
     launch_match(l, t, w);
+    meet_at(l, w->at);
     if (!waits)
         return true;
     enqueue(&l->comm->link[peer], &t->is, WIRE_DATA, t->real, t);
@@ -367,6 +378,7 @@ static void take_head(struct launch *l, int peer)
     if (!from->incoming || from->incoming->done)
         gpu_die("rank %d sends what nobody asked for", peer);
     launch_match(l, from->incoming, w);
+    meet_at(l, w->at);
 }
 
 /* Read on: a head, or data. False: nothing more for now. */
@@ -476,6 +488,9 @@ static void execute_over_sockets(struct launch *l)
 
 static void execute(struct launch *l)
 {
+    l->at = l->latest = gpu_clock_begin(l->use, l->nuse);
+    for (size_t i = 0; i < l->ntransfer; i++)
+        l->transfer[i].is.at = l->at;
     for (size_t i = 0; i < l->nlocal; i++)
         if (l->local[i].len)
             memcpy(l->local[i].dst, l->local[i].src, l->local[i].len);
@@ -483,6 +498,8 @@ static void execute(struct launch *l)
         execute_over_sockets(l);
     else
         room_execute(l);
+    const double pairs = links_pairs(l->comm, l->sent, l->received);
+    gpu_clock_end(l->use, l->nuse, l->latest + l->seconds + pairs, GPU_CLOCK_EXCHANGE);
 }
 
 static void run_launch(struct gpu_work *work)

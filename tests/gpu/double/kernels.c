@@ -46,6 +46,7 @@ static void run_copy_list(const unsigned char (*arg)[16], const struct gpu_grid 
 {
     const struct ckpt_device_copy *list;
     uint32_t n, blocks = 0;
+    double bytes = 0;
 
     memcpy(&list, arg[0], sizeof list);
     memcpy(&n, arg[1], sizeof n);
@@ -53,13 +54,14 @@ static void run_copy_list(const unsigned char (*arg)[16], const struct gpu_grid 
     if (!in)
         gpu_die(CKPT_COPY_KERNEL ": its list at %p is no memory of a device", (const void *)list);
     struct ckpt_device_copy *copy = malloc(n * sizeof *copy);
-    struct gpu_memory **use = malloc(2 * n * sizeof *use);
+    struct gpu_memory **use = malloc((2 * (size_t)n + 1) * sizeof *use);
     if (!copy || !use)
         gpu_die("the host has no memory");
     memcpy(copy, gpu_memory_real(in, list), n * sizeof *copy);
     for (uint32_t i = 0; i < n; i++) {
         struct ckpt_device_copy *c = &copy[i];
         check_copy(c, blocks, i);
+        bytes += (double)c->total * c->dst_size;
         blocks += (c->total + CKPT_COPY_BLOCK - 1) / CKPT_COPY_BLOCK;
         use[2 * i] = side(&c->src, c->step_src, c, c->src_size, device);
         use[2 * i + 1] = side(&c->dst, c->step_dst, c, c->dst_size, device);
@@ -68,12 +70,15 @@ static void run_copy_list(const unsigned char (*arg)[16], const struct gpu_grid 
         grid->thread[0] != CKPT_COPY_THREADS || grid->thread[1] != 1 || grid->thread[2] != 1)
         gpu_die(CKPT_COPY_KERNEL ": %u blocks of %u threads, the list needs %u of %d",
                 grid->block[0], grid->thread[0], blocks, CKPT_COPY_THREADS);
+    use[2 * n] = in;
+    const double begin = gpu_clock_begin(use, 2 * n + 1);
     for (uint32_t b = 0; b < grid->block[0]; b++)
         for (uint32_t t = 0; t < grid->thread[0]; t++)
             ckpt_copy_thread(copy, n, b, t);
-    for (uint32_t i = 0; i < 2 * n; i++)
+    gpu_clock_end(use, 2 * n + 1, begin + (gpu_links() ? bytes / gpu_links()->place_bytes_s : 0),
+                  GPU_CLOCK_KERNEL);
+    for (uint32_t i = 0; i <= 2 * n; i++)
         gpu_memory_leave(use[i]);
-    gpu_memory_leave(in);
     free(use);
     free(copy);
 }

@@ -27,7 +27,10 @@ struct launch {
     uint64_t group;
     bool collective;
     struct wire_other other[WIRE_OTHERS];
-    unsigned readers; /* in memory: ranks that copy out of this launch's buffers now */
+    double at, latest;       /* simulated: when this rank could begin, and all that are concerned */
+    double seconds;          /* that the collectives take, */
+    uint64_t sent, received; /* and bytes of the pairs */
+    unsigned readers;        /* in memory: ranks that copy out of this launch's buffers now */
 };
 
 /* The transfer that moves data to (`send`) or from the peer, for a message of the peer's; NULL:

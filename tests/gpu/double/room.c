@@ -197,6 +197,8 @@ static bool take(struct launch *l, struct transfer *t)
         memcpy(t->real, s->real, t->is.len);
     (void)pthread_mutex_lock(&r->lock);
     s->done = t->done = true;
+    l->latest = l->latest > p->at ? l->latest : p->at;
+    p->latest = p->latest > l->at ? p->latest : l->at;
     p->readers--;
     l->left--;
     if (--p->left == 0 || p->readers == 0)

@@ -14,7 +14,14 @@
 
 #include "memory.h"
 
-enum { STREAM = 0x57ea, EVENT = 0xe7e7, GONE = 0xdead, LOOK_MS = 20, WAIT_US = 100 };
+enum {
+    STREAM = 0x57ea,
+    EVENT = 0xe7e7,
+    GONE = 0xdead,
+    LOOK_MS = 20,
+    MOST_LOOK_MS = 1280,
+    WAIT_US = 100
+};
 
 struct node {
     _Atomic(struct node *) next;
@@ -39,6 +46,7 @@ struct record {
     atomic_uint refs;
     atomic_bool done;
     uint64_t ns; /* when it was kept */
+    double at;   /* the same, simulated */
     pthread_mutex_t lock;
     pthread_cond_t cond;
 };
@@ -291,6 +299,7 @@ static void record_keep(struct record *r)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     (void)pthread_mutex_lock(&r->lock);
+    r->at = gpu_now;
     r->ns = (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
     atomic_store_explicit(&r->done, true, memory_order_release);
     (void)pthread_cond_broadcast(&r->cond);
@@ -305,11 +314,13 @@ static bool record_done(struct record *r)
 
 static void record_wait(struct record *r)
 {
+    long ms = LOOK_MS; /* thousands of streams that look often would do nothing else */
+
     (void)pthread_mutex_lock(&r->lock);
-    while (!record_done(r) && !gpu_lost()) {
+    for (; !record_done(r) && !gpu_lost(); ms = ms < MOST_LOOK_MS ? 2 * ms : ms) {
         struct timespec t;
         (void)clock_gettime(CLOCK_REALTIME, &t);
-        t.tv_nsec += LOOK_MS * 1000000L;
+        t.tv_nsec += ms * 1000000L;
         t.tv_sec += t.tv_nsec / 1000000000L;
         t.tv_nsec %= 1000000000L;
         (void)pthread_cond_timedwait(&r->cond, &r->lock, &t);
@@ -337,6 +348,7 @@ static void run_await(struct gpu_work *work)
     struct record_work *w = (struct record_work *)work;
 
     record_wait(w->record);
+    gpu_clock_reach(w->record->at);
     record_unref(w->record);
     free(w);
 }

@@ -43,12 +43,17 @@ static void run_copy(struct gpu_work *work)
 {
     struct copy_work *w = (struct copy_work *)work;
 
+    const struct gpu_links *k = gpu_links();
+    const double begin = gpu_clock_begin(w->use, 2);
+
     if (gpu_lost())
         ;
     else if (w->src)
         memcpy(w->dst, w->src, w->len);
     else
         memset(w->dst, w->value, w->len);
+    gpu_clock_end(w->use, 2, begin + (k && w->src ? (double)w->len / k->upload_bytes_s : 0),
+                  GPU_CLOCK_COPY);
     gpu_memory_leave(w->use[0]);
     gpu_memory_leave(w->use[1]);
     free(w->staged);
