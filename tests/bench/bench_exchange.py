@@ -60,7 +60,7 @@ def plan(a, run, layout, rates):
     command = [os.path.join(a.build, "fs", "ckpt"), "plan", run, "--layout", layout, "--transport", "nccl", "--readers", "once", "--json", "--ranks-per-node",
                str(NODE), "--host-bytes", str(BUDGET), "--device-bytes", str(BUDGET), "--window-bytes", str(a.window), "--threads", "1", "--rates",
                ",".join(f"{k}={v:.0f}" for k, v in rates.items())]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def model(a, run, layout, links):
