@@ -197,7 +197,7 @@ const struct ckpt_option ckptfs_options[] = {
      TOOL(LOADS, TEXT, transport)},
     {"host-bytes", "N", "memory for windows of each rank (256M)",
      TOOL(LOADS, BYTES, load.host_bytes)},
-    {"device-bytes", "N", "the same of the rank's device (256M)",
+    {"device-bytes", "N", "the same of the rank's device (512M)",
      TOOL(LOADS, BYTES, load.device_bytes)},
     {"window-bytes", "N", "size of a window, all ranks together",
      TOOL(LOADS, BYTES, load.window_bytes)},

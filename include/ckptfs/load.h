@@ -208,7 +208,7 @@ struct ckpt_load_options {
     uint64_t host_bytes;   /* memory per rank: windows (nccl: pinned), the plan and what all ranks
                               want, and bounce buffers of the reading threads, at most a quarter
                               of it; 0: 256 MiB */
-    uint64_t device_bytes; /* device memory for windows, per rank (nccl); 0: 256 MiB */
+    uint64_t device_bytes; /* device memory for windows, per rank (nccl); 0: 512 MiB */
     uint64_t window_bytes; /* size of a window, the parts of all readers together; 0: chosen by the
                               plan */
     uint32_t threads; /* reading threads per rank, which is the number of reads in flight; 0: chosen

@@ -156,7 +156,7 @@ enum { GROUPS = 64 }; /* the most groups that a rank proposes: those that exchan
 struct fit {
     uint64_t claim;        /* ckpt_plan_claim; rank 0 adds them up */
     uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
-    uint64_t windows;      /* number of windows */
+    uint64_t exchanges;    /* 1: the rank sends something to others, or receives something */
     uint64_t facts;        /* hash of what rank 0 sent in the rounds before, on which plans are
                               built; the same on all ranks */
 };
@@ -200,7 +200,7 @@ static int add_fit(struct fits *all, uint32_t rank, const unsigned char *data, s
     all->most.claim += f.claim;
     all->most.host = ckpt_max_u64(all->most.host, f.host);
     all->most.device = ckpt_max_u64(all->most.device, f.device);
-    all->most.windows = ckpt_max_u64(all->most.windows, f.windows);
+    all->most.exchanges |= f.exchanges;
     for (size_t at = sizeof f; at < len; at += sizeof(struct group)) {
         struct group g;
         memcpy(&g, data + at, sizeof g);
@@ -393,7 +393,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
-    ret->windows = (*plan)->windows.len;
+    ret->exchanges = (*plan)->exchanges;
     ret->facts = XXH3_64bits_withSeed(&load->wants_hash, sizeof load->wants_hash, job->hash);
     ret->claim = ckpt_plan_claim(*plan);
     (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
@@ -427,7 +427,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
     }
     free(answer);
     ckpt_str_release(&data);
-    load->exchanges = most.windows > 0;
+    load->exchanges = most.exchanges;
     const bool host = most.host > windows;
     if (rc < 0 ||
         (!host && (!load->engine_opt.mode.device || most.device <= load->opt.device_bytes)))

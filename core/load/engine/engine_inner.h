@@ -60,13 +60,13 @@ struct ckpt_outgoing {
 /* A window slot: a window in flight. */
 struct ckpt_window_slot {
     bool open;
-    bool hashed;     /* the hash stands behind this rank's slice */
-    uint32_t window; /* index in plan->windows */
+    bool hashed;       /* the hash stands behind this rank's slice */
+    uint32_t window;   /* index in plan->windows */
     uint64_t since_ns; /* clock time at which this rank's slice was there */
-    uint32_t left;   /* number of messages not placed and sends and all-gathers not ended; device:
-                        1 until done */
-    bool gathers;    /* the slices come by all-gathers, which have not ended */
-    uint32_t step;   /* number of them that have been started */
+    uint32_t left;     /* number of messages not placed and sends and all-gathers not ended; device:
+                          1 until done */
+    bool gathers;      /* the slices come by all-gathers, which have not ended */
+    uint32_t step;     /* number of them that have been started */
     struct ckpt_xfer gather; /* the one that was started last */
     struct ckpt_message *in;
     struct ckpt_outgoing *out;

@@ -149,7 +149,7 @@ static int map_slots(struct ckpt_engine *e, struct ckpt_err *err)
 
     if (len == 0)
         return 0;
-    if (x->ops->shm && e->plan->windows.len)
+    if (x->ops->shm && e->plan->exchanges)
         e->slab = x->ops->shm(x, len);
     if (!e->slab)
         e->slab = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

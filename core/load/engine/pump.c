@@ -91,7 +91,7 @@ static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_er
 static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
 {
     for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
-        if ((e->comm->heard_ms[r] > e->comm->begun_ms || e->plan->windows.len > 0) &&
+        if ((e->comm->heard_ms[r] > e->comm->begun_ms || e->plan->exchanges) &&
             ckpt_comm_check_heard(e->comm, r, e->opt.exchange_timeout_ms, err) < 0)
             return -1;
     return 0;
@@ -280,7 +280,7 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
         restart_clocks(e, now);
     e->paused = paused;
     moved |= worked;
-    if (e->plan->windows.len > 0)
+    if (e->plan->exchanges)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
     ckpt_comm_heartbeat(e->comm, e->opt.exchange_timeout_ms);
     if (check_reads(e, now, err) < 0 || check_peers(e, now, err) < 0 ||

@@ -34,8 +34,10 @@ void ckpt_rates_assume(struct ckpt_rates *r, bool device)
 
 /* ---- latency ---- */
 
-#define NCCL_CALL 8.4e-6   /* seconds: launch and base latency of a collective */
-#define NCCL_NET_HOP 14e-6 /* one step to another node (protocol Simple) */
+#define NCCL_CALL 8.4e-6     /* seconds: launch and base latency of a collective */
+#define NCCL_NET_HOP 14e-6   /* one step to another node (protocol Simple) */
+#define NCCL_LOG_HOP 4e-6    /* one step of the logarithmic algorithm, */
+#define NCCL_LOG_RANK 2.8e-6 /* and what each rank adds to it */
 #define NCCL_LINK_HOP 3.4e-6
 #define HOST_CALL 20e-6
 #define HOST_HOP 40e-6
@@ -57,7 +59,10 @@ static double nccl_latency(bool logarithmic, uint32_t n, uint32_t nnode)
 
     if (nnode == 1)
         return NCCL_CALL + (n - 1) * NCCL_LINK_HOP;
-    const double rail = logarithmic ? rounds(nnode) * NCCL_NET_HOP : (nnode - 1) * NCCL_NET_HOP;
+    double rail = (nnode - 1) * NCCL_NET_HOP;
+    const double other = rounds(nnode) * NCCL_LOG_HOP + nnode * NCCL_LOG_RANK;
+    if (logarithmic && other < rail)
+        rail = other;
     if (local * nnode != n) /* a ring, unless members could be paired */
         return NCCL_CALL + (n - 1) * NCCL_NET_HOP;
     return NCCL_CALL + rail + (local > 1 ? NCCL_CALL + (local - 1) * NCCL_LINK_HOP : 0);
@@ -132,13 +137,17 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, shared, needed, local));
 
-    /* ONCE: bytes from the network are copied once more, at the rate of the page cache */
-    ret->once =
-        larger(storage(in, r, own < unique ? own : unique,
-                       all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),
-               in->latency +
-                   larger(entering / r->network, memory(in, r, own, needed, local) +
-                                                     (in->device ? 0 : entering / r->page_cache)));
+    /* ONCE: bytes from the network are copied once more, at the rate of the page cache; on a device
+     * rails and nodes exchange one after the other */
+    ret->once = larger(
+        storage(in, r, own < unique ? own : unique,
+                all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),
+        in->latency + (in->device
+                           ? larger(entering / r->network + local, memory(in, r, own, needed, 0))
+                           : larger(entering / r->network,
+                                    memory(in, r, own, needed, local) + entering / r->page_cache)));
+    if (in->nnode == 1) /* the same */
+        ret->node = ret->once;
 }
 
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c, double setup)

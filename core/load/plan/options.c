@@ -9,7 +9,7 @@
 
 enum {
     HOST_BYTES = 256 << 20,
-    DEVICE_BYTES = 256 << 20,
+    DEVICE_BYTES = 512 << 20,
     READ_TIMEOUT_MS = 120 * 1000,
     EXCHANGE_TIMEOUT_MS = 300 * 1000,
 };

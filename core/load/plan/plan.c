@@ -453,6 +453,7 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
 
     for (uint32_t g = 0; g < p->groups.len; g++)
         shared += p->groups.ptr[g].n > 1;
+    p->exchanges = shared > 0;
     const bool whole = shared > 0 && shared < p->sizes.ahead;
     p->held = whole ? shared + 1 : 1;
     for (uint32_t g = 0; g < p->groups.len; g++)

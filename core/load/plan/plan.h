@@ -123,6 +123,7 @@ struct ckpt_plan {
     CKPT_VEC(struct ckpt_unit) units;        /* by group, then in the order of the files */
     CKPT_VEC(struct ckpt_piece_plan) pieces; /* that this rank reads, by number and group */
     CKPT_VEC(struct ckpt_window) windows;    /* by number and group */
+    bool exchanges;                          /* some group has several members */
     uint32_t held;                           /* pieces that must be held at the same time */
 };
 

@@ -124,7 +124,8 @@ ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, 
     if (!j)
         gpu_die("the host has no memory");
     *j = (struct job){comm_ref(c), fn, arg};
-    atomic_store(&c->state, (int)ncclInProgress);
+    int well = ncclSuccess; /* an error stays */
+    (void)atomic_compare_exchange_strong(&c->state, &well, ncclInProgress);
     if (pthread_create(&c->job, NULL, run_job, j) != 0)
         gpu_die("no thread for a job");
     c->has_job = true;
