@@ -68,8 +68,8 @@ def model(a, run, layout, links):
     free = plan(a, run, layout, dict.fromkeys(("node_storage", "page_cache", "copy", "local_link", "network"), ENDLESS))
     rates = {"node_storage": ENDLESS, "page_cache": ENDLESS, "copy": NODE * links["upload_bytes_s"], "local_link": links["link_bytes_s"],
              "network": NODE * links["net_bytes_s"]}
-    got, setup = plan(a, run, layout, rates), free["modelled_s"]["node"]
-    return got["modelled_s"]["once"] - setup, free["modelled_s"]["once"] - setup, got
+    got = plan(a, run, layout, rates)
+    return got["modelled_s"]["once"], free["modelled_s"]["once"], got
 
 
 def simulate(a, run, layout, links, top):
