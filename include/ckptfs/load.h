@@ -94,11 +94,9 @@ CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, v
  * makes its own for the data, which no secret protects. Over MPI the launcher decides who takes
  * part, and ranks that do not have the same secret are an error that names them.
  *
- * Over TCP, ranks on the same machine read each other's memory directly where the system permits
- * it. Where the Yama security module restricts that to parent processes, a rank permits it, during
- * a load, to the descendants of the nearest common ancestor of the machine's ranks, such as mpirun
- * or torchrun (PR_SET_PTRACER). If they have none but init, they use sockets, and a warning says
- * so. */
+ * Over TCP, ranks on the same machine map each other's buffers (a memfd, opened by /proc/PID/fd),
+ * which takes no permission but that of one user's processes in one PID namespace; else they use
+ * sockets. */
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
