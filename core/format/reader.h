@@ -74,6 +74,8 @@ enum ckpt_model_files {
 struct ckpt_facts {
     enum ckpt_names names;
     bool is_adapter;  /* the checkpoint is an adapter (PEFT), not a model */
+    bool has_adapter; /* some tensors are those of modules `adapter` beside the weights that they
+                         change, under the framework's names */
     bool is_hub_dir;  /* the checkpoint is a published Hugging Face model directory, which is shown
                          unchanged */
     bool bare_header; /* its safetensors have no __metadata__, so the view's have none either */

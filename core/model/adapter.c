@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/names.h"
@@ -188,6 +189,15 @@ static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
     return canonical(a, root, &a->name[i], err);
 }
 
+void ckpt_adapter_warn(struct ckpt_catalog *cat, size_t n, const char *first)
+{
+    ckpt_catalog_warn(cat,
+                      "left out: %zu tensors of the adapter's base ('%s' first); lora=merge shows "
+                      "the merged model, lora=base the base, lora=adapter this adapter without a "
+                      "warning",
+                      n, first);
+}
+
 /* Rename all tensors. whole: the catalogue has the base's weights too, which are dropped. */
 static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, bool quiet,
                       struct ckpt_err *err)
@@ -210,12 +220,42 @@ static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, b
             first = i;
     }
     if (dropped && !quiet)
-        ckpt_catalog_warn(cat,
-                          "left out: %zu tensors of the adapter's base ('%s' first); lora=merge "
-                          "shows the merged model, lora=base the base, lora=adapter this adapter "
-                          "without a warning",
-                          dropped, a->cat->tensors.ptr[first].name);
+        ckpt_adapter_warn(cat, dropped, a->cat->tensors.ptr[first].name);
     return 0;
+}
+
+/* The last component of the name of the module whose matrix A this is ("q_proj"); its length, or 0.
+ */
+static size_t module_of(const char *name, const char **ret)
+{
+    const char *end = strstr(name, ".lora_A."), *begin = end;
+
+    while (end && begin > name && begin[-1] != '.')
+        begin--;
+    *ret = begin;
+    return end ? (size_t)(end - begin) : 0;
+}
+
+/* Name the modules of the adapter in a config that was made without them. */
+static int add_targets(const struct ckpt_catalog *cat, json_t *config, struct ckpt_err *err)
+{
+    struct ckpt_map seen = {0};
+    json_t *targets = json_array();
+    int result = 0;
+
+    if (json_object_set_new(config, "target_modules", targets) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len && result == 0; i++) {
+        const char *module;
+        const size_t len = module_of(cat->tensors.ptr[i].name, &module);
+        uint32_t at;
+        bool is_new = false;
+        if (len && (ckpt_map_put(&seen, module, len, 0, &at, &is_new) < 0 ||
+                    (is_new && json_array_append_new(targets, json_stringn(module, len)) < 0)))
+            result = ckpt_nomem(err);
+    }
+    ckpt_map_release(&seen);
+    return result;
 }
 
 int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
@@ -231,7 +271,8 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
     if (!lora)
         return 0;
     if (rename_all(&a, cat, whole, quiet, err) < 0 || ckpt_catalog_select(cat, a.name, err) < 0 ||
-        ckpt_facts_map_all(facts, cat, FILE_NAME, err) < 0)
+        ckpt_facts_map_all(facts, cat, FILE_NAME, err) < 0 ||
+        (facts->adapter_config && add_targets(cat, facts->adapter_config, err) < 0))
         return -1;
     facts->names = CKPT_NAMES_HUB;
     facts->is_adapter = true;
@@ -282,5 +323,27 @@ int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *ty
     if (skipped)
         ckpt_catalog_warn(base, "left out: %zu tensors that are not below '" ROOT "'", skipped);
     *ret = ckpt_steal(&base);
+    return 0;
+}
+
+int ckpt_adapter_divide(struct ckpt_catalog *cat, struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *own = NULL;
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
+
+    if (!name)
+        return ckpt_nomem(err);
+    if (ckpt_catalog_new_like(cat, &own, err) < 0)
+        return -1;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        if (!has_word(name[i], "adapter"))
+            continue;
+        if (ckpt_catalog_copy(own, &cat->tensors.ptr[i], 0, err) < 0)
+            return -1;
+        name[i] = NULL;
+    }
+    if (ckpt_catalog_select(cat, name, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&own);
     return 0;
 }

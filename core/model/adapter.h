@@ -15,8 +15,9 @@
  * contain `lora_`, and modules_to_save. They are renamed to base_model.model.X.lora_A.weight,
  * without wrappers, roots and the adapter's name ("default"). The weights of the base model, if cat
  * has them, are left out as PEFT does, with a warning unless `quiet`. *facts become those of an
- * adapter. If no tensor belongs to LoRA, *ret_found is false and nothing is changed. CONFLICT:
- * there are two adapters. UNSUPPORTED: LoRA tensors are not below `base_model.model.`. */
+ * adapter, whose config, if the reader made it, gets target_modules. If no tensor belongs to LoRA,
+ * *ret_found is false and nothing is changed. CONFLICT: there are two adapters. UNSUPPORTED: LoRA
+ * tensors are not below `base_model.model.`. */
 int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
                        struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err);
 
@@ -26,5 +27,12 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
  * tensors, or only the adapter. */
 int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                       struct ckpt_catalog **ret, struct ckpt_err *err);
+
+/* Warn that n tensors of the base are not shown. */
+void ckpt_adapter_warn(struct ckpt_catalog *cat, size_t n, const char *first);
+
+/* Divide a framework's checkpoint: *ret gets the tensors of modules called `adapter`, over the same
+ * sources, and cat keeps the others. */
+int ckpt_adapter_divide(struct ckpt_catalog *cat, struct ckpt_catalog **ret, struct ckpt_err *err);
 
 #endif

@@ -32,6 +32,68 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     return 0;
 }
 
+/* What a recipe of an adapter can ask for besides the framework's config: the options, and the
+ * model's config under "_base", whose type an option may say. NULL: out of memory. */
+static json_t *keys_of_adapter(const struct ckpt_opening *o)
+{
+    const json_t *config = ckpt_opening_base_config(o);
+    json_t *keys = json_deep_copy(o->shared->opt->overrides),
+           *base = config ? json_deep_copy(config) : json_object();
+    const char *type = ckpt_json_str(keys, "_model_type");
+
+    if ((type && json_object_set_new(base, "model_type", json_string(type)) < 0) ||
+        json_object_set_new(keys, "_base", base) < 0) {
+        json_decref(keys);
+        return NULL;
+    }
+    (void)json_object_del(keys, "_model_type"); /* the recipe's model is none of Hugging Face's */
+    return keys;
+}
+
+/* Make PEFT's tensors and config of a framework's adapter. */
+static int make_adapter(struct ckpt_opening *o, const struct ckpt_catalog *own,
+                        struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *keys = keys_of_adapter(o);
+    const struct ckpt_recipe_options opt = {.overrides = keys};
+
+    if (!keys)
+        return ckpt_nomem(err);
+    if (ckpt_recipe_apply(o->shared->recipes, own, &opt, &model, err) < 0)
+        return -1;
+    o->facts.adapter_config = json_incref(json_object_get(model->config, "adapter"));
+    *ret = ckpt_steal(&model->catalog);
+    return 0;
+}
+
+/* Divide a framework's checkpoint that has an adapter. With lora=merge and lora=base a model that
+ * has its own base stays in o->cat, and *ret_done is true; else the adapter does. */
+static int divide(struct ckpt_opening *o, bool joins, bool *ret_done, struct ckpt_err *err)
+{
+    const enum ckpt_lora_rule lora = o->shared->opt->lora;
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *own = NULL;
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *adapter = NULL;
+
+    if (ckpt_adapter_divide(o->cat, &own, err) < 0)
+        return -1;
+    const size_t nbase = o->cat->tensors.len;
+    *ret_done = joins && nbase;
+    if (*ret_done && lora == CKPT_LORA_BASE)
+        return 0;
+    if (make_adapter(o, own, &adapter, err) < 0)
+        return -1;
+    if (*ret_done) {
+        o->adapter = ckpt_steal(&adapter);
+        return 0;
+    }
+    if (nbase && lora != CKPT_LORA_ADAPTER)
+        ckpt_adapter_warn(adapter, nbase, o->cat->tensors.ptr[0].name);
+    ckpt_catalog_free(o->cat);
+    o->cat = ckpt_steal(&adapter);
+    return 0;
+}
+
 /* Take the base that a whole PeftModel contains, a model under its own names. With lora=merge the
  * adapter is kept. */
 static int take_peft_base(struct ckpt_opening *o, struct ckpt_catalog **base, struct ckpt_err *err)
@@ -82,8 +144,12 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_options *opt = o->shared->opt;
     const bool joins = opt->lora == CKPT_LORA_MERGE || opt->lora == CKPT_LORA_BASE;
     struct ckpt_decide in = {.facts = &o->facts, .opt = opt, .base = o->shared->base};
+    bool done = false;
 
-    if ((joins ? find_lora(o, &in.merged, err) : find_names(o, err)) < 0)
+    if (o->facts.has_adapter && !opt->raw && !ckpt_recipes_forced(o->shared->recipes) &&
+        divide(o, joins, &done, err) < 0)
+        return -1;
+    if (!done && (joins ? find_lora(o, &in.merged, err) : find_names(o, err)) < 0)
         return -1;
     if (opt->lora == CKPT_LORA_ADAPTER && !o->facts.is_adapter)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",

@@ -59,7 +59,9 @@ int ckpt_lora_config_check(const json_t *config, struct ckpt_err *err)
                              init);
     if (!ckpt_json_u64(config, "r", &r) || r == 0 ||
         !json_is_number(json_object_get(config, "lora_alpha")))
-        return ckpt_fail(err, CKPT_MISSING, "adapter_config.json has no 'r' or no 'lora_alpha'");
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "adapter_config.json has no 'r' or no 'lora_alpha' (option lora_alpha=...)");
     return 0;
 }
 

@@ -84,6 +84,9 @@ int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err)
     if (read_config(o, "adapter_config.json", &adapter, err) < 0 ||
         read_config(o, "automodel_peft_config.json", &automodel, err) < 0)
         return -1;
+    json_t *alpha = json_object_get(o->shared->opt->overrides, "_lora_alpha");
+    if (alpha && adapter && json_object_set_new(adapter, "lora_alpha", json_deep_copy(alpha)) < 0)
+        return ckpt_nomem(err);
     const struct ckpt_lora_options opt = {.adapter = adapter,
                                           .automodel = automodel,
                                           .base_names = o->base_names,

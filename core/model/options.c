@@ -217,6 +217,18 @@ static int set_model_type(void *into, const struct ckpt_option *o, const char *v
     return set_override(into, "_model_type", o->word, json_string(value), err);
 }
 
+static int set_alpha(void *into, const struct ckpt_option *o, const char *value,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v =
+        json_loads(value ? value : "", JSON_DECODE_ANY, NULL);
+
+    if (!json_is_number(v))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a number", o->word,
+                         value ? value : "");
+    return set_override(into, "_lora_alpha", o->word, ckpt_steal(&v), err);
+}
+
 #define FLAG(member) .kind = CKPT_OPTION_FLAG, .at = offsetof(struct ckpt_options, member)
 #define PATH(member) .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, member)
 #define CHOICE(member)                                                                             \
@@ -251,6 +263,8 @@ static const struct ckpt_option options[] = {
     {"dequantize", NULL, "show block-scaled weights (FP8, MXFP4) as ordinary ones",
      FLAG(dequantize)},
     {"lora", "adapter|merge|base", "what to show of LoRA matrices", CHOICE(lora)},
+    {"lora_alpha", "X", "alpha of the LoRA matrices, if the checkpoint does not say it",
+     .set = set_alpha},
     {"missing", "error|base", "base: tensors that the checkpoint lacks come from base= (error)",
      .kind = CKPT_OPTION_CHOICE, .at = offsetof(struct ckpt_options, missing)},
     {"allow_partial", NULL, "leave incomplete tensors out, and show a model that lacks tensors",

@@ -163,7 +163,7 @@ class Documents(unittest.TestCase):
         script = os.path.join(SOURCE, "contrib", "completions", "ckpt.bash")
         for typed, offered in (("ckpt ex", ["explain", "export"]), ("ckpt export RUN --no", ["--no-weights"]), ("ckpt ls RUN --f", ["--files", "--follow_symlinks"]),
                                ("ckpt plan RUN --readers=", ["auto", "once", "node", "each"]), ("ckptfs --sand", ["--sandbox="]), ("ckptfs RUN -o wait,allow_o", ["wait,allow_other"]),
-                               ("ckpt info RUN -o view=dcp", ["dcp", "dcp_hf"]), ("ckpt digest --jobs 3 RUN -o dequantize,lor", ["dequantize,lora="])):
+                               ("ckpt info RUN -o view=dcp", ["dcp", "dcp_hf"]), ("ckpt digest --jobs 3 RUN -o dequantize,lor", ["dequantize,lora=", "dequantize,lora_alpha="])):
             program = typed.split()[0]
             ask = f'source {script}; COMP_LINE="$1" COMP_POINT=${{#1}}; _ckpt_complete {program}; printf "%s\\n" "${{COMPREPLY[@]}}"'
             self.assertEqual(self.shell(f"bash -c {shlex.quote(ask)} bash {shlex.quote(typed)}").stdout.split(), offered, typed)

@@ -50,8 +50,20 @@ def check_merged(loaded):
     return [f"lora=merge: {p}" for p in case.check(merged)]
 
 
+def check_bridge_adapter(loaded):
+    """Bridge's PEFT export, with a base and without one, and its merged export."""
+    folder = loaded["folder"]
+    problems = case.check(loaded) + case.check({k: v for k, v in loaded.items() if k != "base"})
+    with tempfile.TemporaryDirectory() as base:
+        shutil.copy(os.path.join(folder, "base", "config.json"), base)
+        shutil.copy(os.path.join(folder, "base_weights", "model.safetensors"), base)
+        return problems + check_merged(dict(loaded, base=base))
+
+
 def check_bridge(loaded):
     """With the base, and without one: the same, or an error that says what would help."""
+    if os.path.isdir(os.path.join(loaded["folder"], "base_weights")):
+        return check_bridge_adapter(loaded)
     loaded["padded"] = True
     problems = case.check(loaded)
     with tempfile.TemporaryDirectory() as tmp:
@@ -166,8 +178,6 @@ def cases(root):
                 yield f"{fmt}/{name[:-21]}", lambda f=folder, n=name[:-21]: check_bare_megatron(f, n)
             if name.endswith(".expected"):
                 yield f"{fmt}/{name[:-9]}", lambda f=folder, n=name[:-9]: check_nanotron(f, n)
-            if fmt == "bridge" and os.path.isdir(os.path.join(folder, name, "base_weights")):
-                continue  # adapters
             for path in sorted(glob.glob(os.path.join(folder, name, "case*.json"))):
                 yield f"{fmt}/{name}/{os.path.basename(path)}", lambda f=fmt, p=path: check_json(f, p)
 

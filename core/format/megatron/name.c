@@ -76,9 +76,9 @@ static const char *strip(const char *name)
     return is_top(rest) ? rest : name;
 }
 
-bool ckpt_megatron_is_adapter(const char *name)
+bool ckpt_megatron_is_wrapped(const char *name)
 {
-    return strstr(name, ".adapter.") || strstr(name, ".adapters.") || strstr(name, ".to_wrap.");
+    return strstr(name, ".adapters.") || strstr(name, ".to_wrap.");
 }
 
 static bool is_weight(const char *name)

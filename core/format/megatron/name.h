@@ -32,7 +32,7 @@ bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 /* Does the name belong to an optimizer's state? */
 bool ckpt_megatron_is_state(const char *name);
 
-/* Does the name belong to an adapter (LoRA), or to a module that an adapter wraps? */
-bool ckpt_megatron_is_adapter(const char *name);
+/* Does the name belong to an adapter of NeMo 1, or to a module that an adapter wraps? */
+bool ckpt_megatron_is_wrapped(const char *name);
 
 #endif

@@ -102,15 +102,19 @@ static int read_states(struct load *l, struct ckpt_err *err)
     return at ? ckpt_megatron_load_states(at, l->opt, l->cat, err) : 0;
 }
 
-/* Refuse weights that are not the model's values. */
+/* Refuse weights that are not the model's values, and find out whether an adapter is among them. */
 static int check_tensors(const struct load *l, struct ckpt_err *err)
 {
     for (size_t i = 0; i < l->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &l->cat->tensors.ptr[i];
-        if (ckpt_megatron_is_adapter(t->name))
+        const bool own = strstr(t->name, ".adapter.") != NULL;
+        l->facts->has_adapter |= own;
+        if (!l->opt->states &&
+            (ckpt_megatron_is_wrapped(t->name) || (own && l->layout.format == CKPT_MEGATRON_RANKS)))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s' holds an adapter ('%s'): merge it into its model with the tool "
-                             "that trained it",
+                             "'%s' holds an adapter of another kind than Megatron-Bridge's "
+                             "torch_dist ('%s'): merge it into its model with the tool that "
+                             "trained it (view=raw shows the tensors)",
                              ckpt_dir_path(l->weights), t->name);
         if (t->dtype == CKPT_F8_E4M3 || t->dtype == CKPT_F8_E5M2)
             return ckpt_fail(
@@ -147,6 +151,18 @@ static int take_class(struct load *l, const json_t *config, struct ckpt_err *err
     return name ? about(l, "model_class", json_string(name), err) : 0;
 }
 
+/* What Bridge's run says of its adapter, for recipes. */
+static int take_lora(struct load *l, const json_t *peft, struct ckpt_err *err)
+{
+    if (!json_is_object(peft))
+        return 0;
+    return about(l, "lora",
+                 json_pack("{s:s*, s:O*, s:O*, s:O*}", "class", class_of(peft), "dim",
+                           json_object_get(peft, "dim"), "alpha", json_object_get(peft, "alpha"),
+                           "dropout", json_object_get(peft, "dropout")),
+                 err);
+}
+
 /* Read a configuration file, if it exists, and take its member `part` or the whole object. */
 static int try_file(struct load *l, const char *file, const char *part, struct ckpt_err *err)
 {
@@ -157,6 +173,8 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
     if (json_array_append_new(l->seen, json_string(file)) < 0)
         return ckpt_nomem(err);
     if (ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &whole, err) < 0)
+        return -1;
+    if (take_lora(l, json_object_get(whole, "peft"), err) < 0)
         return -1;
     json_t *config = json_object_get(whole, part);
     if (!config)

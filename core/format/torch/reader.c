@@ -374,7 +374,7 @@ static int load(struct load *l, struct ckpt_err *err)
                                err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
         check_index(l, err) < 0 ||
-        ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
+        ckpt_verl_lora_config(l->dir, &l->facts->adapter_config, err) < 0)
         return -1;
     tell_left_out(l);
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0 ||

@@ -5,12 +5,10 @@
 
 #include "base/json.h"
 #include "io/dir.h"
-#include "tensor/catalog.h"
 
-/* Make the adapter_config.json that verl's model_merger makes, less the keys that have PEFT's
- * defaults: r, lora_alpha and task_type from the file, target_modules from the tensors' names.
- * *ret is NULL if there is no such file, or the file has no numbers. */
-int ckpt_verl_lora_config(const struct ckpt_dir *dir, const struct ckpt_catalog *cat, json_t **ret,
-                          struct ckpt_err *err);
+/* Make the adapter_config.json that verl's model_merger makes, less target_modules and the keys
+ * that have PEFT's defaults: r, lora_alpha and task_type. *ret is NULL if there is no such file, or
+ * the file has no numbers. */
+int ckpt_verl_lora_config(const struct ckpt_dir *dir, json_t **ret, struct ckpt_err *err);
 
 #endif

@@ -40,7 +40,7 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
         *ret = json_string(s->type);
         return true;
     }
-    const json_t *v = json_object_get(s->overrides, key);
+    const json_t *v = ckpt_json_at(s->overrides, key);
     *ret = v ? json_deep_copy(v) : new_ref(json_object_get(s->own, key));
     /* Frameworks have keys with a leading underscore too (nanotron's _use_qkv_packed). */
     return *ret != NULL;
