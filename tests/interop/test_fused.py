@@ -14,7 +14,7 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers as tf
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     from tensor_case import randomise
 except ImportError as e:
@@ -126,6 +126,27 @@ class Fused(unittest.TestCase):
         for kind in AS_THEY_ARE:
             with self.subTest(kind):
                 self.check(kind)
+
+    def test_experts_in_either_order(self):
+        """Qwen3-VL's are [in, out] in repositories, and [out, in] as transformers 5 and Megatron-Bridge save them. transformers loads both."""
+        config = tf.Qwen3VLMoeConfig(text_config={k: v for k, v in SIZES.items() if k != "n_routed_experts"} | ROPE, vision_config=QWEN | {"deepstack_visual_indexes": [0]})
+        model = randomise(tf.Qwen3VLMoeForConditionalGeneration(config))
+        at = lambda name: os.path.join(self.tmp, name)
+        model.save_pretrained(at("saved"))
+        shutil.copytree(at("saved"), at("repository"))
+        saved = load_file(at("saved/model.safetensors"))
+        save_file({k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in saved.items()}, at("repository/model.safetensors"))
+        for name in ("saved", "repository"):
+            loaded = tf.Qwen3VLMoeForConditionalGeneration.from_pretrained(at(name)).state_dict()
+            self.assertTrue(all(torch.equal(loaded[k], v) for k, v in saved.items()), name)
+            self.check_memory(model, at(name), at(f"{name}-memory"))
+            for view, to in (("view=megatron", f"{name}-megatron"), ("view=hf", f"{name}-back")):
+                source = at(name if view == "view=megatron" else f"{name}-megatron")
+                done = subprocess.run([CKPT, "export", "-q", source, at(to), "-o", view, "-o", f"base={at('saved')}"], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+            back = load_file(at(f"{name}-back/model.safetensors"))
+            self.assertEqual(back.keys(), saved.keys())
+            self.assertTrue(all(torch.equal(back[k], v) for k, v in saved.items()), name)
 
     def test_without_config(self):
         """Names alone do not say which family it is."""
