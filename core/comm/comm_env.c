@@ -37,14 +37,6 @@ int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
     return 0;
 }
 
-/* NEEDSWORK: to go with its call in nccl/xport.c. The connections that carry NCCL's control
- * messages are authenticated when they are made. */
-int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err)
-{
-    (void)transport, (void)err;
-    return 0;
-}
-
 /* Look beside libckptfs_load, then in the folder where it was to be installed, then where the
  * dynamic linker looks. */
 static void *open_library(const char *name, struct ckpt_err *err)

@@ -91,10 +91,31 @@ bool ckpt_shm_offset(const struct ckpt_shm *s, const void *ptr, uint64_t *ret)
 
 /* ---- another's ---- */
 
+const unsigned char *ckpt_shm_at(struct ckpt_shm_view *v, uint64_t off, uint64_t len)
+{
+    struct stat st;
+    uint64_t end;
+
+    if (ckd_add(&end, off, len))
+        return NULL;
+    if (end > v->len) { /* the owner has begun another load */
+        if (v->fd < 0 || fstat(v->fd, &st) < 0 || end > (uint64_t)st.st_size)
+            return NULL;
+        void *base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, v->fd, 0);
+        if (base == MAP_FAILED)
+            return NULL;
+        if (v->base)
+            (void)munmap((void *)(uintptr_t)v->base, v->len);
+        v->base = base;
+        v->len = (uint64_t)st.st_size;
+    }
+    return v->base + off;
+}
+
 bool ckpt_shm_open(struct ckpt_shm_view *v, const struct ckpt_shm_place *of)
 {
     char path[64];
-    uint64_t word = 0;
+    const unsigned char *word;
 
     *v = (struct ckpt_shm_view){.fd = -1};
     if (of->node != ckpt_node_digest() || of->fd == 0)
@@ -102,8 +123,8 @@ bool ckpt_shm_open(struct ckpt_shm_view *v, const struct ckpt_shm_place *of)
     (void)snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)of->pid,
                    (unsigned long long)of->fd);
     v->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (v->fd >= 0 && pread(v->fd, &word, sizeof word, 0) == (ssize_t)sizeof word &&
-        word == of->word)
+    if ((word = ckpt_shm_at(v, 0, sizeof of->word)) &&
+        memcmp(word, &of->word, sizeof of->word) == 0)
         return true;
     ckpt_shm_leave(v);
     return false;
@@ -125,25 +146,4 @@ bool ckpt_shm_reach(const struct ckpt_shm_place *of)
 
     ckpt_shm_leave(&v);
     return good;
-}
-
-const unsigned char *ckpt_shm_at(struct ckpt_shm_view *v, uint64_t off, uint64_t len)
-{
-    struct stat st;
-    uint64_t end;
-
-    if (ckd_add(&end, off, len))
-        return NULL;
-    if (end > v->len) { /* the owner has begun another load */
-        if (v->fd < 0 || fstat(v->fd, &st) < 0 || end > (uint64_t)st.st_size)
-            return NULL;
-        void *base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, v->fd, 0);
-        if (base == MAP_FAILED)
-            return NULL;
-        if (v->base)
-            (void)munmap((void *)(uintptr_t)v->base, v->len);
-        v->base = base;
-        v->len = (uint64_t)st.st_size;
-    }
-    return v->base + off;
 }

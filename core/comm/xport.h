@@ -120,9 +120,6 @@ CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x)
  * variable is no number of seconds. */
 CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
 
-/* USAGE: CKPTFS_SECRET is set, but this transport cannot authenticate its connections. */
-CKPT_PUBLIC int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err);
-
 /* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
  * this rank's status, as in ckpt_comm_agree. */
 CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,

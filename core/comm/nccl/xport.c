@@ -600,8 +600,6 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     if (!ctl)
         return ckpt_fail(err, CKPT_USAGE,
                          "`control` is NULL: give a comm over TCP, MPI, threads or one process");
-    if (ckpt_comm_size(ctl) > 1 && ckpt_comm_no_secret("NCCL", err) < 0)
-        return -1;
     if (how && ckpt_sized_take(&own, sizeof own, how, "ckpt_nccl", err) < 0)
         return -1;
     if (!own.alloc != !own.dealloc)
