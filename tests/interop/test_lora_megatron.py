@@ -198,6 +198,7 @@ class LoraOfMegatron(unittest.TestCase):
         self.export(self.save(adapter.stored | {"decoder.layers.mlp.linear_fc2.adapter.weight_magnitude": torch.ones(LAYERS, HIDDEN)}, dict(tensor_model_parallel_size=2), self.peft(True)),
                     fails="weight_magnitude")  # fmt: skip
         self.export(self.save(adapter.stored, dict(tensor_model_parallel_size=2, gated_linear_unit=False), self.peft(True)), fails="not gated")
+        self.export(self.save(adapter.stored, dict(tensor_model_parallel_size=2), self.peft(True)), "model_type=phi3", fails="phi3")
 
     def test_an_option_for_peft_itself(self):
         """lora_alpha= counts where the adapter's config has none."""
