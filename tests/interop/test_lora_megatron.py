@@ -199,6 +199,8 @@ class LoraOfMegatron(unittest.TestCase):
                     fails="weight_magnitude")  # fmt: skip
         self.export(self.save(adapter.stored, dict(tensor_model_parallel_size=2, gated_linear_unit=False), self.peft(True)), fails="not gated")
         self.export(self.save(adapter.stored, dict(tensor_model_parallel_size=2), self.peft(True)), "model_type=phi3", fails="phi3")
+        half = {k: v for k, v in adapter.stored.items() if "linear_fc2.adapter.linear_out" not in k}
+        self.export(self.save(half, dict(tensor_model_parallel_size=2), self.peft(True)), fails="down_proj.lora_B")
 
     def test_an_option_for_peft_itself(self):
         """lora_alpha= counts where the adapter's config has none."""

@@ -158,14 +158,14 @@ class Verl(TensorCase):
                     for one in ("rng_state", "lr_scheduler", "num_steps", "param_groups"):
                         self.assertIn(one, objects)
 
-    def test_value_heads_and_adapters_are_refused(self):
+    def test_value_heads_and_half_adapters_are_refused(self):
         critic, adapter = self.path("critic"), self.path("adapter")
         self.save(CORES[-1], (critic, "llama", {"dist_ckpt": ["model"]}, True), (adapter, "llama", {"model/dist_ckpt": ["adapter"]}, False))
         self.add_config("llama", f"{critic}/huggingface")
         self.add_config("llama", f"{adapter}/model/huggingface")
         self.refused(critic, "'output_layer.weight' has one row: it is a value head")
         self.assertEqual(self.raw(critic)["output_layer.weight"].shape, (1, 32))
-        self.refused(adapter, "holds an adapter")
+        self.refused(adapter, "lora_B")  # a matrix without the other
 
     def test_no_config(self):
         """0.9 without hf_model saves no config (the folder for it is there): base= says what the model is."""
