@@ -424,12 +424,14 @@ struct ckpt_load_stats {
     double exchange_rate; /* bytes a second that a rank received in its fastest window of 1 MiB or
                              more; 0: there was none. Of the job: the least of all ranks. The next
                              load of the comm plans by it where options.rates says nothing */
+    double setup_s; /* seconds that the comm has spent on making communicators, for this load and
+                       earlier ones; 0 in host memory over TCP */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
- * of the job are sums over all ranks, except that buffer_bytes, device_bytes, kept_bytes, wall_s
- * and first_s are the largest of any rank, unique_bytes is counted once, and plan_s is this rank's.
- * They are known only after the load has succeeded. */
+ * of the job are sums over all ranks, except that buffer_bytes, device_bytes, kept_bytes, wall_s,
+ * first_s and setup_s are the largest of any rank, unique_bytes is counted once, and plan_s is this
+ * rank's. They are known only after the load has succeeded. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 

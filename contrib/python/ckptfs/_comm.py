@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from ctypes import byref, c_void_p
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from ._device_memory import DRIVER, TORCH
@@ -295,12 +296,13 @@ class Comm:
         lib = library()
         tcp = new(lib.tcp_listen, _own_address().encode())
         try:
-            told = self.words.share(lib.tcp_address(tcp).decode())
+            own = lib.tcp_address(tcp).decode() if self.rank == 0 else ""
+            root = self.words.share(own, itemgetter(0))
         except BaseException:
             lib.tcp_free(tcp)
             raise
-        root, comm = told[0].encode(), c_void_p()
-        lib.tcp_connect(tcp, self.rank, self.size, root, self.timeout_ms, byref(comm))
+        comm = c_void_p()
+        lib.tcp_connect(tcp, self.rank, self.size, root.encode(), self.timeout_ms, byref(comm))
         return comm
 
     def check_place(self, device: torch.device) -> None:

@@ -220,13 +220,17 @@ class Stats(_Sized):
         "buffer_bytes",
         "device_bytes",
     )
-    LATER = ("kept_bytes",)
+    LATER = (
+        ("kept_bytes", c_uint64),
+        ("exchange_rate", c_double),
+        ("setup_s", c_double),
+    )
     SECONDS = ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")
     _fields_ = [
         ("size", c_size_t),
         *[(name, c_uint64) for name in BYTES],
         *[(name, c_double) for name in SECONDS],
-        *[(name, c_uint64) for name in LATER],
+        *LATER,
     ]
 
     def as_dict(self):

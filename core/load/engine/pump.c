@@ -143,6 +143,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .place_s = (double)atomic_load(&t->place_ns) / 1e9,
         .send_s = (double)atomic_load(&t->exchange_ns) / 1e9,
         .exchange_rate = t->exchange_rate,
+        .setup_s = e->device ? (double)e->device->setup_ns / 1e9 : 0,
     };
 }
 
@@ -174,6 +175,7 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.read_s += s.read_s;
         sum.place_s += s.place_s;
         sum.send_s += s.send_s;
+        sum.setup_s = larger(sum.setup_s, s.setup_s);
         if (s.exchange_rate > 0 && (sum.exchange_rate <= 0 || s.exchange_rate < sum.exchange_rate))
             sum.exchange_rate = s.exchange_rate;
     }
