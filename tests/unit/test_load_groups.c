@@ -385,5 +385,6 @@ TEST(plan, large_jobs_cost_a_rank_what_it_gets)
     }
 }
 
-TESTS(T(replicas, are_the_ranks_that_want_the_same), T(plan, large_jobs_cost_a_rank_what_it_gets),
+/* The first one looks at the most memory that the process has had. */
+TESTS(T(plan, large_jobs_cost_a_rank_what_it_gets), T(replicas, are_the_ranks_that_want_the_same),
       T(plan, boxes_given_one_by_one_are_sorted), T(plan, rows_given_box_by_box_cost_a_rank_little))
