@@ -450,14 +450,19 @@ print("good")
 """
 
 
+def python(script):
+    """A script with this build's package, given the checkpoint."""
+    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    return subprocess.run([sys.executable, "-c", script, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+
+
 def what_is_kept_for_the_next_load(_):
     """Pinned memory: until release(), or until nothing was loaded for idle_s; nothing of it is left at exit."""
     if SLOW > 1:
         return "(Python is not linked with sanitizers)"
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
         return "(torch is not installed)"
-    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
-    done = subprocess.run([sys.executable, "-c", KEPT_MEMORY, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    done = python(KEPT_MEMORY)
     assert done.returncode == 0 and done.stdout == "good\n" and "leak" not in done.stderr, done
 
 
@@ -467,8 +472,7 @@ def streams_of_torch(_):
         return "(Python is not linked with sanitizers)"
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
         return "(torch is not installed)"
-    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
-    done = subprocess.run([sys.executable, "-c", TORCH_STREAMS, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    done = python(TORCH_STREAMS)
     assert done.returncode == 0 and done.stdout == "good\n", done
 
 
@@ -476,8 +480,7 @@ def memory_of_torch(_):
     """Loads from Python take device memory from torch's caching allocator, and give it back, unless that is turned off; if it has none, they say so."""
     if SLOW > 1:
         return "(Python is not linked with sanitizers)"
-    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
-    done = subprocess.run([sys.executable, "-c", TORCH_MEMORY, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    done = python(TORCH_MEMORY)
     refused = "torch nomem CUDA device 0: the caller's allocator (struct ckpt_nccl.alloc) gave no "
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 6 and "leak" not in done.stderr, done

@@ -266,20 +266,24 @@ def one_bar(top, rank):
     ckptfs.load_state_dict(net(), top, progress=True)
 
 
-def a_forked_child_has_no_process_group(top, rank):
-    """Its parent's sockets and threads are not its own."""
-    saved(top, weights(), rank)
+def in_a_child(check):
+    """Fork: check() must be true in the child, which ends without this process's exit handlers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)
-            code = 0 if "forked" in str(said) else 2
+            code = 0 if check() else 2
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def a_forked_child_has_no_process_group(top, rank):
+    """Its parent's sockets and threads are not its own."""
+    saved(top, weights(), rank)
+    in_a_child(lambda: "forked" in str(error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)))
     ckptfs.load_state_dict(net(), top)
 
 
@@ -357,21 +361,17 @@ def a_fork_between_loads(top, rank):
     saved(top, weights(), rank)
     ckptfs.load_state_dict(net(), top)
     first = kept()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)
-            alone = net()
-            ckptfs.load_state_dict(alone, top, no_dist=True)
-            code = 0 if "forked" in str(said) and not kept() and ckptfs.release() == 0 else 2
-            import atexit
-            atexit._run_exitfuncs()
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child():
+        said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)
+        alone = net()
+        ckptfs.load_state_dict(alone, top, no_dist=True)
+        good = "forked" in str(said) and not kept() and ckptfs.release() == 0
+        import atexit
+        atexit._run_exitfuncs()
+        return good
+
+    in_a_child(child)
     ckptfs.load_state_dict(net(), top)
     assert kept() == first
 

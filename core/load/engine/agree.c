@@ -232,15 +232,15 @@ static int reduce_fit(void *ctx, const unsigned char *const *data, const size_t 
     return rc;
 }
 
-static uint64_t hash_of(const struct ckpt_collective *c)
+static uint64_t hash_of(const uint32_t *rank, uint32_t n)
 {
-    return XXH3_64bits(c->rank, c->n * sizeof *c->rank);
+    return XXH3_64bits(rank, n * sizeof *rank);
 }
 
 /* Has a set of ranks a communicator? */
 static bool is_placed(const uint32_t *rank, uint32_t n, const unsigned char *data, size_t len)
 {
-    const uint64_t set = XXH3_64bits(rank, n * sizeof *rank);
+    const uint64_t set = hash_of(rank, n);
     struct ckpt_group_place place = {0};
 
     for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
@@ -290,7 +290,7 @@ static void take_places(struct ckpt_load *load, const unsigned char *data, size_
         for (uint32_t g = 0; g < p->groups.len; g++)
             for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
-                if (hash_of(c) != place.group)
+                if (hash_of(c->rank, c->n) != place.group)
                     continue;
                 c->family = (uint8_t)(place.family + 1);
                 f->colour = place.colour;
@@ -331,7 +331,7 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
         for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
             if (c->n >= CKPT_FAMILY_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
-                group[n++] = (struct group){hash_of(c), p->stream[g].len, c->n, 0};
+                group[n++] = (struct group){hash_of(c->rank, c->n), p->stream[g].len, c->n, 0};
         }
     qsort(group, n, sizeof *group, set_cmp);
     for (size_t i = 0; i < n; i++) /* several groups may have the same rails or nodes */
@@ -513,15 +513,13 @@ static int weigh_own(struct ckpt_load *load, const struct ckpt_policy_input *in,
     const uint32_t self = load->comm->x->rank;
     ckpt_cleanup(ckpt_freep) struct ckpt_weight *weight =
         calloc(load->comm->x->size, sizeof *weight);
-    struct ckpt_policy once;
+    const struct ckpt_plan_sizes once = ckpt_policy_once(in);
 
     if (!weight)
         return ckpt_nomem(err);
-    if (ckpt_policy_sizes(in, CKPT_READERS_ONCE, &once, NULL) < 0)
-        once.slots.sizes = (struct ckpt_plan_sizes){.slice = CKPT_UNIT_ALIGN};
     struct ckpt_weighing w = {.job_wants = load->parts.job_wants,
                               .at = at,
-                              .sizes = &once.slots.sizes,
+                              .sizes = &once,
                               .device = in->cost.device,
                               .logarithmic = in->cost.device && load->comm->x->device->logarithmic,
                               .weight = weight};

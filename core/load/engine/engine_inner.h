@@ -18,6 +18,12 @@ enum {
     CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
 };
 
+/* The parts of a slab are whole pages. */
+static inline uint64_t ckpt_whole_pages(uint64_t len)
+{
+    return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
+}
+
 /* A list of copies on a device. */
 struct ckpt_copy_list {
     struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */

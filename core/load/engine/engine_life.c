@@ -27,15 +27,11 @@ enum {
 
 /* ---- memory ---- */
 
-static uint64_t whole_pages(uint64_t len)
-{
-    return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
-}
-
 /* Bytes of host memory for all slots. */
 static uint64_t slab_bytes(const struct ckpt_engine *e)
 {
-    return e->opt.ahead * whole_pages(e->sizes.read) + e->opt.slots * whole_pages(e->sizes.receive);
+    return e->opt.ahead * ckpt_whole_pages(e->sizes.read) +
+           e->opt.slots * ckpt_whole_pages(e->sizes.receive);
 }
 
 static void release_slots(struct ckpt_engine *e)
@@ -156,9 +152,9 @@ static int map_slots(struct ckpt_engine *e, struct ckpt_err *err)
     if (e->slab == MAP_FAILED)
         return e->slab = NULL, ckpt_nomem(err);
     unsigned char *at = e->slab;
-    for (uint32_t i = 0; i < e->opt.ahead; i++, at += whole_pages(e->sizes.read))
+    for (uint32_t i = 0; i < e->opt.ahead; i++, at += ckpt_whole_pages(e->sizes.read))
         e->read[i].buf = at;
-    for (uint32_t i = 0; i < e->opt.slots; i++, at += whole_pages(e->sizes.receive))
+    for (uint32_t i = 0; i < e->opt.slots; i++, at += ckpt_whole_pages(e->sizes.receive))
         e->slot[i].receive = at;
     return 0;
 }

@@ -26,12 +26,10 @@ static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err 
 
 /* ---- the slab: pinned memory of all slots ---- */
 
-static uint64_t whole_pages(uint64_t len)
+static uint64_t list_bytes(uint64_t n)
 {
-    return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
+    return ckpt_whole_pages(n * sizeof(struct ckpt_device_copy));
 }
-
-static uint64_t list_bytes(uint64_t n) { return whole_pages(n * sizeof(struct ckpt_device_copy)); }
 
 /* Pinned bytes of a window slot for verifying received pieces. */
 static uint64_t verified(const struct ckpt_engine *e)
@@ -42,13 +40,14 @@ static uint64_t verified(const struct ckpt_engine *e)
 /* Pinned bytes of a read slot, with room to shift the piece (ckpt_read_slot.dev.pinned). */
 static uint64_t read_bytes(const struct ckpt_engine *e)
 {
-    return e->sizes.read ? whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
+    return e->sizes.read ? ckpt_whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
 }
 
 static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    const uint64_t len = e->opt.ahead * read_bytes(e) +
-                         e->opt.slots * (whole_pages(verified(e)) + list_bytes(e->sizes.copies));
+    const uint64_t len =
+        e->opt.ahead * read_bytes(e) +
+        e->opt.slots * (ckpt_whole_pages(verified(e)) + list_bytes(e->sizes.copies));
 
     if (len && e->device->ops->pin(e->device, len, &e->slab, err) < 0)
         return -1;
@@ -61,7 +60,7 @@ static void *cut(unsigned char **at, uint64_t len)
 {
     void *p = len ? *at : NULL;
 
-    *at += whole_pages(len);
+    *at += ckpt_whole_pages(len);
     return p;
 }
 

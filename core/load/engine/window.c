@@ -22,14 +22,6 @@ static struct ckpt_read_slot *free_slot(struct ckpt_engine *e)
     return NULL;
 }
 
-/* The number of windows that a piece feeds. */
-static uint32_t count_windows(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
-{
-    const struct ckpt_stream *s = &e->plan->stream[piece->group];
-
-    return s->nstep ? (piece->len + s->slice - 1) / s->slice : e->device != NULL;
-}
-
 bool ckpt_read_open(struct ckpt_engine *e)
 {
     struct ckpt_read_slot *s = e->next_piece < e->plan->pieces.len ? free_slot(e) : NULL;
@@ -44,7 +36,7 @@ bool ckpt_read_open(struct ckpt_engine *e)
     while (s->hi < e->plan->stream[piece->group].hi && e->plan->units.ptr[s->hi].at < end)
         s->hi++;
     s->unread = s->hi - s->lo;
-    s->unsent = count_windows(e, piece);
+    s->unsent = ckpt_plan_fed(e->plan, piece);
     const struct ckpt_unit *unit = &e->plan->units.ptr[s->lo];
     if (s->pinned)
         s->buf = s->pinned + (unit->off + (piece->lo - unit->at)) % CKPT_DEVICE_PAGE;

@@ -8,7 +8,6 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "base/map.h"
 #include "base/mem.h"
 #include "load/plan/options.h"
 #include "load/plan/policy.h"
@@ -25,12 +24,6 @@ struct traffic {
     uint64_t read, reads, sent, received;
 };
 
-/* Groups that have been counted; the map's keys point to their ranks, which `rank` owns. */
-struct known_groups {
-    struct ckpt_map map;
-    CKPT_VEC(uint32_t *) rank;
-};
-
 /* The traffic of a rank that shares with no other, by a hash of the lengths of its boxes. */
 struct shape {
     XXH128_hash_t lengths;
@@ -45,8 +38,8 @@ struct model {
     struct traffic *traffic; /* per rank */
     uint32_t nwindow;        /* the most windows of a rank */
     struct ckpt_plan_sizes sizes;
-    struct known_groups known;  /* of the current domain */
-    struct ckpt_weight *weight; /* per rank */
+    struct ckpt_known_lists known; /* groups of the current domain that have been counted */
+    struct ckpt_weight *weight;    /* per rank */
     bool device;
     uint64_t most;     /* bytes that the rank which exchanges most exchanges, */
     json_t *exchanges; /* and how */
@@ -84,34 +77,6 @@ static int make_job_wants(struct model *m, const struct ckpt_view *view, const c
 }
 
 /* ---- one domain: a set of ranks that share what they read ---- */
-
-static void forget_groups(struct known_groups *k)
-{
-    for (size_t i = 0; i < k->rank.len; i++)
-        free(k->rank.ptr[i]);
-    ckpt_vec_release(&k->rank);
-    ckpt_map_release(&k->map);
-}
-
-/* 1 if the group has not been counted yet, 0 if it has, -1: no memory. */
-static int see_group(struct model *m, const struct ckpt_group *g)
-{
-    const size_t len = g->n * sizeof *g->rank;
-    uint32_t *copy, ignored;
-    bool new;
-
-    if (ckpt_map_get(&m->known.map, (const char *)g->rank, len, &ignored))
-        return 0;
-    if ((copy = malloc(len + 1)))
-        memcpy(copy, g->rank, len);
-    if (!copy || ckpt_vec_push(&m->known.rank, copy) < 0) {
-        free(copy);
-        return ckpt_nomem(m->err);
-    }
-    return ckpt_map_put(&m->known.map, (const char *)copy, len, 0, &ignored, &new) < 0
-               ? ckpt_nomem(m->err)
-               : 1;
-}
 
 /* Add what the members of a group read to their traffic, and to read[], by index in the group. */
 static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
@@ -164,18 +129,15 @@ static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
     return 0;
 }
 
-/* Append one kind of call of a plan: n ranks, whose slices are `each` bytes. */
+/* Append one kind of call of a plan: n ranks, in the order of their nodes, whose slices are `each`
+ * bytes. */
 static int add_exchange(struct model *m, json_t *list, const uint32_t *rank, uint32_t n,
                         uint64_t each, uint32_t windows)
 {
-    uint32_t nodes = 0;
+    uint32_t nodes = 1;
 
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t k = 0;
-        while (k < i && m->node[rank[k]] != m->node[rank[i]])
-            k = m->node[rank[i]] == m->node[rank[i - 1]] ? i - 1 : k + 1;
-        nodes += k == i;
-    }
+    for (uint32_t i = 1; i < n; i++)
+        nodes += m->node[rank[i]] != m->node[rank[i - 1]];
     return json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "call", "allgather",
                                                  "members", (json_int_t)n, "nodes",
                                                  (json_int_t)nodes, "windows", (json_int_t)windows,
@@ -217,8 +179,11 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
     int rc = ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err);
 
     for (uint32_t g = 0; rc == 0 && g < p->groups.len; g++) {
-        rc = see_group(m, &p->groups.ptr[g]);
-        if (rc > 0)
+        const struct ckpt_group *group = &p->groups.ptr[g];
+        bool new;
+        if (ckpt_lists_know(&m->known, group->rank, group->n, 0, &new) < 0)
+            rc = ckpt_nomem(m->err);
+        else if (new)
             rc = add_group(m, p, g);
     }
     if (rc == 0 && p->windows.len > m->nwindow)
@@ -285,7 +250,7 @@ static int add_domain(struct model *m, const struct ckpt_policy *policy, const u
             rc = add_rank(m, policy, rank[k]);
         seen[replica] = true;
     }
-    forget_groups(&m->known);
+    ckpt_lists_forget(&m->known);
     return rc;
 }
 
@@ -394,13 +359,10 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
 static int weigh_all(struct model *m, const struct ckpt_policy_input *in,
                      const struct ckpt_load_places *at, struct ckpt_cost_input *ret)
 {
-    struct ckpt_policy once;
-
-    if (ckpt_policy_sizes(in, CKPT_READERS_ONCE, &once, NULL) < 0)
-        once.slots.sizes = (struct ckpt_plan_sizes){.slice = CKPT_UNIT_ALIGN};
+    const struct ckpt_plan_sizes once = ckpt_policy_once(in);
     struct ckpt_weighing w = {.job_wants = &m->job_wants,
                               .at = at,
-                              .sizes = &once.slots.sizes,
+                              .sizes = &once,
                               .device = m->device,
                               .logarithmic = m->device,
                               .weight = m->weight};

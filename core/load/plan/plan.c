@@ -56,6 +56,11 @@ static size_t region_esize(const struct ckpt_plan *p, const struct ckpt_region *
     return ckpt_dtype_size(p->job_wants->cat->tensors.ptr[r->tensor].dtype);
 }
 
+static uint64_t align(uint64_t len)
+{
+    return (len + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN;
+}
+
 /* ---- units ---- */
 
 /* Order the dimensions by their stride in the file, which the tensor's first piece tells: a tensor
@@ -172,7 +177,7 @@ static int make_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_err *
     if (bytes > UINT32_MAX - CKPT_UNIT_ALIGN)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in parts of 4 GiB or more",
                          ckpt_plan_unit_tensor(p, unit)->name);
-    u->len = (uint32_t)((bytes + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN);
+    u->len = (uint32_t)align(bytes);
     place_unit(p, unit, u);
     return 0;
 }
@@ -227,11 +232,6 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 }
 
 /* ---- streams ---- */
-
-static uint64_t align(uint64_t len)
-{
-    return (len + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN;
-}
 
 /* Lay the units of each group end to end. */
 static void lay_out(struct ckpt_plan *p)
@@ -412,17 +412,15 @@ static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
  * windows. */
 static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct ckpt_err *err)
 {
-    struct ckpt_stream *s = &p->stream[group];
+    const struct ckpt_stream *s = &p->stream[group];
     const uint32_t most = whole ? (uint32_t)(p->sizes.piece / s->slice) : 1;
     const uint32_t each = (uint32_t)ckpt_max_u64(1, ckpt_min_u64(most, s->nwindow));
 
-    s->piece = each * s->slice;
     for (uint32_t k = 0; k < s->nwindow; k += each) {
         const struct ckpt_window w = {.group = group, .number = k};
         uint64_t lo, hi;
         ckpt_plan_slice(p, &w, p->groups.ptr[group].self, &lo, &hi);
-        const uint64_t span_left = (uint64_t)(s->nwindow - k) * s->slice;
-        hi = ckpt_min_u64(lo + ckpt_min_u64(s->piece, span_left), s->len);
+        hi = ckpt_min_u64(lo + ckpt_min_u64(each, s->nwindow - k) * s->slice, s->len);
         if (hi > lo && add_piece(p, group, k, lo, hi, err) < 0)
             return -1;
     }
@@ -464,6 +462,13 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
     return 0;
 }
 
+uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *piece)
+{
+    const struct ckpt_stream *s = &p->stream[piece->group];
+
+    return s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
+}
+
 static int add_window(struct ckpt_plan *p, uint32_t group, uint32_t number, uint32_t piece)
 {
     const struct ckpt_window w = {group, number, piece};
@@ -479,8 +484,7 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 
     for (uint32_t i = 0; i < p->pieces.len && rc == 0; i++) {
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        const struct ckpt_stream *s = &p->stream[piece->group];
-        const uint32_t n = s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
+        const uint32_t n = ckpt_plan_fed(p, piece);
         for (uint32_t k = 0; k < n && rc == 0; k++)
             rc = add_window(p, piece->group, piece->number + k, i);
         fed[piece->group] = piece->number + n;

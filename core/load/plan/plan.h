@@ -79,7 +79,6 @@ struct ckpt_stream {
     uint64_t len;     /* bytes */
     uint32_t slice;   /* bytes of a slice, a multiple of CKPT_UNIT_ALIGN */
     uint32_t nwindow; /* slices of a span */
-    uint32_t piece;   /* bytes that this rank reads at once, at most: a multiple of `slice` */
     uint32_t nstep;   /* 1 or 2 steps; 0: one member */
     struct ckpt_collective step[2];
     uint32_t *members; /* ranks of the steps that are not the whole group; owned */
@@ -155,6 +154,9 @@ const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint3
  * empty beyond the end of the stream. */
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi);
+
+/* The number of windows that a piece feeds: 0 if it is placed without one. */
+uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *piece);
 
 /* Where a member's slice lies in the buffer of a window: the number of slices before it. */
 uint32_t ckpt_plan_place(const struct ckpt_plan *p, uint32_t group, uint32_t member);

@@ -65,6 +65,15 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
     return ckpt_load_sizes(&sizes, &ret->slots, err);
 }
 
+struct ckpt_plan_sizes ckpt_policy_once(const struct ckpt_policy_input *in)
+{
+    struct ckpt_policy once;
+
+    return ckpt_policy_sizes(in, CKPT_READERS_ONCE, &once, NULL) < 0
+               ? (struct ckpt_plan_sizes){.slice = CKPT_UNIT_ALIGN}
+               : once.slots.sizes;
+}
+
 bool ckpt_policy_less(enum ckpt_readers *readers)
 {
     if (*readers == CKPT_READERS_EACH)

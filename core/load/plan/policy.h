@@ -45,6 +45,10 @@ int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *r
 int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
                       struct ckpt_policy *ret, struct ckpt_err *err);
 
+/* The sizes that a load would have in which all ranks share, by which it is weighed; the least if
+ * there is no room for it. */
+struct ckpt_plan_sizes ckpt_policy_once(const struct ckpt_policy_input *in);
+
 /* Step from ONCE to NODE and from NODE to EACH. False, and nothing changes, after EACH. */
 bool ckpt_policy_less(enum ckpt_readers *readers);
 
