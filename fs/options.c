@@ -184,7 +184,7 @@ const struct ckpt_option ckptfs_options[] = {
      "auto: what the rates say (auto)",
      TOOL(LOADS, CHOICE, load.readers)},
     {"share", "N", "only each N consecutive ranks share what they read (all)",
-     TOOL(LOADS, NUMBER, load.share_ranks), .least = 1, .most = MOST_RANKS},
+     TOOL(LOADS, NUMBER, share_ranks), .least = 1, .most = MOST_RANKS},
     {"verify", NULL, "compare what every rank got with an independent read",
      TOOL(CKPTFS_LOAD, FLAG, verify), .refused_by = CKPTFS_PLAN,
      .why = "no data is read; use ckpt load"},

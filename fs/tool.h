@@ -31,6 +31,7 @@ struct ckpt_tool {
     char *layout, *transport;
     struct ckpt_load_options load;
     uint32_t ranks, ranks_per_node; /* of plan; 0: not given */
+    uint32_t share_ranks;           /* --share; 0: not given */
     bool verify;                    /* compare the loaded bytes with the view */
 };
 

@@ -91,8 +91,8 @@ struct ckpt_device_ops {
      * all of that work is done; 1: not yet; -1: it failed. */
     int (*mark)(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
     int (*reached)(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
-    /* Abort the exchanges, and wait some seconds for the remaining work. False: the work did not
-     * end, and the memory that it uses must never be freed. */
+    /* Abort the exchanges and communicators, and wait some seconds for the remaining work. False:
+     * the work did not end, and the memory that it uses must never be freed. */
     bool (*drain)(struct ckpt_device *d);
 
     /* References keep the member alive; the last unref frees it. From any thread. */
@@ -104,6 +104,7 @@ struct ckpt_device_ops {
 struct ckpt_device {
     const struct ckpt_device_ops *ops;
     bool logarithmic;  /* all-gathers of one rank a node take log2(n) steps */
+    bool connected;    /* it has the communicators of an earlier load */
     uint64_t setup_ns; /* spent in connect so far */
 };
 

@@ -85,11 +85,20 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
         !(ckpt_dtype_is_castable(dtype) && ckpt_dtype_is_castable(tensor->dtype)))
         return ckpt_fail(err, CKPT_USAGE, "tensor '%s' is %s: there is no cast to %s", tensor->name,
                          ckpt_dtype_name(tensor->dtype), ckpt_dtype_name(dtype));
+    if (load->planned && load->comm->x->device && given && !t->host && (dest.host || dest.put))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "tensor '%s': that its destination is on the host must be said before the "
+                         "load is planned",
+                         tensor->name);
     t->dtype = dtype;
     if (!load->planned)
         load->wants.entries.ptr[want].dtype = dtype;
-    if (given)
+    if (given) {
         t->ptr = dest.ptr;
+        t->host = dest.host || dest.put;
+        t->put = dest.put;
+        t->ctx = dest.ctx;
+    }
     ckpt_shape_strides(t->box.n, t->box.rank, t->stride);
     for (uint32_t d = 0; d < t->box.rank; d++)
         t->stride[d] = (dest.stride ? dest.stride[d] : t->stride[d]) * ckpt_dtype_size(dtype);
@@ -314,7 +323,7 @@ static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
     for (size_t i = 0; i < load->target.len && d; i++) {
         const struct ckpt_target *t = &load->target.ptr[i];
         const char *name = load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name;
-        if (ckpt_box_numel(&t->box) == 0)
+        if (ckpt_box_numel(&t->box) == 0 || t->host)
             continue;
         if (!d->ops->reaches(d, t->ptr))
             return ckpt_fail(err, CKPT_USAGE,
@@ -331,7 +340,8 @@ static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
 static int check_targets(const struct ckpt_load *load, struct ckpt_err *err)
 {
     for (size_t i = 0; i < load->target.len; i++)
-        if (!load->target.ptr[i].ptr && ckpt_box_numel(&load->target.ptr[i].box))
+        if (!load->target.ptr[i].ptr && !load->target.ptr[i].put &&
+            ckpt_box_numel(&load->target.ptr[i].box))
             return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
                              load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
     return 0;
@@ -466,6 +476,8 @@ uint64_t ckpt_comm_release(struct ckpt_comm *comm)
 {
     struct ckpt_device *d = comm->x->device;
 
+    if (d && !comm->busy)
+        (void)d->ops->drain(d);
     return d ? d->ops->unpin(d, NULL) : 0;
 }
 

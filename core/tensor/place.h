@@ -5,6 +5,7 @@
 #ifndef CKPT_TENSOR_PLACE_H
 #define CKPT_TENSOR_PLACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "tensor/box.h"
@@ -17,6 +18,11 @@ struct ckpt_target {
     struct ckpt_box box;            /* in the tensor's coordinates */
     uint64_t stride[CKPT_MAX_RANK]; /* bytes between neighbours along each axis of the box */
     enum ckpt_dtype dtype;
+    bool host; /* of a load into device memory: this is on the host */
+    /* A function instead of ptr (ckpt_dest_put in load.h), and its argument. */
+    int (*put)(void *ctx, const uint64_t *lo, const uint64_t *n, const void *data,
+               const uint64_t *stride, const char *dtype);
+    void *ctx;
 };
 
 /* Where a part begins, and how a copy of it steps. ckpt_place_from: elements from the beginning of

@@ -15,7 +15,7 @@ static int check_useful(const struct ckpt_tool *t, struct ckpt_err *err)
         const char *name;
         const char *why; /* and what to do */
     } of_sharing[] = {
-        {t->load.share_ranks, "--share",
+        {t->share_ranks, "--share",
          "ranks that read for themselves share nothing; use once or node"},
         {t->load.window_bytes, "--window-bytes",
          "nothing is exchanged; use --host-bytes, or once or node"},
@@ -44,6 +44,8 @@ static int load(struct ckpt_tool *t, struct ckpt_comm **ret_comm, struct ckpt_er
         return -1;
     if (ckpt_comm_rank(*ret_comm) == 0)
         ckpt_tool_log(t);
+    if (t->share_ranks)
+        t->load.share = ckpt_comm_rank(*ret_comm) / t->share_ranks;
     return ckpt_cmd_load(t, *ret_comm, err);
 }
 

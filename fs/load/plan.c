@@ -19,7 +19,7 @@ int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
-                        t->transport, &t->load, &text, err) < 0)
+                        t->share_ranks, t->transport, &t->load, &text, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
     if (ckpt_out_parse(text, &plan, err) < 0)

@@ -119,8 +119,8 @@ CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t s
 CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);
 
 /* Give back the memory that the comm keeps for its next load (nccl: pinned memory, kept_bytes in
- * the statistics), which is slow to make. Connections stay. Returns the number of bytes. Other
- * ranks need not do the same; loads that are not freed keep what they use. */
+ * the statistics, and NCCL's communicators), which is slow to make. Sockets stay. Returns the
+ * number of pinned bytes. Other ranks need not do the same. */
 CKPT_PUBLIC uint64_t ckpt_comm_release(struct ckpt_comm *comm);
 
 /* This rank's number, the number of ranks, and the name of the transport: "self", "threads", "tcp",
@@ -224,9 +224,6 @@ struct ckpt_load_options {
                        for example those of a data-parallel group: ONCE reads a byte once for each
                        such group, NODE once for its ranks of each node. Only this option, threads
                        and the timeouts may differ from rank to rank */
-    uint32_t share_ranks; /* 0: not used. Else share must be 0, and each share_ranks consecutive
-                             ranks share what they read, as if each rank r gave the share
-                             r / share_ranks. ckpt_load_model knows only this option of the two */
 };
 
 /* ---- a load ---- */
@@ -250,7 +247,14 @@ CKPT_PUBLIC void ckpt_load_free(struct ckpt_load *load);
 
 enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions of a tensor, and of a mesh */
 
-/* Where to put a want's elements: in host memory, or in device memory if the comm has devices. */
+/* A destination that is a function: called with each part of a want as it arrives, on a thread of
+ * the library, for several parts at the same time. The part is elements [lo[d], lo[d]+n[d]) of the
+ * want. Element i of it is at data + i . stride, in elements of dtype ("F32"), which is the dtype
+ * in which the tensor is read; all borrowed for the call. A negative result makes the load fail. */
+typedef int ckpt_dest_put(void *ctx, const uint64_t *lo, const uint64_t *n, const void *data,
+                          const uint64_t *stride, const char *dtype);
+
+/* Where to put a want's elements: in device memory if the comm has devices, else in host memory. */
 struct ckpt_dest {
     size_t size; /* sizeof(struct ckpt_dest) */
     void *ptr;   /* address of the want's first element, aligned for the dtype on a device; NULL: to
@@ -259,6 +263,9 @@ struct ckpt_dest {
                                NULL: dense row-major */
     const char *dtype;      /* "F32" or "float32" to convert to; NULL: as the view. Unless the view
                                was opened with dtype=, what is stored is rounded once, to this */
+    bool host;              /* the comm has devices, but ptr is in host memory */
+    ckpt_dest_put *put;     /* instead of ptr, and on the host; stride is not used */
+    void *ctx;              /* the first argument of put */
 };
 
 /* Declare a want: the elements [lo[d], lo[d]+n[d]) of a tensor in each dimension d; lo == NULL: the
@@ -452,16 +459,17 @@ CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint
 /* ---- planning only ---- */
 
 /* Plan without loading: what a job of `ranks` ranks (0: the product of the layout's numbers),
- * `ranks_per_node` of them on each node, would do under a layout (as in ckpt_load_want_layout).
+ * `ranks_per_node` of them on each node, would do under a layout (as in ckpt_load_want_layout), if
+ * each `share_ranks` consecutive ranks share what they read (0: all ranks; opt->share must be 0).
  * transport: "nccl": destinations are on devices; anything else, or NULL: in host memory. *ret_json
  * is JSON text that the caller frees. It has reads, bytes and transfers per rank (least, mean,
  * most), the estimated time of each way to read, by opt->rates, and `exchanges`: the collectives of
  * the rank that exchanges most, each with its call, its members and on how many nodes they are, the
  * number of windows and the bytes of a window. No tensor data is read. */
 CKPT_PUBLIC int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
-                                uint32_t ranks_per_node, const char *transport,
-                                const struct ckpt_load_options *opt, char **ret_json,
-                                struct ckpt_err *err);
+                                uint32_t ranks_per_node, uint32_t share_ranks,
+                                const char *transport, const struct ckpt_load_options *opt,
+                                char **ret_json, struct ckpt_err *err);
 
 #ifdef __cplusplus
 }

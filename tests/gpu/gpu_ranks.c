@@ -78,10 +78,11 @@ struct rank {
 
 /* Where a want goes. */
 struct want {
-    enum { OF_COMM, OF_CUDA, PINNED } kind;
+    enum { OF_COMM, OF_CUDA, PINNED, ON_HOST, BY_FUNCTION } kind;
     unsigned char *mem, *got, *expect;
-    size_t len, first;               /* bytes; of the first element */
+    size_t len, first, esize;        /* bytes; of the first element; of an element */
     uint64_t stride[CKPT_LOAD_RANK]; /* elements */
+    uint32_t rank;
     char dtype[16];
 };
 
@@ -151,6 +152,12 @@ static int allocate(struct rank *r, struct want *w, struct ckpt_err *err)
         memset(w->mem, GARBAGE, w->len);
         return 0;
     }
+    if (w->kind >= ON_HOST) {
+        if (!(w->mem = malloc(w->len)))
+            die("host memory", "there is none");
+        memset(w->mem, GARBAGE, w->len);
+        return 0;
+    }
     if (w->kind == OF_CUDA)
         w->mem = allocate_on_device(w->len);
     else if (ckpt_comm_alloc(r->comm, w->len, (void **)&w->mem, err) < 0) {
@@ -170,7 +177,9 @@ static void release(struct rank *r, struct want *w, size_t n)
         free(w[i].expect);
         if (!w[i].mem || (r->failed && r->w->keep))
             continue;
-        if (w[i].kind == PINNED)
+        if (w[i].kind >= ON_HOST)
+            free(w[i].mem);
+        else if (w[i].kind == PINNED)
             tidy(r, cuMemFreeHost(w[i].mem), "freeing");
         else if (w[i].kind == OF_CUDA)
             tidy(r, cuMemFree(on_device(w[i].mem)), "freeing");
@@ -180,8 +189,33 @@ static void release(struct rank *r, struct want *w, size_t n)
     free(w);
 }
 
+/* A destination that is a function: copies elements, one after the other. */
+static int put(void *ctx, const uint64_t *lo, const uint64_t *n, const void *data,
+               const uint64_t *stride, const char *dtype)
+{
+    const struct want *w = ctx;
+    const size_t esize = w->esize;
+    uint64_t at[CKPT_LOAD_RANK] = {0};
+
+    if (strcmp(dtype, w->dtype) != 0)
+        return -1;
+    for (;;) {
+        uint64_t from = 0, to = 0;
+        uint32_t d = w->rank;
+        for (uint32_t k = 0; k < w->rank; k++) {
+            from += at[k] * stride[k];
+            to += (lo[k] + at[k]) * w->stride[k];
+        }
+        memcpy(w->mem + w->first + to * esize, (const unsigned char *)data + from * esize, esize);
+        while (d > 0 && ++at[d - 1] == n[d - 1])
+            at[--d] = 0;
+        if (d == 0)
+            return 0;
+    }
+}
+
 /* Random jobs have holes between rows, do not begin where the memory begins, and some have their
- * destinations in pinned memory. */
+ * destinations in pinned memory, or on the host. */
 static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want, uint64_t seed,
                        bool random, struct ckpt_err *err)
 {
@@ -202,11 +236,18 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         const size_t esize = numel ? info.nbytes / numel : 1;
         w->first = random ? esize * random_range(&rng, 0, 3) : 0;
         w->len = w->first + step * esize + TAIL;
-        w->kind = random ? random_range(&rng, 0, 5) % 3 : OF_COMM;
+        w->kind = random ? random_range(&rng, 0, 6) % 4 : OF_COMM;
         (void)snprintf(w->dtype, sizeof w->dtype, "%s", info.dtype);
+        w->rank = info.rank;
+        w->esize = esize;
+        if (w->kind == ON_HOST && random_range(&rng, 0, 1))
+            w->kind = BY_FUNCTION;
         if (allocate(r, w, err) < 0)
             return -1;
-        const struct ckpt_dest dest = {sizeof dest, w->mem + w->first, w->stride, w->dtype};
+        struct ckpt_dest dest = {sizeof dest, w->mem + w->first, w->stride, w->dtype};
+        dest.host = w->kind == ON_HOST;
+        if (w->kind == BY_FUNCTION)
+            dest = (struct ckpt_dest){sizeof dest, .dtype = w->dtype, .put = put, .ctx = w};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)
             return -1;
     }
@@ -227,8 +268,11 @@ static int load_again(struct rank *r, struct ckpt_load *load, struct want *want,
             die("comparing", "no memory");
         memset(w->expect, GARBAGE, w->len);
         const struct ckpt_dest dest = {sizeof dest, w->expect + w->first, w->stride, w->dtype};
-        if (ckpt_load_want(own, info.tensor, info.lo, info.n, &dest, NULL, err) < 0 ||
-            ckpt_comm_fetch(r->comm, w->got, w->mem, w->len, err) < 0)
+        if (ckpt_load_want(own, info.tensor, info.lo, info.n, &dest, NULL, err) < 0)
+            return -1;
+        if (w->kind >= ON_HOST)
+            memcpy(w->got, w->mem, w->len);
+        else if (ckpt_comm_fetch(r->comm, w->got, w->mem, w->len, err) < 0)
             return -1;
     }
     if (ckpt_load_plan(own, err) < 0 || ckpt_load_start(own, err) < 0)
@@ -411,6 +455,8 @@ static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ck
     if (rc == 0 && r->number == 0)
         tell(r, j, load);
     ckpt_load_free(load);
+    if (rc == 0 && getenv("LOAD_RELEASE") && r->number % 2) /* the others keep what they have */
+        (void)ckpt_comm_release(r->comm);
     return rc;
 }
 

@@ -109,6 +109,11 @@ def groups_that_share(real):
     assert result.good and len(list(result.loads())) == 3, result
 
 
+def some_ranks_give_back_communicators(real):
+    """The next load makes them anew on all ranks."""
+    check(processes(4, [LLAMA, "--", "tp=2,dp=2:once", "dp=4:once", "tp=2,dp=2:once"], real, LOAD_RELEASE="1"), "communicators given back", 3)
+
+
 def some_ranks_on_one_device(real):
     check(processes(3, [LLAMA, "--", "random:once"], real, CKPTFS_GPU_COUNT="1", NCCL_MULTI_RANK_GPU_ENABLE="1"), "3 ranks, one device", 1)
 
@@ -450,6 +455,40 @@ print("good")
 """
 
 
+HOST_TENSORS = """
+import sys, types
+import torch
+import ckptfs
+from ckptfs import _comm
+from ckptfs._comm import joined
+from ckptfs._load import Load, make_options
+from ckptfs._targets import Entry
+
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)  # this torch knows no CUDA
+_comm.TORCH = _comm.DRIVER
+with joined(None, 0, no_dist=True, idle_s=None) as comm, ckptfs.View(sys.argv[1]) as view:
+    load, tensors = Load(view, comm, make_options("auto", {})), {}
+    for i, name in enumerate(view):
+        expected = view.get_tensor(name)
+        t = torch.empty_like(expected, dtype=torch.float64 if i % 3 == 1 else expected.dtype)
+        t = torch._neg_view(t) if i % 3 == 2 else t  # which C can't write
+        tensors[name] = t, expected
+        load.want_box(name, [0] * t.dim(), list(t.shape), t, Entry(name, t, None))
+    assert len(load.direct) < len(tensors)
+    load.run(None)
+    assert all(torch.equal(t, expected.to(t.dtype)) for t, expected in tensors.values())
+    load._copy = lambda to, part: 1 / 0
+    try:
+        load.rerun(view, None)
+    except ckptfs.CkptError as e:
+        assert "destination of want" in str(e) and isinstance(e.__cause__, ZeroDivisionError), e
+    else:
+        raise AssertionError("a copy that fails")
+    load.close()
+print("good")
+"""
+
+
 def python(script):
     """A script with this build's package, given the checkpoint."""
     env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
@@ -464,6 +503,16 @@ def what_is_kept_for_the_next_load(_):
         return "(torch is not installed)"
     done = python(KEPT_MEMORY)
     assert done.returncode == 0 and done.stdout == "good\n" and "leak" not in done.stderr, done
+
+
+def tensors_on_the_host(_):
+    """CPU tensors of a load to a device: filled on the host, by C or, where it can't write them, part by part by torch."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
+        return "(torch is not installed)"
+    done = python(HOST_TENSORS)
+    assert done.returncode == 0 and done.stdout == "good\n", done
 
 
 def streams_of_torch(_):
@@ -553,8 +602,8 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, with_a_secret, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, the_devices_that_comms_take, what_is_kept_for_the_next_load]]
+    tests = [every_way_to_a_communicator, with_a_secret, over_mpi, more_ranks, groups_that_share, some_ranks_give_back_communicators, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, tensors_on_the_host, the_devices_that_comms_take, what_is_kept_for_the_next_load]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

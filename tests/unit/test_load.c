@@ -150,22 +150,19 @@ TEST(load, wants_that_can_not_be)
     CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "has");
     memset(&err, 0, sizeof err);
     opt.size = offsetof(struct ckpt_load_options, rates);
-    CHECK_OK(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err));
+    CHECK_OK(ckpt_load_model(view, "dp=1", 1, 1, 0, NULL, &opt, &text, &err));
     free(text);
     opt = (struct ckpt_load_options){.size = sizeof opt, .readers = 17};
-    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err), CKPT_USAGE,
+    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, 0, NULL, &opt, &text, &err), CKPT_USAGE,
                 "readers is 17");
     memset(&err, 0, sizeof err);
     opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1};
-    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err), CKPT_USAGE,
+    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, 0, NULL, &opt, &text, &err), CKPT_USAGE,
                 "share_ranks");
-    memset(&err, 0, sizeof err);
-    opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1, .share_ranks = 2};
-    CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "both given");
     memset(&err, 0, sizeof err);
     for (size_t i = 0; i < sizeof bad_rate / sizeof *bad_rate; i++) {
         opt = (struct ckpt_load_options){.size = sizeof opt, .rates = {.copy = bad_rate[i]}};
-        CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, NULL, &opt, &text, &err), CKPT_USAGE,
+        CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, 0, NULL, &opt, &text, &err), CKPT_USAGE,
                     "bytes a second");
         memset(&err, 0, sizeof err);
     }

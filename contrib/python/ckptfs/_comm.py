@@ -238,7 +238,7 @@ class Comm:
             return bool(self._comm) and not self._closing and not self._users
 
     def release(self) -> int:
-        """Give back the pinned memory that is kept for the next load. Connections stay.
+        """Give back pinned memory and communicators that are kept for the next load. Sockets stay.
 
         Returns:
             The number of bytes; 0 while a load runs.
@@ -540,15 +540,15 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def release() -> int:
-    """Give back the pinned memory that this process keeps for its next loads. Connections stay.
+    """Give back what this process keeps for its next loads to CUDA devices. Sockets stay.
 
-    It is what loads to CUDA devices have left (`kept_bytes` in their statistics), and is given back
-    by itself when nothing has been loaded for load_options["idle_s"] seconds. Memory that loads
-    have got from torch's caching allocator is torch's again at their end: torch.cuda.empty_cache()
-    frees that. Memory of a Reloader is kept until it is closed. Each rank calls it when it likes.
+    It is pinned memory (`kept_bytes` in their statistics) and NCCL's communicators, which are given
+    back by themselves when nothing has been loaded for load_options["idle_s"] seconds. Memory that
+    loads have got from torch's caching allocator is torch's again at their end:
+    torch.cuda.empty_cache() frees that. Each rank calls it when it likes.
 
     Returns:
-        The number of bytes.
+        The number of pinned bytes.
     """
     return sum(comm.release() for comm in list(_open))
 

@@ -119,6 +119,11 @@ class Step(ctypes.Structure):
     ]
 
 
+PUT = ctypes.CFUNCTYPE(
+    c_int, c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_void_p, POINTER(c_uint64), c_char_p
+)
+
+
 class Dest(_Sized):
     """struct ckpt_dest."""
 
@@ -127,6 +132,9 @@ class Dest(_Sized):
         ("ptr", c_void_p),
         ("stride", POINTER(c_uint64)),
         ("dtype", c_char_p),
+        ("host", c_bool),
+        ("put", PUT),
+        ("ctx", c_void_p),
     ]
 
 

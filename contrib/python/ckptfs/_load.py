@@ -2,13 +2,15 @@
 """One load of one rank: what it wants, where that goes, and waiting for it."""
 
 import contextlib
+import ctypes
 import sys
-from ctypes import byref, c_size_t, c_void_p
+from ctypes import byref, c_size_t
 
 from . import _overlap
 from ._comm import IDLE_S, share_number
 from ._fork import loading
 from ._library import (
+    PUT,
     READERS,
     CkptError,
     Dest,
@@ -79,10 +81,11 @@ class Load:
             torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
         )
         self.keep = []  # what C holds pointers into
-        self.late = []  # what is to be done after the load
-        self.puts = []  # and after that: [(entry, local tensor that it gets)]
+        self.puts = []  # what is to be done after the load: [(entry, local tensor that it gets)]
         self.direct = []  # tensors that C writes to
-        self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
+        self.wants = []  # [(entry, its local tensor)]
+        self.copied = {}  # {CUDA device to which torch copies: an event of the caller's stream}
+        self.why = None  # the error with which such a copy has failed
         self.filled = {}  # {entry: its local tensors}
         self.memory = []  # [_overlap.Place] of those
         self.compares = False  # some rank has copies
@@ -107,10 +110,10 @@ class Load:
     def _destination(self, tensor, stored, entry):
         """Return a Dest for a local tensor of an entry.
 
-        It is the tensor itself where C can write it, otherwise a staging tensor that is copied
-        later. A tensor on the meta device gets memory. Values that are stored as float8_e4m3fn keep
-        that dtype where the entry may change its own, because they mean nothing without their
-        scales.
+        It is the tensor's memory where C can write it, on the load's device or on the host, else a
+        function that lets torch copy each part as it arrives. A tensor on the meta device gets
+        memory. Values that are stored as float8_e4m3fn keep that dtype where the entry may change
+        its own, because they mean nothing without their scales.
         """
         import torch
 
@@ -141,24 +144,57 @@ class Load:
             )
             self.puts.append((entry, tensor))
         self.comm.check_place(tensor.device)
-        direct = tensor.device == self.device and (stored == wanted or castable)
+        direct = tensor.device in (self.device, torch.device("cpu"))
+        direct = direct and (stored == wanted or castable)
         direct = direct and not tensor.is_neg() and not tensor.is_conj()
-        to = tensor
-        if not direct:
-            dtype = tensor.dtype if castable else getattr(torch, TORCH[stored])
-            to = torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
-            self.late.append(lambda: tensor.copy_(to))
-        else:
-            self.direct.append(tensor)
-        self.wants.append((entry, tensor if direct else None))
+        self.wants.append((entry, tensor))
         self.filled.setdefault(entry, []).append(tensor)
-        stride = u64s(list(to.stride()))
-        self.keep.append((to, stride))
-        return Dest(
-            c_void_p(to.data_ptr()),
-            stride,
-            SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode(),
-        )
+        dtype = wanted if castable else stored
+        dest = Dest(None, None, dtype.encode())
+        if direct:
+            self.direct.append(tensor)
+            dest.ptr, dest.stride = tensor.data_ptr(), u64s(list(tensor.stride()))
+            dest.host = tensor.device != self.device
+        else:
+            dest.put = self._putting(tensor)
+        self.keep.append((tensor, dest))
+        return dest
+
+    def _putting(self, tensor):
+        """Return a function that copies a part into a tensor; threads of C call it."""
+        import torch
+
+        if tensor.device.type == "cuda":
+            self.copied[tensor.device] = None
+
+        def put(_, lo, n, data, stride, dtype):
+            try:
+                rank = tensor.dim()
+                lo, n, stride = lo[:rank], n[:rank], stride[:rank]
+                kind = getattr(torch, TORCH[dtype.decode()])
+                span = 1 + sum((m - 1) * s for m, s in zip(n, stride))
+                memory = (ctypes.c_char * (span * kind.itemsize)).from_address(data)
+                part = torch.frombuffer(memory, dtype=kind).as_strided(n, stride)
+                with torch.no_grad():
+                    self._copy(tensor[tuple(slice(a, a + m) for a, m in zip(lo, n))], part)
+            except Exception as e:
+                self.why = self.why or e
+                return -1
+            return 0
+
+        return PUT(put)
+
+    def _copy(self, to, part):
+        """Copy a part, after what the caller had queued for its device."""
+        import torch
+
+        if to.device.type != "cuda":
+            to.copy_(part)
+            return
+        stream = torch.cuda.current_stream(to.device)  # of this thread
+        stream.wait_event(self.copied[to.device])
+        to.copy_(part)
+        stream.synchronize()
 
     def _remember(self, entry, source, lo):
         """Note the memory that _destination() has just given to an entry."""
@@ -250,11 +286,9 @@ class Load:
         for number, _, n in parts:
             to = whole.narrow(dim, at, n[dim]) if len(parts) > 1 else whole
             at += n[dim] if n else 0
-            stride = u64s(list(to.stride()))
-            self.keep.append((to, stride))
-            library().load_set_dest(
-                self.load, number, byref(Dest(c_void_p(to.data_ptr()), stride, None))
-            )
+            dest = Dest(to.data_ptr(), u64s(list(to.stride())), None)
+            self.keep.append((to, dest))
+            library().load_set_dest(self.load, number, byref(dest))
         return whole
 
     def run(self, progress):
@@ -273,6 +307,9 @@ class Load:
         import torch
 
         lib = library()
+        self.why = None
+        for device in self.copied:
+            self.copied[device] = torch.cuda.current_stream(device).record_event()
         lib.load_start(self.load)
         bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
         watch = progress if isinstance(progress, Watch) else None
@@ -284,6 +321,8 @@ class Load:
                 self._watch(bar, watch)
             while lib.load_wait(self.load, TICK_MS) == 1:
                 pass
+        except CkptError as e:
+            raise e from self.why
         finally:
             self.comm.runs(None)
             if watch is not None:
@@ -294,22 +333,13 @@ class Load:
                 for tensor in self.direct:  # also if the load has failed
                     written(tensor)
         with torch.no_grad():
-            self._agree(self._finish_late())
+            self._agree(self._difference())
             for entry, tensor in self.puts:
                 entry.put(tensor)
             self.puts = []  # they are there now
         stats = Stats()
         lib.load_stats(self.load, None, byref(stats))
         return stats.as_dict()
-
-    def _finish_late(self):
-        """Copy staging tensors to where they belong. Returns the error that this finds, or None."""
-        try:
-            for finish in self.late:
-                finish()
-            return self._difference()
-        except Exception as e:
-            return e
 
     def _difference(self):
         """Return an error if the values under several names of one tensor differ."""
@@ -360,7 +390,7 @@ class Watch:
     def arrived(self, entry, tensor):
         """Called when a part of an entry's tensor has arrived.
 
-        `tensor` is the memory where it stays, or None if it is copied to its place at the end.
+        `tensor` is the memory where it stays.
         """
 
     def stopped(self):

@@ -45,7 +45,6 @@ class LoadHandle(Watch):
         self._result: Any = None
         self._failure: BaseException | None = None
         self._left: dict[Entry, int] = {}  # wants that have not arrived
-        self._late: list[Entry] = []  # entries that are copied to their places at the end
         context = surroundings()
         self._thread = threading.Thread(
             target=self._run,
@@ -97,8 +96,8 @@ class LoadHandle(Watch):
         """Yield (name, tensor) pairs as they arrive, each of them once.
 
         The tensor is where it will stay: this rank's part of the model's own tensor or, if that was
-        on the meta device, the memory that the model gets at the end. Tensors that are cast or
-        copied on the way come at the end. All callers share one iterator.
+        on the meta device, the memory that the model gets at the end. All callers share one
+        iterator.
 
         Yields: The name in the model or state dict, and the tensor, in its destination's shape and
             dtype.
@@ -193,8 +192,6 @@ class LoadHandle(Watch):
         try:
             with surroundings():
                 self._result = load_state_dict(target, run, process_group, progress=self, **given)
-            for entry in self._late:
-                self._news.put((entry.name, entry.tensor))
         except BaseException as e:
             self._failure = e
         self._news.put(None)
@@ -224,11 +221,7 @@ class LoadHandle(Watch):
     def arrived(self, entry, tensor):
         """Called by the load when a part of a tensor has arrived."""
         self._left[entry] -= 1
-        if entry.of is not None:
-            return
-        if tensor is None:
-            self._late += [] if entry in self._late else [entry]
-        elif not self._left[entry] and entry not in self._late:
+        if entry.of is None and not self._left[entry]:
             self._news.put(
                 (
                     entry.name,

@@ -101,7 +101,8 @@ def load_state_dict(
             DeviceMesh, each rank's own, such as Megatron's data-parallel group: only ranks that
             give the same one share what they read. Ranks that are not in the one they give share
             with no other, and ranks that give None share with each other. "idle_s" is how many
-            seconds pinned memory is kept for the next load (60; None: until release()).
+            seconds pinned memory and communicators are kept for the next load (60; None:
+            until release()).
         progress: True shows a bar on rank 0. A function is called on each rank with the number of
             tensors that have arrived, and of all.
         **more: Further options of open.

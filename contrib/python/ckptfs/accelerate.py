@@ -47,7 +47,7 @@ def fsdp2_load_full_state_dict(
         accelerator: The Accelerator.
         model: The FSDP2 model, usually on the meta device.
         run: A run, one checkpoint or a model directory, on all ranks.
-        cpu_offload: True leaves the sharded parameters on the CPU.
+        cpu_offload: True leaves the sharded parameters on the CPU, and loads them there.
         **options: Arguments of ckptfs.load_state_dict: base, step, strict, missing, key_mapping and
             so on.
 
@@ -60,12 +60,11 @@ def fsdp2_load_full_state_dict(
         ImportError: accelerate can't be imported.
     """
     _need()
-    load_state_dict(model, run, **options)
     if cpu_offload:
-        state = {
-            name: t.to("cpu") if hasattr(t, "to") else t for name, t in model.state_dict().items()
-        }
-        model.load_state_dict(state, assign=True)
+        import torch
+
+        model._apply(lambda t: torch.empty_like(t, device="cpu") if t.is_meta else t.to("cpu"))
+    load_state_dict(model, run, **options)
     return model
 
 

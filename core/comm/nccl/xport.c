@@ -254,6 +254,7 @@ static bool give_up(struct nccl_device *n)
         return true;
     n->comms = NULL;
     n->comm = NULL;
+    n->cuda.base.connected = false;
     memset(n->group, 0, sizeof n->group);
     nccl_ref(&n->cuda.base);
     c->device = n;
@@ -412,6 +413,7 @@ static int connect_all(struct nccl_device *n, struct ckpt_comm *ctl,
     if ((!n->comms || missing) && make_together(n, ctl, family, err) < 0)
         return -1;
     n->comm = n->comms->world;
+    n->cuda.base.connected = true;
     for (int i = 0; i < CKPT_FAMILIES; i++)
         n->group[i] = family[i].id ? find(n->comms, family[i].id)->comm : NULL;
     return 0;

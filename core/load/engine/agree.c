@@ -456,6 +456,8 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         .cost = {policy->gap, policy->buffers.bound, policy->run, {.direct = policy->direct}},
         .bounce = policy->buffers.bounce,
     };
+    for (size_t i = 0; i < load->target.len; i++)
+        load->engine_opt.mode.hosts |= load->target.ptr[i].host;
     int rc = make_plan(load, policy, job, &fit, err);
     return check_plans(load, rc, &fit, err);
 }
@@ -546,7 +548,7 @@ static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
                                         .cached = job->cached,
                                         .shared = job->shared,
                                         .device = d != NULL};
-    if (d && d->setup_ns == 0)
+    if (d && job->alone)
         in->cost.setup = ckpt_cost_setup(in->cost.nrank);
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in->local += job->node[r] == job->node[load->comm->x->rank];
@@ -605,10 +607,14 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
 static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
                  struct ckpt_job *job, struct ckpt_err *err)
 {
+    const struct ckpt_device *device = load->comm->x->device;
+
     if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
         (job->copies && ckpt_load_compare(load, err) < 0))
         return -1;
     rc = 0;
+    if (job->alone && device && device->connected) /* some rank has given back its own */
+        (void)device->ops->drain(load->comm->x->device);
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
     if (rc == 0)

@@ -44,7 +44,8 @@ struct ckpt_read_slot {
                               O_DIRECT can read into buf */
 };
 
-/* A slice that this rank receives in host memory. With verify, its XXH3 hash follows it. */
+/* A slice that workers place in host memory: that this rank receives there, or of a window on a
+ * device. With verify, its XXH3 hash follows it. */
 struct ckpt_message {
     struct ckpt_xfer xfer;
     struct ckpt_window_slot *slot;
@@ -77,12 +78,13 @@ struct ckpt_window_slot {
     struct ckpt_message *in;
     struct ckpt_outgoing *out;
     size_t nin, nout;
-    unsigned char *receive; /* buffer of all slices; on a device: pinned, for verify only */
+    unsigned char *receive; /* buffer of all slices; on a device: pinned, for those downloaded */
     struct {
         enum {
             CKPT_DEVICE_WAITING,  /* nothing is queued yet, or all is done */
             CKPT_DEVICE_EXCHANGE, /* the exchange is being queued, which takes several turns */
-            CKPT_DEVICE_FETCHING, /* received bytes are copied to the host, to be verified */
+            CKPT_DEVICE_FETCHING, /* slices are copied to the host, to be verified or placed there
+                                   */
             CKPT_DEVICE_PLACING,  /* the last copies are queued */
         } phase;
         unsigned char *receive; /* buffer of all slices in device memory */
@@ -203,6 +205,9 @@ int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err);
 
 /* Pump only. Notice which transfers have ended, and hand received slices to the workers. */
 void ckpt_windows_harvest(struct ckpt_engine *e);
+
+/* Let a worker place a message (under the lock). */
+void ckpt_message_hand(struct ckpt_engine *e, struct ckpt_message *m);
 
 /* This rank's slice of a window: *ret_len bytes, to which, with verify, the hash is added. NULL: it
  * has not been read yet, or is empty (*ret_len is 0). */

@@ -15,6 +15,7 @@
 #include "base/str.h"
 #include "comm/comm.h"
 #include "comm/shm.h"
+#include "device/device.h"
 #include "load/engine/same.h"
 #include "load/load_inner.h"
 #include "tensor/residency.h"
@@ -22,7 +23,7 @@
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
     STEP_TEXT = 128,
-    VERSION = 13, /* of the messages between ranks */
+    VERSION = 14, /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -39,6 +40,7 @@ struct hello {
     double resident, bytes;     /* struct ckpt_residency, as is shared */
     uint32_t shared, version;
     uint32_t no_same_host; /* it cannot map the memory of all ranks of its node */
+    uint32_t alone;        /* it has no communicators of an earlier load */
     uint32_t renewed;      /* how often the transport has been renewed after failed loads */
     uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
     uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
@@ -51,6 +53,7 @@ struct hello_answer {
     double cached;
     uint32_t shared, copies;
     uint32_t no_same_host, nshare;
+    uint32_t alone, unused;
 };
 
 /* Fail with the name of the first file whose size differs between this rank and rank r, whose file
@@ -144,6 +147,7 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
         a.shared |= h.shared;
         a.copies |= h.files != first.files;
         a.no_same_host |= h.no_same_host;
+        a.alone |= h.alone;
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
     uint32_t *rep = number + 3 * (size_t)n;
@@ -172,8 +176,8 @@ static int make_hello(const struct ckpt_load *load, const struct ckpt_table *tab
     const XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
     const XXH128_hash_t form = XXH3_128bits(table->data, table->form);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[7] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
-                                opt->verify,  opt->direct,     opt->share_ranks};
+    const uint64_t number[] = {opt->readers,      opt->host_bytes, opt->device_bytes,
+                               opt->window_bytes, opt->verify,     opt->direct};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
@@ -194,10 +198,10 @@ static int make_hello(const struct ckpt_load *load, const struct ckpt_table *tab
     h->bytes = residency.bytes;
     h->shared = residency.shared;
     h->no_same_host = !load->comm->x->same_host;
+    h->alone = !load->comm->x->device || !load->comm->x->device->connected;
     h->renewed = load->comm->renewed;
-    h->share = opt->share_ranks                ? load->comm->x->rank / opt->share_ranks
-               : opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
-                                               : opt->share;
+    h->share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
+                                             : opt->share;
     h->wants_hash = load->wants_hash;
     h->version = VERSION;
     return 0;
@@ -263,7 +267,8 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
                              .cached = a.cached,
                              .shared = a.shared,
                              .copies = a.copies,
-                             .no_same_host = a.no_same_host};
+                             .no_same_host = a.no_same_host,
+                             .alone = a.alone};
     return copy_words(word, n, &ret->class_of, err) < 0 ||
                    copy_words(word + n, n, &ret->node, err) < 0 ||
                    copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||

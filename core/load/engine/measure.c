@@ -112,7 +112,8 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_m
     ret->read_host = ret->read;
     ret->window_host = ret->receive;
     if (mode->device) {
-        ret->window_host = (mode->verify ? ret->receive : 0) + ret->copies * one;
+        ret->fetch = mode->verify || mode->hosts ? ret->receive : 0;
+        ret->window_host = ret->fetch + ret->copies * one;
         ret->window_device = ret->receive + ret->copies * one;
     }
     return rc;

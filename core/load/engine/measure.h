@@ -10,7 +10,8 @@
 
 struct ckpt_engine_mode {
     bool verify; /* the XXH3 hash of each slice is sent with it and compared by the receiver */
-    bool device; /* windows and destinations are in device memory */
+    bool device; /* windows and destinations are in device memory, */
+    bool hosts;  /* but some of this rank's destinations in host memory */
 };
 
 /* The memory of one slot, exactly as much as the largest piece or window of the plan needs. */
@@ -18,6 +19,7 @@ struct ckpt_engine_sizes {
     uint64_t read;      /* bytes of a piece, in a read slot */
     uint64_t receive;   /* bytes of all slices of a window, in a window slot */
     uint64_t copies;    /* device: number of copy descriptors of a window slot */
+    uint64_t fetch;     /* device: pinned bytes to which a window is downloaded */
     uint64_t read_host; /* all bytes of a read slot */
     uint64_t window_host,
         window_device; /* all bytes of a window slot, on the host and the device */

@@ -6,6 +6,7 @@
  */
 #include "device/device.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -31,12 +32,6 @@ static uint64_t list_bytes(uint64_t n)
     return ckpt_whole_pages(n * sizeof(struct ckpt_device_copy));
 }
 
-/* Pinned bytes of a window slot for verifying received pieces. */
-static uint64_t verified(const struct ckpt_engine *e)
-{
-    return e->opt.mode.verify ? e->sizes.receive : 0;
-}
-
 /* Pinned bytes of a read slot, with room to shift the piece (ckpt_read_slot.dev.pinned). */
 static uint64_t read_bytes(const struct ckpt_engine *e)
 {
@@ -47,7 +42,7 @@ static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const uint64_t len =
         e->opt.ahead * read_bytes(e) +
-        e->opt.slots * (ckpt_whole_pages(verified(e)) + list_bytes(e->sizes.copies));
+        e->opt.slots * (ckpt_whole_pages(e->sizes.fetch) + list_bytes(e->sizes.copies));
 
     if (len && e->device->ops->pin(e->device, len, &e->slab, err) < 0)
         return -1;
@@ -85,7 +80,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
         e->read[i].buf = e->read[i].pinned = cut(&at, read_bytes(e));
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {
         struct ckpt_window_slot *s = &e->slot[i];
-        s->receive = cut(&at, verified(e));
+        s->receive = cut(&at, e->sizes.fetch);
         rc = take(d, e->sizes.receive, &s->dev.receive, err);
         if (rc == 0)
             rc = take_list(d, e->sizes.copies, &at, &s->dev.list, err);
@@ -125,38 +120,56 @@ struct listing {
     struct ckpt_window_slot *slot;
     const unsigned char *data;
     uint64_t lo;
+    bool hosts; /* some of it goes to host memory */
     struct ckpt_err *err;
 };
 
 static int list_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
 {
-    const struct listing *l = ctx;
+    struct listing *l = ctx;
     struct ckpt_engine *e = l->e;
     ckpt_parts *own = &l->slot->dev.own;
-    const size_t first = own->len;
+    size_t kept = own->len, i = kept;
 
     if (ckpt_plan_wanted(e->plan, unit, box, own, l->err) < 0)
         return -1;
-    for (size_t i = first; i < own->len; i++)
-        if (ckpt_copies_place(&l->slot->dev.list.copies, &e->target[own->ptr[i].entry],
-                              &own->ptr[i].box, l->data + (at - l->lo), box,
+    for (; i < own->len; i++) {
+        const struct ckpt_target *t = &e->target[own->ptr[i].entry];
+        l->hosts |= t->host;
+        if (t->host)
+            continue;
+        own->ptr[kept] = own->ptr[i];
+        if (ckpt_copies_place(&l->slot->dev.list.copies, t, &own->ptr[kept++].box,
+                              l->data + (at - l->lo), box,
                               ckpt_plan_unit_tensor(e->plan, unit)->dtype, l->err) < 0)
             return -1;
+    }
+    own->len = kept;
     return 0;
 }
 
-/* List the copies that place what this rank wants of a member's slice. */
+/* List the copies that place what this rank wants of a member's slice. What goes to host memory is
+ * a message for the workers: this rank's slice from where it was read, others' once downloaded. */
 static int list_slice(struct listing *l, const struct ckpt_window *w, uint32_t member)
 {
     const struct ckpt_plan *p = l->e->plan;
+    struct ckpt_window_slot *s = l->slot;
     uint64_t hi;
+    size_t len;
 
+    l->hosts = false;
     ckpt_plan_slice(p, w, member, &l->lo, &hi);
     l->data = l->slot->dev.receive + ckpt_window_offset(l->e, w, member);
     for (uint32_t u = ckpt_plan_unit_at(p, w->group, l->lo);
          u < p->stream[w->group].hi && p->units.ptr[u].at < hi; u++)
         if (ckpt_plan_boxes(p, u, l->lo, hi, list_box, l) < 0)
             return -1;
+    if (!l->hosts)
+        return 0;
+    s->in[s->nin] = (struct ckpt_message){.slot = s, .member = member};
+    s->in[s->nin++].xfer.buf = member == p->groups.ptr[w->group].self
+                                   ? ckpt_window_own(l->e, s, &len)
+                                   : s->receive + ckpt_window_offset(l->e, w, member);
     return 0;
 }
 
@@ -214,11 +227,16 @@ static int list_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, stru
 static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_window *w = ckpt_window_of(e, s);
+    const uint32_t n = e->plan->groups.ptr[w->group].n;
     struct listing l = {.e = e, .slot = s, .err = err};
 
     s->dev.list.copies.n = s->dev.list.copies.nblock = 0;
-    s->dev.own.len = s->dev.exchange.len = 0;
-    for (uint32_t i = 0; i < e->plan->groups.ptr[w->group].n; i++)
+    s->dev.own.len = s->dev.exchange.len = s->nin = 0;
+    free(s->in);
+    s->in = e->opt.mode.hosts ? calloc(n, sizeof *s->in) : NULL;
+    if (e->opt.mode.hosts && !s->in)
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; i++)
         if (list_slice(&l, w, i) < 0)
             return -1;
     return list_exchange(e, s, err);
@@ -234,11 +252,16 @@ static int upload_list(struct ckpt_engine *e, const struct ckpt_copy_list *l, st
 
 /* ---- windows, one after the other ---- */
 
-/* Queue the copies: the last work of a window. */
+/* Queue the copies: the last work of a window. Workers place what goes to host memory. */
 static int queue_copies(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_copies *c = &s->dev.list.copies;
 
+    (void)pthread_mutex_lock(&e->lock);
+    s->left += (uint32_t)s->nin;
+    for (size_t i = 0; i < s->nin; i++)
+        ckpt_message_hand(e, &s->in[i]);
+    (void)pthread_mutex_unlock(&e->lock);
     if (c->n && e->device->ops->copy(e->device, s->dev.list.list, c->n, c->nblock, err) < 0)
         return -1;
     s->dev.phase = CKPT_DEVICE_PLACING;
@@ -246,7 +269,7 @@ static int queue_copies(struct ckpt_engine *e, struct ckpt_window_slot *s, struc
 }
 
 /* The exchange is queued: queue what follows, which is the download of the slices if they are
- * verified, else their copies. */
+ * verified or placed on the host, else their copies. */
 static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const uint32_t group = ckpt_window_of(e, s)->group;
@@ -254,7 +277,7 @@ static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, str
 
     if (e->device->ops->follow(e->device, err) < 0)
         return -1;
-    if (!e->opt.mode.verify || t->nstep == 0)
+    if ((!e->opt.mode.verify && s->nin == 0) || t->nstep == 0)
         return queue_copies(e, s, err);
     s->dev.phase = CKPT_DEVICE_FETCHING;
     if (e->device->ops->download(e->device, s->receive, s->dev.receive,
@@ -331,7 +354,7 @@ static void finish_window(struct ckpt_engine *e, struct ckpt_window_slot *s)
     count_exchange(e, s);
     (void)pthread_mutex_lock(&e->lock);
     s->dev.phase = CKPT_DEVICE_WAITING;
-    s->left = 0;
+    s->left--;
     ckpt_window_settle(e, s);
     (void)pthread_mutex_unlock(&e->lock);
 }
@@ -357,7 +380,7 @@ static int look_after(struct ckpt_engine *e, struct ckpt_window_slot *s, bool *m
         return rc < 0 ? -1 : 0;
     *moved = true;
     if (s->dev.phase == CKPT_DEVICE_FETCHING)
-        return check_received(e, s, err) < 0 ? -1 : queue_copies(e, s, err);
+        return e->opt.mode.verify && check_received(e, s, err) < 0 ? -1 : queue_copies(e, s, err);
     finish_window(e, s);
     return 0;
 }

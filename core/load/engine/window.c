@@ -338,6 +338,14 @@ static void harvest_gather(struct ckpt_engine *e, struct ckpt_window_slot *s)
         atomic_fetch_add(&e->stats.sent, (hi - lo + tail_bytes(e)) * (g->n - 1));
 }
 
+void ckpt_message_hand(struct ckpt_engine *e, struct ckpt_message *m)
+{
+    m->next = NULL;
+    *e->place_tail = m;
+    e->place_tail = &m->next;
+    (void)pthread_cond_signal(&e->work);
+}
+
 static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     uint64_t bytes = 0;
@@ -360,11 +368,8 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
             continue;
         m->handled = some = true;
         m->arrived = !m->xfer.there;
-        m->next = NULL;
-        *e->place_tail = m;
-        e->place_tail = &m->next;
+        ckpt_message_hand(e, m);
         atomic_fetch_add(&e->stats.received, m->xfer.len);
-        (void)pthread_cond_signal(&e->work);
     }
     if (all && some)
         ckpt_window_rate(e, s, bytes);

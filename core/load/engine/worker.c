@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Workers: read units and place what this rank wants of them, and place received pieces. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -80,6 +81,24 @@ struct placing {
     struct ckpt_err *err;
 };
 
+/* Give a part to the function that is its destination. */
+static int put_part(const struct ckpt_target *t, const struct ckpt_part *part,
+                    const unsigned char *data, const struct ckpt_box *box, enum ckpt_dtype dtype,
+                    struct ckpt_err *err)
+{
+    uint64_t stride[CKPT_MAX_RANK], lo[CKPT_MAX_RANK];
+    const uint64_t from = ckpt_place_from(&part->box, box, stride);
+
+    for (uint32_t d = 0; d < part->box.rank; d++)
+        lo[d] = part->box.lo[d] - t->box.lo[d];
+    if (t->put(t->ctx, lo, part->box.n, data + from * ckpt_dtype_size(dtype), stride,
+               ckpt_dtype_name(dtype)) >= 0)
+        return 0;
+    return ckpt_fail(err, CKPT_USAGE,
+                     "the function that is the destination of want %" PRIu32 " has failed",
+                     part->entry);
+}
+
 static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
 {
     const struct placing *p = ctx;
@@ -92,8 +111,14 @@ static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint6
     for (size_t i = 0; i < p->parts->len; i++) {
         const struct ckpt_part *part = &p->parts->ptr[i];
         const struct ckpt_target *t = &e->target[part->entry];
-        touch(dense_place(t, &part->box, dtype), part->bytes);
-        ckpt_place(t, &part->box, p->data + (at - p->lo), box, dtype);
+        const unsigned char *data = p->data + (at - p->lo);
+        if (e->device && !t->host) /* the pump copies it */
+            continue;
+        if (t->put && put_part(t, part, data, box, dtype, p->err) < 0)
+            return -1;
+        touch(t->put ? NULL : dense_place(t, &part->box, dtype), part->bytes);
+        if (!t->put)
+            ckpt_place(t, &part->box, data, box, dtype);
         ckpt_engine_land(e, part->entry, part->bytes);
     }
     return 0;
@@ -134,7 +159,7 @@ static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, const st
 
     parts->len = 0;
     if (ckpt_plan_wanted(e->plan, unit, box, parts, &ignored) < 0 || parts->len != 1 ||
-        !ckpt_box_eq(&parts->ptr[0].box, box))
+        e->target[parts->ptr[0].entry].put || !ckpt_box_eq(&parts->ptr[0].box, box))
         return NULL;
     return dense_place(&e->target[parts->ptr[0].entry], box,
                        ckpt_plan_unit_tensor(e->plan, unit)->dtype);

@@ -479,14 +479,12 @@ static int sort_groups(struct finder *f)
 /* Mark the classes with ranks that share with this one. */
 static int find_sharing_classes(struct finder *f)
 {
+    const struct ckpt_sharing *sharing = f->members.sharing;
+
     if (!(f->sharing_class = calloc((size_t)f->job_wants->nclass + 1, sizeof *f->sharing_class)))
         return ckpt_nomem(f->err);
-    if (f->members.sharing->readers == CKPT_READERS_EACH) {
-        f->sharing_class[f->job_wants->class_of[f->self]] = true;
-        return 0;
-    }
     for (uint32_t r = 0; r < f->job_wants->nrank; r++)
-        if (ckpt_rank_lists_share(&f->members, r))
+        if (ckpt_sharing_number(sharing, r) == ckpt_sharing_number(sharing, f->self))
             f->sharing_class[f->job_wants->class_of[r]] = true;
     return 0;
 }

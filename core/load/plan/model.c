@@ -34,7 +34,7 @@ struct model {
     struct ckpt_job_wants job_wants;
     struct ckpt_replicas replicas;
     uint32_t nrank, nnode, *node;
-    uint32_t nshare, *with;  /* options.share_ranks: groups that share, the group of each rank */
+    uint32_t nshare, *with;  /* groups that share, the group of each rank */
     struct traffic *traffic; /* per rank */
     uint32_t nwindow;        /* the most windows of a rank */
     struct ckpt_plan_sizes sizes;
@@ -265,12 +265,12 @@ struct known {
 static uint32_t next_domain(const struct model *m, enum ckpt_readers readers, uint32_t from,
                             uint32_t *rank)
 {
+    const struct ckpt_sharing sharing = {readers, m->node, m->with};
     uint32_t n = 0;
 
     for (uint32_t r = from; r < m->nrank; r++) {
-        if (r != from && (m->with[r] != m->with[from] || readers == CKPT_READERS_EACH ||
-                          (readers == CKPT_READERS_NODE && m->node[r] != m->node[from])))
-            break; /* the ranks of a node, and those that share, are consecutive */
+        if (ckpt_sharing_number(&sharing, r) != ckpt_sharing_number(&sharing, from))
+            break; /* ranks that share are consecutive */
         rank[n++] = r;
     }
     return n;
@@ -406,7 +406,7 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
 }
 
 int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
-                    uint32_t ranks_per_node, const char *transport,
+                    uint32_t ranks_per_node, uint32_t share_ranks, const char *transport,
                     const struct ckpt_load_options *opt, char **ret_json, struct ckpt_err *err)
 {
     struct model m = {.err = err, .device = transport && strcmp(transport, "nccl") == 0};
@@ -423,10 +423,10 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
     if (own.share)
         return ckpt_fail(err, CKPT_USAGE,
                          "options.share is of one rank: give share_ranks to plan a job");
-    if (own.share_ranks == 0)
-        own.share_ranks = ranks;
+    if (share_ranks == 0)
+        share_ranks = ranks;
     m.nnode = (ranks - 1) / ranks_per_node + 1;
-    m.nshare = (ranks - 1) / own.share_ranks + 1;
+    m.nshare = (ranks - 1) / share_ranks + 1;
     m.node = malloc(ranks * sizeof *m.node);
     m.with = malloc(ranks * sizeof *m.with);
     m.traffic = calloc(ranks, sizeof *m.traffic);
@@ -435,7 +435,7 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
     rc = m.node && m.with && m.traffic && m.weight && m.exchanges ? 0 : ckpt_nomem(err);
     for (uint32_t r = 0; r < ranks && rc == 0; r++) {
         m.node[r] = r / ranks_per_node;
-        m.with[r] = r / own.share_ranks;
+        m.with[r] = r / share_ranks;
     }
     if (rc == 0)
         rc = model_run(&m, view, layout, ranks_per_node, &own, ret_json);

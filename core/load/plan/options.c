@@ -46,7 +46,5 @@ int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_
         return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
     if (to->direct < CKPT_LOAD_DIRECT_AUTO || to->direct > CKPT_LOAD_DIRECT_ALWAYS)
         return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
-    if (to->share && to->share_ranks)
-        return ckpt_fail(err, CKPT_USAGE, "options.share and options.share_ranks are both given");
     return check_rates(&to->rates, err);
 }

@@ -39,22 +39,6 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
 
 /* ---- the ranks of a part ---- */
 
-bool ckpt_rank_lists_share(const struct ckpt_rank_lists *m, uint32_t rank)
-{
-    const uint32_t *share = m->sharing->share;
-
-    if (share && share[rank] != share[m->self])
-        return rank == m->self;
-    switch (m->sharing->readers) {
-    case CKPT_READERS_EACH:
-        return rank == m->self;
-    case CKPT_READERS_NODE:
-        return m->sharing->node[rank] == m->sharing->node[m->self];
-    default:
-        return true;
-    }
-}
-
 struct listing {
     const struct ckpt_rank_lists *m;
     struct ckpt_part_ranks *to;
@@ -64,7 +48,8 @@ static int list_rank(void *ctx, uint32_t rank)
 {
     const struct listing *l = ctx;
 
-    if (l->m->job_wants->class_of[rank] != l->to->class || !ckpt_rank_lists_share(l->m, rank))
+    if (l->m->job_wants->class_of[rank] != l->to->class ||
+        ckpt_sharing_number(l->m->sharing, rank) != ckpt_sharing_number(l->m->sharing, l->m->self))
         return 0;
     return ckpt_vec_push(&l->to->rank, rank);
 }

@@ -21,14 +21,23 @@ struct ckpt_group {
 };
 typedef CKPT_VEC(struct ckpt_group) ckpt_groups;
 
-/* Which ranks share what they read: all ranks of the job (ONCE), the ranks of a node (NODE), or
- * none (EACH); and of these, only ranks of the same group of options.share. The arrays are
- * borrowed. */
+/* Which ranks share what they read: those that give the same number in options.share (ONCE), of
+ * these only the ranks of one node (NODE), or none (EACH). The arrays are borrowed. */
 struct ckpt_sharing {
     enum ckpt_readers readers; /* not AUTO */
     const uint32_t *node;      /* per rank: its node */
     const uint32_t *share;     /* per rank: its group of options.share; NULL: all are in one */
 };
+
+/* Ranks with the same number share what they read. */
+static inline uint64_t ckpt_sharing_number(const struct ckpt_sharing *s, uint32_t rank)
+{
+    const uint32_t share = s->share ? s->share[rank] : 0;
+
+    return s->readers == CKPT_READERS_EACH   ? rank
+           : s->readers == CKPT_READERS_NODE ? (uint64_t)share << 32 | s->node[rank]
+                                             : share;
+}
 
 typedef CKPT_VEC(uint32_t) ckpt_numbers;
 
@@ -69,9 +78,6 @@ struct ckpt_rank_lists {
 
 /* Free what m owns; the groups remain. */
 void ckpt_rank_lists_release(struct ckpt_rank_lists *m);
-
-/* True if a rank shares what it reads with m->self, or is m->self. */
-bool ckpt_rank_lists_share(const struct ckpt_rank_lists *m, uint32_t rank);
 
 /* The index in m->parts of the ranks that have a part of an entry of a class's table. CKPT_NONE and
  * *m->err: no memory. */
