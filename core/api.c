@@ -11,6 +11,7 @@
 #include "base/option.h"
 #include "base/sized.h"
 #include "base/str.h"
+#include "container/delta.h"
 #include "format/reader.h"
 #include "format/writer.h"
 #include "model/describe.h"
@@ -127,6 +128,28 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
     if (own.code == CKPT_STALE)
         atomic_store(&view->stale, true);
     return ckpt_err_move(err, &own);
+}
+
+int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, bool overwrite,
+                     struct ckpt_change *ret, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *b = &to->cat->tensors.ptr[i],
+                             *a = ckpt_catalog_find(from->cat, b->name);
+    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
+    struct ckpt_change made = {0};
+
+    if (!a)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' is not in %s", b->name, from->source);
+    if (a->dtype != b->dtype || a->rank != b->rank ||
+        memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT, "'%s' is %s %s in %s, and %s %s in %s", b->name,
+                         ckpt_dtype_name(a->dtype), ckpt_shape_text(a->dim, a->rank, x, sizeof x),
+                         from->source, ckpt_dtype_name(b->dtype),
+                         ckpt_shape_text(b->dim, b->rank, y, sizeof y), to->source);
+    if (ckpt_delta_make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
+        return -1;
+    ckpt_sized_give(ret, &made, sizeof made);
+    return 0;
 }
 
 /* ---- saves ---- */

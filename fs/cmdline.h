@@ -25,7 +25,8 @@ enum {
     CKPTFS_DIGEST = 1 << 6,
     CKPTFS_LOAD = 1 << 7,
     CKPTFS_PLAN = 1 << 8,
-    CKPTFS_TOOL = (1 << 9) - 2, /* all commands of ckpt */
+    CKPTFS_DELTA = 1 << 9,
+    CKPTFS_TOOL = (1 << 10) - 2, /* all commands of ckpt */
 };
 
 struct ckptfs_command {

@@ -39,6 +39,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->step);
     free(t->steps);
     free(t->other_step);
+    free(t->base_version);
     ckpt_options_free(t->other);
     free(t->svg);
     free(t->layout);

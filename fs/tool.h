@@ -23,10 +23,13 @@ struct ckpt_tool {
     const char *program; /* the name that stands before messages */
     bool json, files, tensors, quiet, verbose;
     bool weights_only, no_weights, watch; /* of export */
-    /* of verify: */
+    /* of verify and delta: */
     struct ckpt_options *other; /* of B; NULL: the defaults */
     char *other_step;           /* as `step` */
     double tolerance;
+    /* of delta, which has the two before, too: */
+    uint32_t delta_format, encoding; /* 0: slime, xor; 1: skyrl, overwrite */
+    char *base_version;
     /* of load and plan: */
     char *layout, *transport;
     struct ckpt_load_options load;
@@ -44,6 +47,7 @@ int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err);
+int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt_err *err);
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err);

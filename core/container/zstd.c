@@ -69,84 +69,170 @@ void ckpt_zstd_store_unref(struct ckpt_zstd_store *store)
 
 /* ---- decompressing ---- */
 
-/* Takes the next bytes that come out, `at` bytes behind the beginning. */
-typedef int take_fn(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
-                    struct ckpt_err *err);
-
-struct stream {
-    const struct source_zstd *z;
+struct ckpt_zstd_stream {
+    struct ckpt_source *of; /* borrowed */
     ZSTD_DStream *d;
-    unsigned char *in, *out;
-    uint64_t read, made; /* bytes that went in and came out */
-    bool open;           /* within a frame */
+    ZSTD_inBuffer in;
+    uint64_t off, len, read; /* the compressed bytes in `of`, and how many of them went in */
+    bool open;               /* within a frame */
+    unsigned char input[IN_BYTES];
 };
 
-static void stream_release(struct stream *s)
+int ckpt_zstd_stream_new(struct ckpt_source *of, uint64_t off, uint64_t len,
+                         struct ckpt_zstd_stream **ret, struct ckpt_err *err)
 {
-    (void)ZSTD_freeDStream(s->d);
-    free(s->in);
-    free(s->out);
-}
+    struct ckpt_zstd_stream *s = malloc(sizeof *s);
 
-static int stream_init(struct stream *s, struct ckpt_err *err)
-{
-    s->d = ZSTD_createDStream();
-    s->in = malloc(IN_BYTES);
-    s->out = malloc(OUT_BYTES);
-    if (!s->d || !s->in || !s->out ||
-        ZSTD_isError(ZSTD_DCtx_setParameter(s->d, ZSTD_d_windowLogMax, MAX_WINDOW_LOG)))
+    if (!s)
         return ckpt_nomem(err);
+    s->of = of;
+    s->in = (ZSTD_inBuffer){s->input, 0, 0};
+    s->off = off;
+    s->len = len;
+    s->read = 0;
+    s->open = true;
+    s->d = ZSTD_createDStream();
+    if (!s->d || ZSTD_isError(ZSTD_DCtx_setParameter(s->d, ZSTD_d_windowLogMax, MAX_WINDOW_LOG))) {
+        ckpt_zstd_stream_free(s);
+        return ckpt_nomem(err);
+    }
+    *ret = s;
     return 0;
 }
 
-static int fail_damaged(const struct stream *s, const char *why, struct ckpt_err *err)
+void ckpt_zstd_stream_free(struct ckpt_zstd_stream *s)
+{
+    if (s)
+        (void)ZSTD_freeDStream(s->d);
+    free(s);
+}
+
+static int fail_damaged(const struct ckpt_zstd_stream *s, const char *why, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_FORMAT,
                      "the bytes compressed by zstd at byte %" PRIu64
                      " are damaged near byte %" PRIu64 ": %s",
-                     s->z->off, s->z->off + s->read, why);
+                     s->off, s->off + s->read, why);
 }
 
-/* Decompress what is in `in`, and hand over all that comes out. */
-static int drain(struct stream *s, ZSTD_inBuffer *in, take_fn *take, void *ctx,
-                 struct ckpt_err *err)
+static int refill(struct ckpt_zstd_stream *s, struct ckpt_err *err)
 {
-    bool more;
+    const size_t n = (size_t)ckpt_min_u64(IN_BYTES, s->len - s->read);
 
-    do {
-        ZSTD_outBuffer out = {s->out, OUT_BYTES, 0};
-        const size_t rc = ZSTD_decompressStream(s->d, &out, in);
-        if (ZSTD_isError(rc))
-            return fail_damaged(s, ZSTD_getErrorName(rc), err);
-        if (out.pos && take(ctx, s->out, out.pos, s->made, err) < 0)
-            return -1;
-        s->made += out.pos;
-        s->open = rc != 0;
-        more = rc != 0 && out.pos == out.size;
-    } while (in->pos < in->size || more);
+    if (ckpt_source_pread(s->of, s->input, n, s->off + s->read, err) < 0)
+        return -1;
+    s->in = (ZSTD_inBuffer){s->input, n, 0};
+    s->read += n;
     return 0;
 }
+
+int ckpt_zstd_stream_read(struct ckpt_zstd_stream *s, void *buf, size_t len, size_t *ret_len,
+                          struct ckpt_err *err)
+{
+    ZSTD_outBuffer out = {buf, len, 0};
+
+    while (out.pos < out.size) {
+        if (s->in.pos == s->in.size && s->read < s->len && refill(s, err) < 0)
+            return -1;
+        const size_t had = s->in.pos, made = out.pos;
+        const size_t rc = ZSTD_decompressStream(s->d, &out, &s->in);
+        if (ZSTD_isError(rc))
+            return fail_damaged(s, ZSTD_getErrorName(rc), err);
+        if (s->in.pos > had || out.pos > made)
+            s->open = rc != 0;
+        else if (s->read == s->len)
+            break;
+    }
+    *ret_len = out.pos;
+    return out.pos < len && s->open ? fail_damaged(s, "they end within a frame", err) : 0;
+}
+
+/* ---- compressing ---- */
+
+struct ckpt_zstd_frame {
+    ZSTD_CCtx *c;
+    ZSTD_outBuffer out; /* size is what is allocated */
+};
+
+int ckpt_zstd_frame_new(uint64_t len, struct ckpt_zstd_frame **ret, struct ckpt_err *err)
+{
+    struct ckpt_zstd_frame *f = calloc(1, sizeof *f);
+
+    if (!f || !(f->c = ZSTD_createCCtx()) ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(f->c, ZSTD_c_compressionLevel, 1)) ||
+        ZSTD_isError(ZSTD_CCtx_setPledgedSrcSize(f->c, len))) {
+        free(f);
+        return ckpt_nomem(err);
+    }
+    *ret = f;
+    return 0;
+}
+
+/* Compress until the input is used up and, with ZSTD_e_end, the frame is complete. */
+static int compress(struct ckpt_zstd_frame *f, const void *data, size_t len, ZSTD_EndDirective end,
+                    struct ckpt_err *err)
+{
+    ZSTD_inBuffer in = {data, len, 0};
+    size_t left = 0;
+
+    do {
+        if (f->out.size - f->out.pos < OUT_BYTES) {
+            const size_t more = f->out.size + f->out.size / 2 + OUT_BYTES;
+            void *grown = realloc(f->out.dst, more);
+            if (!grown)
+                return ckpt_nomem(err);
+            f->out.dst = grown;
+            f->out.size = more;
+        }
+        left = ZSTD_compressStream2(f->c, &f->out, &in, end);
+        if (ZSTD_isError(left))
+            return ckpt_fail(err, CKPT_IO, "zstd: %s", ZSTD_getErrorName(left));
+    } while (in.pos < in.size || (end == ZSTD_e_end && left));
+    return 0;
+}
+
+int ckpt_zstd_frame_add(struct ckpt_zstd_frame *f, const void *data, size_t len,
+                        struct ckpt_err *err)
+{
+    return compress(f, data, len, ZSTD_e_continue, err);
+}
+
+int ckpt_zstd_frame_end(struct ckpt_zstd_frame *f, void **ret_data, size_t *ret_len,
+                        struct ckpt_err *err)
+{
+    int rc = f && ret_data ? compress(f, NULL, 0, ZSTD_e_end, err) : 0;
+
+    if (f && ret_data && rc == 0) {
+        *ret_data = f->out.dst;
+        *ret_len = f->out.pos;
+    } else if (f) {
+        free(f->out.dst);
+    }
+    if (f)
+        (void)ZSTD_freeCCtx(f->c);
+    free(f);
+    return rc;
+}
+
+/* Takes the next bytes that come out, `at` bytes behind the beginning. */
+typedef int take_fn(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
+                    struct ckpt_err *err);
 
 static int decompress(const struct source_zstd *z, take_fn *take, void *ctx, uint64_t *ret_len,
                       struct ckpt_err *err)
 {
-    ckpt_cleanup(stream_release) struct stream s = {.z = z};
+    ckpt_cleanup(ckpt_freep) unsigned char *out = malloc(OUT_BYTES);
+    struct ckpt_zstd_stream *s = NULL;
+    size_t n = OUT_BYTES;
+    int rc = out ? ckpt_zstd_stream_new(z->of, z->off, z->len, &s, err) : ckpt_nomem(err);
 
-    if (stream_init(&s, err) < 0)
-        return -1;
-    while (s.read < z->len) {
-        const size_t n = (size_t)ckpt_min_u64(IN_BYTES, z->len - s.read);
-        ZSTD_inBuffer in = {s.in, n, 0};
-        if (ckpt_source_pread(z->of, s.in, n, z->off + s.read, err) < 0)
-            return -1;
-        s.read += n;
-        if (drain(&s, &in, take, ctx, err) < 0)
-            return -1;
+    for (*ret_len = 0; rc == 0 && n == OUT_BYTES; *ret_len += n) {
+        rc = ckpt_zstd_stream_read(s, out, OUT_BYTES, &n, err);
+        if (rc == 0 && n)
+            rc = take(ctx, out, n, *ret_len, err);
     }
-    if (s.open || z->len == 0)
-        return fail_damaged(&s, "they end within a frame", err);
-    *ret_len = s.made;
-    return 0;
+    ckpt_zstd_stream_free(s);
+    return rc;
 }
 
 /* ---- the first time: the length, the beginning and the end ---- */

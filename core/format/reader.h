@@ -43,11 +43,13 @@ struct ckpt_reader_options {
                          */
     bool allow_mixed;   /* of copies of a tensor that differ take the first one, with a warning,
                            instead   of failing */
-    bool states;      /* also read the optimizers' tensors, if the format says which parameters they
-                         belong to (for raw views). Those that cannot be read are left out, with a
-                         warning */
-    bool masters;     /* read F32 masters instead of 16-bit weights, if the format has both */
-    unsigned nthread; /* threads for reading headers; 0: the reader chooses */
+    bool states;  /* also read the optimizers' tensors, if the format says which parameters they
+                     belong to (for raw views). Those that cannot be read are left out, with a
+                     warning */
+    bool masters; /* read F32 masters instead of 16-bit weights, if the format has both */
+    struct ckpt_dir *above;          /* the folder of the run; or NULL */
+    const struct ckpt_catalog *base; /* of the option base=; or NULL */
+    unsigned nthread;                /* threads for reading headers; 0: the reader chooses */
 };
 
 /* Whose names the tensors have. */
@@ -84,6 +86,8 @@ struct ckpt_facts {
     enum ckpt_model_files files;
     const char *files_at;   /* folder of these files ("": the checkpoint itself); NULL: the reader's
                                side_files, by the first rule */
+    struct ckpt_dir *home;  /* folder of the config and the tokenizer, if it is not the checkpoint's
+                               own; or NULL */
     const char *index_name; /* name of the file with the weight map; NULL: the usual one */
     struct ckpt_weight_map *weight_map; /* the split that the checkpoint prescribes; or NULL */
     json_t *adapter_config; /* adapter_config.json of an adapter that has no such file; or NULL */

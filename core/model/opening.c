@@ -63,7 +63,7 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
     if (o->shared->opt->raw || (base && base->config) || has_own || o->facts.is_hub_dir ||
         o->facts.is_adapter)
         return 0;
-    if (ckpt_home_find(o->dir, o->above, &o->home, err) < 0)
+    if (ckpt_home_find(o->facts.home ? o->facts.home : o->dir, o->above, &o->home, err) < 0)
         return -1;
     if (o->home.other && !o->home.dir)
         ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",
@@ -85,6 +85,8 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
         .states = opt->raw,
+        .above = o->above,
+        .base = o->shared->base ? o->shared->base->cat : NULL,
         .masters = opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
     };
 

@@ -57,6 +57,8 @@ static int run(const struct ckpt_tool *t, uint32_t command, char **argv, struct 
         return ckpt_cmd_export(t, err);
     case CKPTFS_VERIFY:
         return ckpt_cmd_verify(t, err);
+    case CKPTFS_DELTA:
+        return ckpt_cmd_delta(t, err);
     case CKPTFS_DIGEST:
         return ckpt_cmd_digest(t, err);
     default:

@@ -226,14 +226,14 @@ static void watch(struct state *s, const struct ckpt_progress *bar)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-static unsigned thread_count(const struct ckpt_pump *p)
+unsigned ckpt_pump_jobs(unsigned given)
 {
     cpu_set_t set;
     const unsigned cpus =
         sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : CUSTOMARY_JOBS;
 
-    if (p->jobs)
-        return p->jobs;
+    if (given)
+        return given;
     return cpus < FEWEST_JOBS ? FEWEST_JOBS : cpus > CUSTOMARY_JOBS ? CUSTOMARY_JOBS : cpus;
 }
 
@@ -278,7 +278,7 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
 
 int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err)
 {
-    struct state s = {.p = p, .nthread = thread_count(p), .hash = XXH3_createState()};
+    struct state s = {.p = p, .nthread = ckpt_pump_jobs(p->jobs), .hash = XXH3_createState()};
     struct worker *worker = calloc(s.nthread, sizeof *worker);
     const uint64_t begin = ckpt_now_ns();
     int rc = -1;

@@ -55,6 +55,9 @@ struct ckpt_pump {
 /* Run to the end, or to the first failure. *ret_seconds may be NULL. */
 int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err);
 
+/* The number of threads where `given` are asked for (0: the default above). */
+unsigned ckpt_pump_jobs(unsigned given);
+
 /* How many bytes at the beginning of a and b are equal. */
 size_t ckpt_same_bytes(const void *a, const void *b, size_t len);
 

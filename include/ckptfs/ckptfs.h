@@ -206,6 +206,22 @@ CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char 
 CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len,
                                        uint64_t off, struct ckpt_err *err);
 
+/* What has changed in a tensor, as frameworks ship it to inference engines (`ckpt delta`). */
+struct ckpt_change {
+    size_t size;       /* sizeof(struct ckpt_change), set before the call */
+    void *data;        /* compressed by zstd, in memory that the caller frees; NULL: no byte has */
+    size_t len;        /* bytes of it */
+    uint64_t changed;  /* bytes of the tensor */
+    char checksum[33]; /* XXH3-128 of the new bytes, as hexadecimal digits */
+};
+
+/* Compare a tensor of one view with tensor i of another. What is compressed: all bytes of both,
+ * combined by XOR; or, with overwrite, the number of changed bytes and their positions, as uint32_t
+ * (little-endian), then their new values. Safe from many threads. MISSING: `from` has no tensor of
+ * that name; CONFLICT: it has another shape or dtype there. */
+CKPT_PUBLIC int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i,
+                                 bool overwrite, struct ckpt_change *ret, struct ckpt_err *err);
+
 /* Check that everything read from the view so far belongs to one save. Returns 0 if all shards are
  * unchanged since the view was opened, or if all of them have been replaced by another save (the
  * files that the view holds open still contain the old save). STALE: only some shards have changed,

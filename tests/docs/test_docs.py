@@ -124,7 +124,7 @@ class Documents(unittest.TestCase):
     def test_manual_pages_list_the_options_that_help_lists(self):
         """The same words with the same values: help is printed from the table of options, the pages' .It are written by hand."""
         for page, begin, commands in (("mount/ckptfs.1", "The options are:", ["ckptfs"]), ("load/ckpt-load.1", ".Bl -tag", ["ckpt load", "ckpt plan"]),
-                                      ("tool/ckpt.1", "The options are:", [f"ckpt {c}" for c in "info ls explain export verify digest".split()])):
+                                      ("tool/ckpt.1", "The options are:", [f"ckpt {c}" for c in "info ls explain export verify delta digest".split()])):
             said = [self.shell(f"{c} --help").stdout for c in commands]
             if page != "mount/ckptfs.1":  # which describes what is shown for all of them
                 said = [text.split("What is shown of the checkpoint:")[0] for text in said]

@@ -74,6 +74,16 @@ enum { READ_MOST = 1 << 20 };
 
 /* Read all of a tensor (the beginning, if it is large), whole and in odd chunks; both must say the
  * same. */
+/* An error has a code, and a text that is one printable line. */
+static inline void check_err(const struct ckpt_err *err)
+{
+    MUST(err->code != CKPT_OK && err->text[0] && memchr(err->text, 0, sizeof err->text));
+    for (const char *s = err->text; *s; s++)
+        MUST((unsigned char)*s >= 0x20);
+}
+
+static bool reads_may_fail; /* what is read is checked only then */
+
 static inline void read_back(const struct ckpt_tensor *t)
 {
     size_t len = (size_t)ckpt_min_u64(ckpt_tensor_nbytes(t), READ_MOST);
@@ -81,7 +91,11 @@ static inline void read_back(const struct ckpt_tensor *t)
     struct ckpt_err err = {0};
 
     MUST(whole && part);
-    MUST(ckpt_tensor_pread(t, NULL, whole, len, 0, &err) == 0);
+    if (ckpt_tensor_pread(t, NULL, whole, len, 0, &err) < 0) {
+        MUST(reads_may_fail);
+        check_err(&err);
+        len = 0;
+    }
     size_t step = len / 7 + 1;
     for (size_t off = 0; off < len; off += step) {
         size_t n = len - off < step ? len - off : step;
@@ -96,14 +110,6 @@ static inline void read_back_all(const struct ckpt_catalog *cat)
 {
     for (size_t i = 0; i < cat->tensors.len; i++)
         read_back(&cat->tensors.ptr[i]);
-}
-
-/* An error has a code, and a text that is one printable line. */
-static inline void check_err(const struct ckpt_err *err)
-{
-    MUST(err->code != CKPT_OK && err->text[0] && memchr(err->text, 0, sizeof err->text));
-    for (const char *s = err->text; *s; s++)
-        MUST((unsigned char)*s >= 0x20);
 }
 
 #endif

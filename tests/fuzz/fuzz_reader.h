@@ -25,6 +25,7 @@
 enum { MOST_FILES = 64, MOST_DATA = 1 << 16 };
 
 static char root[64];
+static const char *fuzz_step; /* the checkpoint's folder, in that of its run; NULL: it is alone */
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
@@ -142,8 +143,21 @@ static void load_and_read(const struct ckpt_reader *r)
     struct ckpt_dir *dir = NULL;
     struct ckpt_err err = {0};
 
+    if (fuzz_step) { /* which may have become a file */
+        char path[128];
+        (void)snprintf(path, sizeof path, "%s/%s", root, fuzz_step);
+        (void)mkdir(path, 0700);
+    }
     MUST(ckpt_fdpool_new(4, &opt.pool, &err) == 0);
     MUST(ckpt_dir_open(root, CKPT_LINKS_BENEATH, &dir, &err) == 0);
+    if (fuzz_step) {
+        opt.above = dir;
+        if (ckpt_dir_open_below(opt.above, fuzz_step, &dir, &err) < 0) {
+            ckpt_dir_unref(opt.above);
+            ckpt_fdpool_unref(opt.pool);
+            return;
+        }
+    }
     (void)r->probe(dir);
     if (r->finished)
         (void)r->finished(dir, "1", NULL);
@@ -163,6 +177,7 @@ static void load_and_read(const struct ckpt_reader *r)
         ckpt_facts_release(&facts);
     }
     ckpt_dir_unref(dir);
+    ckpt_dir_unref(opt.above);
     ckpt_fdpool_unref(opt.pool);
 }
 

@@ -194,6 +194,35 @@ def peft_seeds(out):
     put(out, "fuzz_peft", "below", pack([("model/" + n, k, d) for n, k, d in (config, weights)]))
 
 
+def zstd_frame(data):
+    """One raw block."""
+    return b"\x28\xb5\x2f\xfd" + bytes([0x20, len(data)]) + (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
+def delta_seeds(out):
+    whole = safetensors({"a": tensor("BF16", [2, 3], 0, 12), "b": tensor("U8", [4], 12, 16)}, bytes(range(16)))
+    xor = zstd_frame(bytes(11) + b"\x01")
+    over = zstd_frame(struct.pack("<III", 2, 0, 3) + b"xy")
+    base = [("v0/model.safetensors", 0, whole), ("v0/config.json", 0, b'{"model_type":"llama"}')]
+
+    def slime(v, encoding, name, blob, sums):
+        meta = {"version": f"{v:06d}", "base_version": f"{v - 1:06d}", "delta_encoding": encoding, "compression_format": "zstd", "checksum_format": sums}
+        head = {"__metadata__": {name: "00000000"}, name: tensor("U8", [len(blob)], 0, len(blob))}
+        index = json.dumps({"metadata": meta, "weight_map": {name: "m.safetensors"}}).encode()
+        return [(f"v{v}/m.safetensors", 0, safetensors(head, blob)), (f"v{v}/model.safetensors.index.json", 0, index)]
+
+    record = {"name": "a", "dtype": "bfloat16", "shape": [2, 3], "payload_file": "d.safetensors", "payload_key": "a", "checksum": "0", "checksum_algorithm": "none"}
+    manifest = json.dumps({"version": 2, "base_version": 0, "tensors": [record]}).encode()
+    seeds = {
+        "chain": base + slime(1, "xor", "a", xor, "none") + slime(2, "overwrite", "b", over, "none"),
+        "sums": base + slime(1, "xor", "a", xor, "adler32") + slime(2, "xor", "a", xor, "xxh3-128"),
+        "skyrl": base + [("v2/d.safetensors", 0, safetensors({"a": tensor("U8", [len(xor)], 0, len(xor))}, xor)), ("v2/manifest.json", 0, manifest)],
+        "gap": slime(2, "xor", "a", xor, "none"),
+    }
+    for name, files in seeds.items():
+        put(out, "fuzz_delta", name, pack(files))
+
+
 def directory_seeds(out):
     """The small ones of the golden checkpoints, file by file."""
     for target, fmt, mark in (("fuzz_dcp", "dcp", "metadata"), ("fuzz_rank_files", "accelerate", ".bin")):
@@ -422,6 +451,7 @@ def main():
     nanotron_seeds(out)
     dcp_hf_seeds(out)
     peft_seeds(out)
+    delta_seeds(out)
     text_seeds(out)
     value_seeds(out)
 

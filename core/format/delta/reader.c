@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of a model that hold only what changed since the version before, as trainers of
+ * reinforcement learning write them for their inference engines. A run is a folder of versions,
+ * some of which may be whole models; before the first one there is version 0, the base.
+ *
+ * slime (slime/backends/megatron_utils/update_weight/update_weight_from_disk_delta.py):
+ * weight_v000003/model-00000-of-00002.safetensors, in which a changed tensor is a U8 blob under its
+ * name and __metadata__ has the checksum of its new bytes; and model.safetensors.index.json,
+ * written last, whose metadata has version, base_version, delta_encoding, compression_format and
+ * checksum_format.
+ *
+ * SkyRL (skyrl/backends/skyrl_train/weight_sync/delta_checkpoint.py):
+ * delta-00000003/delta-rank00000-file000000.safetensors, and manifest.json, written last, with a
+ * record of each tensor: name, dtype, shape, payload_file, payload_key, checksum and
+ * checksum_algorithm. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "container/config.h"
+#include "container/delta.h"
+#include "container/safetensors.h"
+#include "format/readers.h"
+#include "tensor/stored.h"
+
+#define INDEX "model.safetensors.index.json"
+#define MANIFEST "manifest.json"
+
+enum {
+    MOST_LEVELS = 64,
+    HEAD = 4096, /* of a file, in which a probe looks */
+    MAX_INDEX = 256 << 20,
+};
+
+/* A changed tensor. Strings are in the catalogue's arena, or in the index. */
+struct blob {
+    struct ckpt_delta delta;
+    uint32_t rank; /* of the record's shape; CKPT_NONE: it says nothing */
+    const json_t *shape;
+    const char *dtype;
+};
+
+struct level {
+    struct ckpt_dir *dir;
+    const char *name; /* of the folder */
+    json_t *index;
+    uint64_t version, base;
+    CKPT_VEC(struct blob) blobs;
+    struct ckpt_map by_name;
+};
+
+struct load {
+    const struct ckpt_reader_options *opt;
+    struct ckpt_facts *facts;
+    struct ckpt_catalog *cat;
+    struct ckpt_catalog *whole; /* of the whole model before the first change */
+    struct ckpt_delta_store *store;
+    CKPT_VEC(struct level) levels; /* newest first */
+    size_t unchecked;              /* tensors whose checksum is not compared */
+};
+
+static void load_release(struct load *l)
+{
+    for (size_t i = 0; i < l->levels.len; i++) {
+        ckpt_dir_unref(l->levels.ptr[i].dir);
+        json_decref(l->levels.ptr[i].index);
+        ckpt_vec_release(&l->levels.ptr[i].blobs);
+        ckpt_map_release(&l->levels.ptr[i].by_name);
+    }
+    ckpt_vec_release(&l->levels);
+    ckpt_catalog_free(l->whole);
+    ckpt_delta_store_unref(l->store);
+}
+
+/* ---- which versions ---- */
+
+static bool has_word(const struct ckpt_dir *dir, const char *file, const char *word)
+{
+    char head[HEAD + 1];
+
+    head[ckpt_dir_read_head(dir, file, head, HEAD)] = '\0';
+    return strstr(head, word) != NULL;
+}
+
+static bool is_slime(const struct ckpt_dir *dir)
+{
+    return has_word(dir, INDEX, "\"delta_encoding\"");
+}
+
+static bool is_delta(const struct ckpt_dir *dir)
+{
+    return is_slime(dir) || has_word(dir, MANIFEST, "\"base_version\"");
+}
+
+static enum ckpt_evidence delta_probe(struct ckpt_dir *dir)
+{
+    return is_delta(dir) ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
+}
+
+static const char *name_of(const struct ckpt_dir *dir)
+{
+    const char *path = ckpt_dir_path(dir), *slash = strrchr(path, '/');
+
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+/* A version, as a number or as its digits. */
+static bool number_of(const json_t *obj, const char *key, uint64_t *ret)
+{
+    const char *text = ckpt_json_str(obj, key);
+    unsigned long long value;
+
+    if (!text)
+        return ckpt_json_u64(obj, key, ret);
+    if (!ckpt_parse_u64(text, strlen(text), &value))
+        return false;
+    *ret = value;
+    return true;
+}
+
+static int read_numbers(struct level *v, const char *file, const json_t *of, struct ckpt_err *err)
+{
+    if (number_of(of, "version", &v->version) && number_of(of, "base_version", &v->base) &&
+        v->base < v->version)
+        return 0;
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "'%s/%s': expected version and an earlier base_version, as numbers",
+                     ckpt_dir_path(v->dir), file);
+}
+
+/* The name of another version's folder: this one's with other digits at its end. NULL: no memory.
+ */
+static char *sibling(const struct level *v, uint64_t version)
+{
+    const size_t len = strlen(v->name);
+    size_t digits = 0;
+
+    while (digits < len && strchr("0123456789", v->name[len - digits - 1]))
+        digits++;
+    return ckpt_asprintf("%.*s%0*" PRIu64, (int)(len - digits), v->name, (int)digits, version);
+}
+
+/* Start from a whole model, a version in the folder. */
+static int start_from(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts facts = {0};
+
+    if (ckpt_catalog_new(&l->whole, err) < 0 ||
+        ckpt_reader_hf.load(dir, l->opt, &facts, l->whole, err) < 0)
+        return -1;
+    l->facts->weight_map = ckpt_weight_map_ref(facts.weight_map);
+    l->facts->home = ckpt_dir_ref(dir);
+    return 0;
+}
+
+/* Start from the base. */
+static int start_from_base(struct load *l, struct ckpt_err *err)
+{
+    if (ckpt_catalog_new(&l->whole, err) < 0 ||
+        ckpt_catalog_add_sources(l->whole, l->opt->base, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->opt->base->tensors.len; i++)
+        if (ckpt_catalog_copy(l->whole, &l->opt->base->tensors.ptr[i], 0, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Go on with the version before v. *ret is a folder with changes, or NULL: the beginning has been
+ * found. */
+static int go_back(struct load *l, const struct level *v, struct ckpt_dir **ret,
+                   struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *name = sibling(v, v->base);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+
+    *ret = NULL;
+    if (!name)
+        return ckpt_nomem(err);
+    if (l->opt->above && ckpt_dir_has_dir(l->opt->above, name)) {
+        if (ckpt_dir_open_below(l->opt->above, name, &dir, err) < 0)
+            return -1;
+        if (is_delta(dir))
+            *ret = ckpt_steal(&dir);
+        return *ret ? 0 : start_from(l, dir, err);
+    }
+    if (v->base == 0 && l->opt->base)
+        return start_from_base(l, err);
+    if (v->base == 0)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' holds the changes of a model that is not here: base= gives it, the "
+                         "directory from which the trainer began%s",
+                         ckpt_dir_path(v->dir),
+                         l->opt->above ? ""
+                                       : "; if it is one of several versions, give their "
+                                         "folder and step= instead");
+    return ckpt_fail(err, CKPT_MISSING,
+                     "'%s' holds the changes since version %" PRIu64 ", and there is no '%s'%s: "
+                     "keep a whole version every so many, or export one before it is removed",
+                     ckpt_dir_path(v->dir), v->base, name,
+                     l->opt->above ? "" : " beside it (give the folder of all versions and step=)");
+}
+
+/* ---- the changes of a version ---- */
+
+static int add_blob(struct load *l, struct level *v, const struct blob *b, struct ckpt_err *err)
+{
+    uint32_t was;
+    bool new;
+
+    l->unchecked += b->delta.sum == CKPT_DELTA_UNCHECKED;
+    if (ckpt_vec_push(&v->blobs, *b) < 0 ||
+        ckpt_map_put(&v->by_name, b->delta.tensor, strlen(b->delta.tensor),
+                     (uint32_t)v->blobs.len - 1, &was, &new) < 0)
+        return ckpt_nomem(err);
+    return new ? 0
+               : ckpt_fail(err, CKPT_CONFLICT, "'%s' has two changes of '%s'",
+                           ckpt_dir_path(v->dir), b->delta.tensor);
+}
+
+/* Open a file of blobs, which becomes a source of the catalogue. */
+static int open_file(struct load *l, struct level *v, const char *name, struct ckpt_st *st,
+                     struct ckpt_source **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (ckpt_source_file_new(v->dir, name, l->opt->pool, &s, err) < 0 ||
+        ckpt_st_read(s, st, err) < 0 || ckpt_catalog_add_source(l->cat, s, err) == UINT32_MAX)
+        return -1;
+    *ret = s; /* the catalogue's */
+    return 0;
+}
+
+static const char *keep(struct load *l, const char *text)
+{
+    return text ? ckpt_arena_strdup(&l->cat->arena, text) : NULL;
+}
+
+/* Where a blob is. */
+static int place(struct blob *b, const struct ckpt_st_tensor *t, struct ckpt_source *s,
+                 struct level *v, struct ckpt_err *err)
+{
+    if (t->dtype != CKPT_U8)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s': the change of '%s' is %s, expected U8",
+                         ckpt_dir_path(v->dir), b->delta.tensor, ckpt_dtype_name(t->dtype));
+    b->delta.of = s;
+    b->delta.off = t->off;
+    b->delta.len = t->len;
+    return 0;
+}
+
+static int read_slime_file(struct load *l, struct level *v, const char *name, bool overwrite,
+                           enum ckpt_delta_sum sum, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map sums = {0};
+    const json_t *map = json_object_get(v->index, "weight_map");
+    struct ckpt_source *s;
+    uint32_t k;
+    bool new;
+
+    if (open_file(l, v, name, &st, &s, err) < 0)
+        return -1;
+    for (size_t i = 0; i < st.nmetadata; i++)
+        if (ckpt_map_put(&sums, st.metadata[i].key, strlen(st.metadata[i].key), (uint32_t)i, &k,
+                         &new) < 0)
+            return ckpt_nomem(err);
+    for (size_t i = 0; i < st.ntensor; i++) {
+        const char *tensor = keep(l, st.tensor[i].name), *file = ckpt_json_str(map, tensor);
+        const bool has = ckpt_map_get(&sums, tensor, strlen(tensor), &k);
+        struct blob b = {.delta = {.overwrite = overwrite,
+                                   .sum = sum,
+                                   .digits = has ? keep(l, st.metadata[k].value) : NULL,
+                                   .tensor = tensor,
+                                   .version = v->name},
+                         .rank = CKPT_NONE};
+        if (!file || strcmp(file, name) != 0)
+            return ckpt_fail(err, CKPT_CONFLICT, "'%s/%s' has '%s', but " INDEX " says %s%s",
+                             ckpt_dir_path(v->dir), name, tensor, file ? "it is in " : "nothing",
+                             file ? file : "");
+        if (sum != CKPT_DELTA_UNCHECKED && !b.delta.digits)
+            return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no checksum of '%s'",
+                             ckpt_dir_path(v->dir), name, tensor);
+        if (place(&b, &st.tensor[i], s, v, err) < 0 || add_blob(l, v, &b, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map files = {0};
+    const json_t *meta, *file;
+    const char *tensor;
+
+    if (ckpt_config_read(v->dir, INDEX, MAX_INDEX, &v->index, err) < 0)
+        return -1;
+    meta = json_object_get(v->index, "metadata");
+    const char *encoding = ckpt_json_str(meta, "delta_encoding");
+    const char *packing = ckpt_json_str(meta, "compression_format");
+    const char *sum = ckpt_json_str(meta, "checksum_format");
+    const json_t *map = json_object_get(v->index, "weight_map");
+    if (read_numbers(v, INDEX, meta, err) < 0)
+        return -1;
+    if (!encoding || (strcmp(encoding, "xor") != 0 && strcmp(encoding, "overwrite") != 0) ||
+        !packing || strcmp(packing, "zstd") != 0 || !json_is_object(map))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s/" INDEX "': delta_encoding is %s and compression_format %s, expected "
+                         "xor or overwrite, zstd, and a weight_map",
+                         ckpt_dir_path(v->dir), encoding ? encoding : "not there",
+                         packing ? packing : "not there");
+    json_object_foreach((json_t *)map, tensor, file) {
+        const char *name = json_string_value(file);
+        uint32_t was;
+        bool new = false;
+        if (!name || ckpt_map_put(&files, name, strlen(name), 0, &was, &new) < 0)
+            return name ? ckpt_nomem(err)
+                        : ckpt_fail(err, CKPT_FORMAT,
+                                    "'%s/" INDEX "': weight_map has no file of '%s'",
+                                    ckpt_dir_path(v->dir), tensor);
+        if (new &&read_slime_file(l, v, name, *encoding == 'o', ckpt_delta_sum_find(sum), err) < 0)
+            return -1;
+    }
+    if (v->blobs.len != json_object_size(map))
+        return ckpt_fail(err, CKPT_MISSING, "'%s': " INDEX " names %zu tensors, its files have %zu",
+                         ckpt_dir_path(v->dir), json_object_size(map), v->blobs.len);
+    return 0;
+}
+
+/* A file of SkyRL's that is open. */
+struct payload {
+    const char *name;
+    struct ckpt_st st;
+    struct ckpt_source *source;
+    struct ckpt_map by_name;
+};
+typedef CKPT_VEC(struct payload) payloads;
+
+static void payloads_release(payloads *p)
+{
+    for (size_t i = 0; i < p->len; i++) {
+        ckpt_st_release(&p->ptr[i].st);
+        ckpt_map_release(&p->ptr[i].by_name);
+    }
+    ckpt_vec_release(p);
+}
+
+static int find_payload(struct load *l, struct level *v, payloads *all, const char *name,
+                        struct payload **ret, struct ckpt_err *err)
+{
+    struct payload *p;
+
+    for (size_t i = all->len; i-- > 0;)
+        if (strcmp(all->ptr[i].name, name) == 0)
+            return *ret = &all->ptr[i], 0;
+    if (ckpt_vec_add(all, &p) < 0)
+        return ckpt_nomem(err);
+    p->name = name;
+    if (open_file(l, v, name, &p->st, &p->source, err) < 0)
+        return -1;
+    for (size_t i = 0; i < p->st.ntensor; i++) {
+        uint32_t was;
+        bool new;
+        if (ckpt_map_put(&p->by_name, p->st.tensor[i].name, strlen(p->st.tensor[i].name),
+                         (uint32_t)i, &was, &new) < 0)
+            return ckpt_nomem(err);
+    }
+    *ret = p;
+    return 0;
+}
+
+static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(payloads_release) payloads files = {0};
+    const json_t *record;
+    size_t i;
+
+    if (ckpt_config_read(v->dir, MANIFEST, MAX_INDEX, &v->index, err) < 0 ||
+        read_numbers(v, MANIFEST, v->index, err) < 0)
+        return -1;
+    json_array_foreach(json_object_get(v->index, "tensors"), i, record) {
+        const char *file = ckpt_json_str(record, "payload_file");
+        const char *key = ckpt_json_str(record, "payload_key");
+        struct blob b = {
+            .delta = {.sum = ckpt_delta_sum_find(ckpt_json_str(record, "checksum_algorithm")),
+                      .digits = keep(l, ckpt_json_str(record, "checksum")),
+                      .tensor = keep(l, ckpt_json_str(record, "name")),
+                      .version = v->name},
+            .shape = json_object_get(record, "shape"),
+            .dtype = ckpt_json_str(record, "dtype")};
+        struct payload *p;
+        uint32_t k;
+        if (!file || !key || !b.delta.tensor || !b.dtype || !json_is_array(b.shape) ||
+            (b.delta.sum != CKPT_DELTA_UNCHECKED && !b.delta.digits))
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "'%s/" MANIFEST "': record %zu lacks name, dtype, shape, checksum, "
+                             "payload_file or payload_key",
+                             ckpt_dir_path(v->dir), i);
+        b.rank = (uint32_t)json_array_size(b.shape);
+        if (find_payload(l, v, &files, file, &p, err) < 0)
+            return -1;
+        if (!ckpt_map_get(&p->by_name, key, strlen(key), &k))
+            return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no '%s'", ckpt_dir_path(v->dir), file,
+                             key);
+        if (place(&b, &p->st.tensor[k], p->source, v, err) < 0 || add_blob(l, v, &b, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Read the version in `dir`, which is taken, and those before it. */
+static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    while (dir) {
+        struct level *v;
+        if (l->levels.len == MOST_LEVELS) {
+            const int rc = ckpt_fail(err, CKPT_LIMIT,
+                                     "there are more than %d versions since the last whole one; "
+                                     "'%s' is one of them: keep a whole version every so many, or "
+                                     "export one",
+                                     MOST_LEVELS, ckpt_dir_path(dir));
+            ckpt_dir_unref(dir);
+            return rc;
+        }
+        if (ckpt_vec_add(&l->levels, &v) < 0) {
+            ckpt_dir_unref(dir);
+            return ckpt_nomem(err);
+        }
+        v->dir = dir;
+        v->name = keep(l, name_of(dir));
+        if (!v->name)
+            return ckpt_nomem(err);
+        if ((is_slime(dir) ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||
+            go_back(l, v, &dir, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the tensors ---- */
+
+/* Does a record fit the tensor? */
+static int check_record(const struct blob *b, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    enum ckpt_dtype dtype;
+    bool same = b->rank == CKPT_NONE || b->rank == t->rank;
+
+    for (uint32_t d = 0; same && b->rank != CKPT_NONE && d < t->rank; d++)
+        same = (uint64_t)json_integer_value(json_array_get(b->shape, d)) == t->dim[d];
+    if (same && b->dtype &&
+        (!ckpt_dtype_parse(b->dtype, strlen(b->dtype), &dtype) ||
+         dtype != (enum ckpt_dtype)t->dtype))
+        same = false;
+    char shape[CKPT_SHAPE_TEXT];
+    return same ? 0
+                : ckpt_fail(err, CKPT_CONFLICT,
+                            "version '%s' changes '%s', which is %s %s in the whole model, to "
+                            "another shape or dtype",
+                            b->delta.version, t->name, ckpt_dtype_name(t->dtype),
+                            ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));
+}
+
+/* Add a tensor with its changes. */
+static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct ckpt_delta *delta,
+                       size_t n, struct ckpt_err *err)
+{
+    const uint64_t size = ckpt_tensor_nbytes(t);
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+    struct ckpt_piece_draft piece = {0};
+    uint64_t off, stride[CKPT_MAX_RANK];
+    uint32_t source;
+    struct ckpt_box all = {.rank = t->rank};
+    size_t index;
+
+    memcpy(all.n, t->dim, t->rank * sizeof *t->dim);
+    if (t->value || t->npiece != 1 || !ckpt_tensor_place(t, 0, &source, &off))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' of the whole model is not stored in one piece", t->name);
+    if (ckpt_source_delta_new(l->store, t->cat->sources.ptr[source], off, size, delta, n, &s, err) <
+        0)
+        return -1;
+    const uint32_t at = ckpt_catalog_add_source(l->cat, s, err);
+    if (at == UINT32_MAX)
+        return -1;
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++)
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    ckpt_piece_from_box(t->dim, &all, at, 0, stride, &piece);
+    return ckpt_catalog_add(l->cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0
+               ? -1
+               : ckpt_catalog_set_pieces(l->cat, index, &piece, 1, err);
+}
+
+static int add_tensor(struct load *l, const struct ckpt_tensor *t, uint32_t first,
+                      size_t *ret_changes, struct ckpt_err *err)
+{
+    struct ckpt_delta delta[MOST_LEVELS];
+    const size_t len = strlen(t->name);
+    size_t n = 0;
+    uint32_t k;
+
+    for (size_t i = l->levels.len; i-- > 0;) {
+        const struct level *v = &l->levels.ptr[i];
+        if (!ckpt_map_get(&v->by_name, t->name, len, &k))
+            continue;
+        if (check_record(&v->blobs.ptr[k], t, err) < 0)
+            return -1;
+        delta[n++] = v->blobs.ptr[k].delta;
+    }
+    *ret_changes += n;
+    return n && t->numel ? add_changed(l, t, delta, n, err)
+                         : ckpt_catalog_copy(l->cat, t, first, err);
+}
+
+static int fail_unknown(const struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->levels.len; i++)
+        for (size_t k = 0; k < l->levels.ptr[i].blobs.len; k++) {
+            const struct ckpt_delta *d = &l->levels.ptr[i].blobs.ptr[k].delta;
+            if (!ckpt_catalog_find(l->whole, d->tensor))
+                return ckpt_fail(err, CKPT_MISSING,
+                                 "version '%s' changes '%s', which the whole model does not have",
+                                 d->version, d->tensor);
+        }
+    return 0;
+}
+
+static int describe(struct load *l, struct ckpt_err *err)
+{
+    json_t *about = l->cat->about, *versions = json_array();
+
+    for (size_t i = l->levels.len; i-- > 0;)
+        ckpt_json_append(&versions, json_string(l->levels.ptr[i].name));
+    if (json_object_set_new(
+            about, "format",
+            json_string(is_slime(l->levels.ptr->dir) ? "slime delta" : "SkyRL delta")) < 0 ||
+        json_object_set_new(about, "step", json_integer((json_int_t)l->levels.ptr->version)) < 0 ||
+        json_object_set_new(about, "changes", versions) < 0)
+        return ckpt_nomem(err);
+    if (l->unchecked)
+        ckpt_catalog_warn(l->cat,
+                          "%zu changes have checksums of another kind than xxh3-128 and adler32: "
+                          "they are not compared",
+                          l->unchecked);
+    l->facts->names = CKPT_NAMES_HUB;
+    return 0;
+}
+
+static int load(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    size_t changes = 0, blobs = 0;
+
+    if (ckpt_delta_store_new(&l->store, err) < 0 || read_levels(l, ckpt_dir_ref(dir), err) < 0)
+        return -1;
+    const uint32_t first = (uint32_t)l->cat->sources.len;
+    if (ckpt_catalog_add_sources(l->cat, l->whole, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->whole->tensors.len; i++)
+        if (add_tensor(l, &l->whole->tensors.ptr[i], first, &changes, err) < 0)
+            return -1;
+    for (size_t i = 0; i < l->levels.len; i++)
+        blobs += l->levels.ptr[i].blobs.len;
+    return (changes < blobs && fail_unknown(l, err) < 0) ? -1 : describe(l, err);
+}
+
+static int delta_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                      struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.opt = opt, .facts = facts, .cat = cat};
+
+    return load(&l, dir, err);
+}
+
+static const char *const markers[] = {INDEX, MANIFEST, NULL};
+static const char *const rewrites[] = {INDEX, MANIFEST, NULL};
+
+const struct ckpt_reader ckpt_reader_delta = {
+    .name = "delta",
+    .markers = markers,
+    .rewrites = rewrites,
+    .is_published = true,
+    .probe = delta_probe,
+    .load = delta_load,
+};

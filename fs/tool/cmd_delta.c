@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt delta: a directory with what has changed from A to B, as slime or SkyRL write it for their
+ * inference engines (core/format/delta/reader.c describes it). Threads compare tensors; what they
+ * compress is collected in memory, and written as a file when there is enough of it. The index,
+ * which makes the version complete, comes last. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/fdio.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/par.h"
+#include "base/str.h"
+#include "common.h"
+#include "out.h"
+#include "tool.h"
+#include "tool/progress.h"
+#include "tool/pump.h"
+
+enum { FILE_BYTES = 256 << 20 };
+
+struct blob {
+    size_t tensor;
+    struct ckpt_change change;
+};
+
+struct delta {
+    const struct ckpt_tool *tool;
+    struct ckpt_view *from, *to;
+    const char *dest;
+    int dir;
+    bool skyrl, overwrite;
+    uint64_t version, base, total;
+    struct ckpt_progress bar;
+    pthread_mutex_t lock; /* protects what follows */
+    struct blob *blob;    /* what goes into the next file; room for all tensors */
+    size_t nblob, nfile;
+    uint64_t held; /* bytes of them */
+    json_t *map;   /* slime: {tensor: number of its file}; SkyRL: its records */
+    uint64_t done, changed, written;
+    size_t nchanged;
+};
+
+static void delta_release(struct delta *d)
+{
+    ckpt_view_release(d->from);
+    ckpt_view_release(d->to);
+    for (size_t i = 0; i < d->nblob; i++)
+        free(d->blob[i].change.data);
+    free(d->blob);
+    json_decref(d->map);
+    if (d->dir >= 0)
+        (void)close(d->dir);
+    (void)pthread_mutex_destroy(&d->lock);
+}
+
+static int fail_file(const struct delta *d, const char *what, const char *name, int e,
+                     struct ckpt_err *err)
+{
+    return ckpt_fail_errno(err, ckpt_fdio_errno(e), "%s '%s/%s'", what, d->dest, name);
+}
+
+/* ---- files ---- */
+
+/* Write a file whole, and wait until it is on the disk. */
+static int write_file(const struct delta *d, const char *name, const struct iovec *part, size_t n,
+                      struct ckpt_err *err)
+{
+    const int fd = openat(d->dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    uint64_t off = 0;
+    int e = fd < 0 ? errno : 0;
+
+    for (size_t i = 0; i < n && e == 0; i++)
+        e = ckpt_fdio_pwrite(fd, part[i].iov_base, part[i].iov_len, &off);
+    if (e == 0 && fsync(fd) < 0)
+        e = errno;
+    if (fd >= 0 && close(fd) < 0 && e == 0)
+        e = errno;
+    return e ? fail_file(d, "writing", name, e, err) : 0;
+}
+
+/* slime's names have the number of files, which is known at the end. */
+static void name_file(const struct delta *d, size_t i, size_t of, char ret[64])
+{
+    if (d->skyrl)
+        (void)snprintf(ret, 64, "delta-rank00000-file%06zu.safetensors", i);
+    else if (of)
+        (void)snprintf(ret, 64, "model-%05zu-of-%05zu.safetensors", i, of);
+    else
+        (void)snprintf(ret, 64, ".model-%05zu.partial", i);
+}
+
+static json_t *shape_of(const struct ckpt_tensor_info *info)
+{
+    json_t *shape = json_array();
+
+    for (uint32_t d = 0; d < info->rank; d++)
+        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
+    return shape;
+}
+
+/* torch's name of a dtype, without "torch.". */
+static const char *torch_dtype(const char *dtype)
+{
+    static const char *const name[][2] = {
+        {"F32", "float32"},
+        {"F64", "float64"},
+        {"F16", "float16"},
+        {"BF16", "bfloat16"},
+        {"F8_E4M3", "float8_e4m3fn"},
+        {"F8_E5M2", "float8_e5m2"},
+        {"I8", "int8"},
+        {"I16", "int16"},
+        {"I32", "int32"},
+        {"I64", "int64"},
+        {"U8", "uint8"},
+        {"U16", "uint16"},
+        {"U32", "uint32"},
+        {"U64", "uint64"},
+        {"BOOL", "bool"},
+    };
+
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+        if (strcmp(name[i][0], dtype) == 0)
+            return name[i][1];
+    return dtype;
+}
+
+static json_t *record_of(const struct ckpt_tensor_info *info, const struct ckpt_change *c,
+                         const char *file)
+{
+    return json_pack("{s:s, s:s, s:o, s:I, s:I, s:s, s:s, s:s, s:s}", "name", info->name, "dtype",
+                     torch_dtype(info->dtype), "shape", shape_of(info), "uncompressed_num_bytes",
+                     (json_int_t)info->nbytes, "compressed_num_bytes", (json_int_t)c->len,
+                     "payload_file", file, "payload_key", info->name, "checksum", c->checksum,
+                     "checksum_algorithm", "xxh3-128");
+}
+
+/* Describe the blobs: in the header of their file, and in what becomes the index. */
+static int describe_blobs(struct delta *d, const char *file, json_t *header, json_t *sums,
+                          struct iovec *part, struct ckpt_err *err)
+{
+    uint64_t at = 0;
+
+    for (size_t i = 0; i < d->nblob; i++) {
+        const struct ckpt_change *c = &d->blob[i].change;
+        struct ckpt_tensor_info info = {.size = sizeof info};
+        ckpt_view_tensor(d->to, d->blob[i].tensor, &info);
+        json_t *entry =
+            json_pack("{s:s, s:[I], s:[I, I]}", "dtype", "U8", "shape", (json_int_t)c->len,
+                      "data_offsets", (json_int_t)at, (json_int_t)(at + c->len));
+        at += c->len;
+        part[i + 1] = (struct iovec){c->data, c->len};
+        if (json_object_set_new(header, info.name, entry) < 0 ||
+            (!d->skyrl && json_object_set_new(sums, info.name, json_string(c->checksum)) < 0) ||
+            (d->skyrl
+                 ? json_array_append_new(d->map, record_of(&info, c, file))
+                 : json_object_set_new(d->map, info.name, json_integer((json_int_t)d->nfile))) < 0)
+            return ckpt_nomem(err);
+    }
+    d->written += at;
+    return 0;
+}
+
+/* Write what is held as a file; under the lock. */
+static int flush(struct delta *d, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *header = json_object();
+    ckpt_cleanup(ckpt_freep) struct iovec *part = calloc(d->nblob + 1, sizeof *part);
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    struct ckpt_str head = {0};
+    json_t *sums = json_object();
+    size_t len;
+    char name[64];
+
+    if (d->nblob == 0) {
+        json_decref(sums);
+        return 0;
+    }
+    name_file(d, d->nfile, 0, name);
+    if (!header || !part || json_object_set_new(header, "__metadata__", sums) < 0)
+        return ckpt_nomem(err);
+    if (describe_blobs(d, name, header, sums, part, err) < 0 ||
+        ckpt_json_dump(header, CKPT_JSON_COMPACT, false, &text, &len, err) < 0)
+        return -1;
+    const uint64_t padded = (len + 7) / 8 * 8;
+    for (int k = 0; k < 8; k++) /* little-endian */
+        ckpt_str_putc(&head, (char)(padded >> 8 * k));
+    ckpt_str_printf(&head, "%-*s", (int)padded, text);
+    part[0] = (struct iovec){head.ptr, head.len};
+    int rc = head.failed ? ckpt_nomem(err) : write_file(d, name, part, d->nblob + 1, err);
+    ckpt_str_release(&head);
+    for (size_t i = 0; i < d->nblob; i++)
+        free(d->blob[i].change.data);
+    d->nblob = 0;
+    d->held = 0;
+    d->nfile++;
+    return rc;
+}
+
+/* ---- tensors ---- */
+
+static int compare(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct delta *d = ctx;
+    struct blob b = {i, {.size = sizeof b.change}};
+    struct ckpt_tensor_info info = {.size = sizeof info};
+
+    if (ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
+        return -1;
+    ckpt_view_tensor(d->to, i, &info);
+    (void)pthread_mutex_lock(&d->lock);
+    d->done += info.nbytes;
+    d->changed += b.change.changed;
+    int rc = 0;
+    if (b.change.data) {
+        d->blob[d->nblob++] = b;
+        d->held += b.change.len;
+        d->nchanged++;
+        rc = d->held >= FILE_BYTES ? flush(d, err) : 0;
+    }
+    ckpt_progress_draw(&d->bar, d->done, info.name);
+    (void)pthread_mutex_unlock(&d->lock);
+    return rc;
+}
+
+/* Tensors that B lacks are an error, too. */
+static int check_names(const struct delta *d, struct ckpt_err *err)
+{
+    size_t twin;
+
+    for (size_t i = 0; i < ckpt_view_tensors(d->from); i++) {
+        struct ckpt_tensor_info info = {.size = sizeof info};
+        ckpt_view_tensor(d->from, i, &info);
+        if (!ckpt_view_find_tensor(d->to, info.name, &twin))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' is not in %s any more: changes can't say that", info.name,
+                             ckpt_view_source(d->to));
+    }
+    return 0;
+}
+
+/* ---- the index ---- */
+
+static int name_slime_files(struct delta *d, struct ckpt_err *err)
+{
+    const char *tensor;
+    json_t *file;
+    char from[64], to[64];
+
+    for (size_t i = 0; i < d->nfile; i++) {
+        name_file(d, i, 0, from);
+        name_file(d, i, d->nfile, to);
+        if (renameat(d->dir, from, d->dir, to) < 0)
+            return fail_file(d, "renaming", from, errno, err);
+    }
+    json_object_foreach(d->map, tensor, file) {
+        name_file(d, (size_t)json_integer_value(file), d->nfile, to);
+        if (json_object_set_new(d->map, tensor, json_string(to)) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+static json_t *manifest(const struct delta *d)
+{
+    json_t *files = json_array();
+    char name[64];
+
+    for (size_t i = 0; i < d->nfile; i++) {
+        name_file(d, i, 0, name);
+        ckpt_json_append(&files, json_string(name));
+    }
+    return json_pack("{s:I, s:I, s:O, s:I, s:I, s:o}", "version", (json_int_t)d->version,
+                     "base_version", (json_int_t)d->base, "tensors", d->map,
+                     "total_uncompressed_num_bytes", (json_int_t)d->total,
+                     "total_compressed_num_bytes", (json_int_t)d->written, "payload_files", files);
+}
+
+static json_t *slime_index(const struct delta *d)
+{
+    char version[32], base[32];
+
+    (void)snprintf(version, sizeof version, "%06" PRIu64, d->version);
+    (void)snprintf(base, sizeof base, "%06" PRIu64, d->base);
+    return json_pack("{s:{s:s, s:s, s:s, s:s, s:s}, s:O}", "metadata", "version", version,
+                     "base_version", base, "delta_encoding", d->overwrite ? "overwrite" : "xor",
+                     "compression_format", "zstd", "checksum_format", "xxh3-128", "weight_map",
+                     d->map);
+}
+
+static int write_index(struct delta *d, struct ckpt_err *err)
+{
+    const char *name = d->skyrl ? "manifest.json" : "model.safetensors.index.json";
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len;
+
+    if (!d->skyrl && name_slime_files(d, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = d->skyrl ? manifest(d) : slime_index(d);
+    if (!j || ckpt_json_dump(j, CKPT_JSON_LINE, false, &text, &len, err) < 0)
+        return j ? -1 : ckpt_nomem(err);
+    const struct iovec part = {text, len};
+    if (fsync(d->dir) < 0 || write_file(d, ".index.partial", &part, 1, err) < 0)
+        return err->code == CKPT_OK ? fail_file(d, "syncing", ".", errno, err) : -1;
+    if (renameat(d->dir, ".index.partial", d->dir, name) < 0 || fsync(d->dir) < 0)
+        return fail_file(d, "renaming", name, errno, err);
+    return 0;
+}
+
+/* ---- the command ---- */
+
+/* The version is the number at the end of the directory's name. */
+static int take_version(struct delta *d, struct ckpt_err *err)
+{
+    const struct ckpt_tool *t = d->tool;
+    size_t end = strlen(d->dest), begin;
+    unsigned long long version;
+
+    while (end && d->dest[end - 1] == '/')
+        end--;
+    for (begin = end; begin && strchr("0123456789", d->dest[begin - 1]); begin--)
+        ;
+    if (begin == end || !ckpt_parse_u64(d->dest + begin, end - begin, &version) || version == 0)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "'%s': the directory's name ends with the number of the version, 1 or "
+                         "more: %s",
+                         d->dest, d->skyrl ? "delta-00000001" : "weight_v000001");
+    d->version = version;
+    d->base = t->base_version ? strtoull(t->base_version, NULL, 10) : version - 1;
+    return d->base < d->version
+               ? 0
+               : ckpt_fail(err, CKPT_USAGE, "--base-version %" PRIu64 " is not before %" PRIu64,
+                           d->base, d->version);
+}
+
+/* The directory is made; or is there, without a finished version. */
+static int open_dest(struct delta *d, struct ckpt_err *err)
+{
+    if (mkdir(d->dest, 0777) < 0 && errno != EEXIST)
+        return ckpt_fail_errno(err, errno, "making '%s'", d->dest);
+    d->dir = open(d->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->dir < 0)
+        return ckpt_fail_errno(err, errno, "opening '%s'", d->dest);
+    if (faccessat(d->dir, "model.safetensors.index.json", F_OK, 0) == 0 ||
+        faccessat(d->dir, "manifest.json", F_OK, 0) == 0)
+        return ckpt_fail(err, CKPT_USAGE, "'%s' has a finished version already: remove it first",
+                         d->dest);
+    return 0;
+}
+
+static int report(const struct delta *d, struct ckpt_err *err)
+{
+    const double part = d->total ? (double)d->changed / (double)d->total : 0;
+
+    if (!d->tool->json) {
+        (void)printf("%s: %zu of %zu tensors changed, %.2f %% of %" PRIu64 " bytes; %" PRIu64
+                     " bytes in %zu file%s\n",
+                     d->dest, d->nchanged, ckpt_view_tensors(d->to), 100 * part, d->total,
+                     d->written, d->nfile, d->nfile == 1 ? "" : "s");
+        return 0;
+    }
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "version",
+                  (json_int_t)d->version, "base_version", (json_int_t)d->base, "tensors",
+                  (json_int_t)ckpt_view_tensors(d->to), "changed_tensors", (json_int_t)d->nchanged,
+                  "bytes", (json_int_t)d->total, "changed_bytes", (json_int_t)d->changed, "changed",
+                  part, "written_bytes", (json_int_t)d->written, "files", (json_int_t)d->nfile);
+    return ckpt_out_json(j, err);
+}
+
+static int make(struct delta *d, struct ckpt_err *err)
+{
+    const size_t n = ckpt_view_tensors(d->to);
+
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_tensor_info info = {.size = sizeof info};
+        ckpt_view_tensor(d->to, i, &info);
+        d->total += info.nbytes;
+    }
+    d->blob = calloc(n + 1, sizeof *d->blob);
+    d->map = d->skyrl ? json_array() : json_object();
+    if (!d->blob || !d->map)
+        return ckpt_nomem(err);
+    ckpt_progress_begin(&d->bar, 0, d->total, d->tool->quiet);
+    int rc = ckpt_parallel(n, ckpt_pump_jobs(d->tool->jobs), compare, d, err);
+    ckpt_progress_end(&d->bar);
+    return rc < 0 || flush(d, err) < 0 || ckpt_view_verify_unchanged(d->from, err) < 0 ||
+                   ckpt_view_verify_unchanged(d->to, err) < 0 || write_index(d, err) < 0
+               ? -1
+               : report(d, err);
+}
+
+int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *a = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *b = NULL;
+    ckpt_cleanup(delta_release) struct delta d = {.tool = t,
+                                                  .dest = t->operand[1],
+                                                  .dir = -1,
+                                                  .skyrl = t->delta_format == 1,
+                                                  .overwrite = t->encoding == 1};
+
+    (void)pthread_mutex_init(&d.lock, NULL);
+    if (d.skyrl && d.overwrite)
+        return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format skyrl");
+    return take_version(&d, err) < 0 || ckpt_tool_open(t, &a, &d.from, err) < 0 ||
+                   ckpt_tool_open_run(t->operand[0], t->other ? t->other : t->opt, t->other_step,
+                                      &b, &d.to, err) < 0 ||
+                   check_names(&d, err) < 0 || open_dest(&d, err) < 0
+               ? -1
+               : make(&d, err);
+}

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of changes, as slime and SkyRL write them: chains that are read, damage that is named, and what `ckpt delta` writes.
+
+The versions are made here as the frameworks make them (numpy, zstandard, xxhash, safetensors), from their sources.
+"""
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zlib
+
+try:
+    import numpy as np
+    import safetensors.numpy
+    import safetensors.torch
+    import torch
+    import xxhash
+    import zstandard
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/dev"))
+CKPT, CKPTFS = (os.path.join(BUILD, "fs", name) for name in ("ckpt", "ckptfs"))
+INDEX = "model.safetensors.index.json"
+SHAPES = {"model.embed_tokens.weight": (96, 32), "lm_head.weight": (96, 32), "model.norm.weight": (32,), "model.scale": ()}
+SHAPES |= {f"model.layers.{i}.self_attn.{n}_proj.weight": (32, 32) for i in range(2) for n in "qo"}
+
+
+def checksum(kind, data):
+    if kind == "xxh3-128":
+        return xxhash.xxh3_128(data.tobytes()).hexdigest()
+    return f"{zlib.adler32(data.tobytes(), 1):08x}" if kind == "adler32" else "not known"
+
+
+def overwrite_encode(new, mask):
+    at = np.flatnonzero(mask).astype("<u4")
+    return np.concatenate([np.array([at.size], "<u4").view(np.uint8), at.view(np.uint8), new[mask]])
+
+
+def pack(data):
+    return np.frombuffer(zstandard.ZstdCompressor(level=1).compress(data.tobytes()), dtype=np.uint8)
+
+
+def dump(value, path):
+    with open(path, "w") as f:
+        json.dump(value, f)
+
+
+class Chain:
+    """A folder of versions and, for each of them, the model's bytes."""
+
+    def __init__(self, top, kind="slime", seed=0, shapes=None):
+        self.top, self.kind, self.rng = top, kind, np.random.default_rng(seed)
+        self.shapes = shapes or SHAPES
+        self.dtypes = {n: torch.bfloat16 if i % 3 else torch.float32 for i, n in enumerate(self.shapes)}
+        self.bytes = {n: self.rng.integers(0, 256, self.size(n), dtype=np.uint8) for n in self.shapes}
+        self.states = [dict(self.bytes)]
+
+    def size(self, name):
+        return int(np.prod(self.shapes[name], dtype=np.int64)) * self.dtypes[name].itemsize
+
+    def tensors(self, version=-1):
+        return {n: torch.from_numpy(b.copy()).view(self.dtypes[n]).reshape(self.shapes[n]) for n, b in self.states[version].items()}
+
+    def name(self, version):
+        return f"weight_v{version:06d}" if self.kind == "slime" else f"delta-{version:08d}"
+
+    def folder(self, version):
+        return os.path.join(self.top, self.name(version))
+
+    def write_whole(self, folder, version=-1):
+        os.makedirs(folder, exist_ok=True)
+        names, tensors = sorted(self.shapes), self.tensors(version)
+        files = {n: f"model-{1 + (i > 2):05d}-of-00002.safetensors" for i, n in enumerate(names)}
+        for file in set(files.values()):
+            safetensors.torch.save_file({n: tensors[n] for n in names if files[n] == file}, os.path.join(folder, file), metadata={"format": "pt"})
+        dump({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, os.path.join(folder, "config.json"))
+        dump({"metadata": {"total_size": 1}, "weight_map": files}, os.path.join(folder, INDEX))
+
+    def step(self, encoding="xor", sums="xxh3-128", fraction=0.03, write=True):
+        """Change some tensors, and write the version."""
+        version, blobs, digests = len(self.states), {}, {}
+        for n in sorted(self.shapes):
+            if self.rng.random() < 0.3:
+                continue
+            old, new = self.bytes[n], self.bytes[n].copy()
+            at = self.rng.choice(len(new), max(1, int(len(new) * fraction)), replace=False)
+            new[at] ^= self.rng.integers(1, 256, len(at), dtype=np.uint8)
+            blobs[n] = pack(new ^ old if encoding == "xor" else overwrite_encode(new, new != old))
+            digests[n], self.bytes[n] = checksum(sums, new), new
+        self.states.append(dict(self.bytes))
+        if write:
+            self.write(version, blobs, digests, encoding, sums)
+        return blobs, digests
+
+    def write(self, version, blobs, digests, encoding="xor", sums="xxh3-128", base=None, **more):
+        folder = self.folder(version)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        base = version - 1 if base is None else base
+        names = sorted(blobs)
+        parts = [p for p in (names[:3], names[3:]) if p]
+        files = {}
+        for i, part in enumerate(parts):
+            if self.kind == "slime":
+                file, meta = f"model-{i:05d}-of-{len(parts):05d}.safetensors", {n: digests[n] for n in part}
+            else:
+                file, meta = f"delta-rank00000-file{i:06d}.safetensors", None
+            with open(os.path.join(folder, file), "wb") as f:
+                f.write(safetensors.numpy.save({n: blobs[n] for n in part}, metadata=meta))
+            files |= dict.fromkeys(part, file)
+        if self.kind == "slime":
+            meta = {"version": f"{version:06d}", "base_version": f"{base:06d}", "delta_encoding": encoding, "compression_format": "zstd"}
+            dump({"metadata": meta | {"checksum_format": sums} | more, "weight_map": files}, os.path.join(folder, INDEX))
+            return
+        records = [
+            dict(name=n, dtype=str(self.dtypes[n]).removeprefix("torch."), shape=list(self.shapes[n]), uncompressed_num_bytes=self.size(n),
+                 compressed_num_bytes=len(blobs[n]), payload_file=files[n], payload_key=n, checksum=digests[n], checksum_algorithm=sums) | more
+            for n in names
+        ]
+        dump(dict(version=version, base_version=base, tensors=records, payload_files=sorted(set(files.values()))), os.path.join(folder, "manifest.json"))
+
+
+def run(*args, **more):
+    return subprocess.run([CKPT, *args], capture_output=True, text=True, timeout=300, **more)
+
+
+class Delta(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="ckptfs-delta-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.base = os.path.join(self.dir, "base")
+        self.run_dir = os.path.join(self.dir, "run")
+
+    def chain(self, kind="slime", seed=0, base=True, **more):
+        c = Chain(self.run_dir, kind, seed, **more)
+        c.write_whole(self.base if base else c.folder(0))
+        return c
+
+    def check(self, c, version, *args, step=True):
+        """The version's tensors are the model's bytes."""
+        out = os.path.join(self.dir, "out")
+        shutil.rmtree(out, ignore_errors=True)
+        done = run("export", "-q", c.top, out, *(["--step", c.name(version)] if step else []), *args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = {}
+        for name in os.listdir(out):
+            if name.endswith(".safetensors"):
+                found |= safetensors.torch.load_file(os.path.join(out, name))
+        expected = c.tensors(version)
+        self.assertEqual(found.keys(), expected.keys())
+        for n, t in expected.items():
+            self.assertEqual(found[n].dtype, t.dtype)
+            self.assertTrue(torch.equal(found[n].reshape(-1).view(torch.uint8), t.reshape(-1).view(torch.uint8)), (version, n))
+        return done.stderr
+
+    def test_chains(self):
+        for seed, (kind, encoding, sums) in enumerate([("slime", "xor", "xxh3-128"), ("slime", "overwrite", "adler32"), ("skyrl", "xor", "xxh3-128"), ("slime", None, "xxh3-128")]):
+            with self.subTest(kind=kind, encoding=encoding):
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+                c = self.chain(kind, seed)
+                for _ in range(12):
+                    c.step(encoding or random.Random(len(c.states)).choice(["xor", "overwrite"]), sums)
+                for version in (1, 2, 7, 12):
+                    self.check(c, version, "-o", f"base={self.base}")
+                self.check(c, 12, "-o", f"base={self.base}", step=False)
+                done = run("load", c.top, "--layout", "dp=1", "--verify", "-o", f"base={self.base}")
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_whole_versions(self):
+        """The first version is in the folder; a later whole one is where chains begin again."""
+        c = self.chain(base=False)
+        for version in range(1, 8):
+            c.step(write=version != 4)
+            if version == 4:
+                c.write_whole(c.folder(4))
+        shutil.rmtree(c.folder(3))
+        for version in (0, 2, 4, 6, 7):
+            self.check(c, version)
+        self.check(c, 7, "-o", f"base={c.folder(0)}")
+
+    def test_words(self):
+        """info and explain say what there is; a version without changes is one, too."""
+        c = self.chain()
+        blobs, _ = c.step()
+        c.step()
+        c.write(3, {}, {})
+        c.states.append(dict(c.bytes))
+        self.check(c, 3, "-o", f"base={self.base}")
+        info = json.loads(run("info", c.top, "--json", "-o", f"base={self.base}").stdout)
+        self.assertIn("slime delta", json.dumps(info))
+        self.assertIn(json.dumps([c.name(1), c.name(2), c.name(3)]), json.dumps(info))
+        done = run("explain", c.top, sorted(blobs)[0], "-o", f"base={self.base}")
+        self.assertIn(f"changed by {c.name(1)}", done.stdout)
+
+    def test_many_levels(self):
+        c = self.chain(shapes={"model.norm.weight": (64,)})
+        for _ in range(65):
+            c.step(fraction=0.5)
+        self.check(c, 64, "-o", f"base={self.base}")
+        done = run("export", "-q", c.top, os.path.join(self.dir, "o"), "-o", f"base={self.base}")
+        self.assertRegex(done.stderr, "more than 64 versions since the last whole one")
+
+    def test_defects(self):
+        """Each names the version and what is wrong; at opening, or at the first read of the tensor."""
+        q = "model.layers.0.self_attn.q_proj.weight"
+
+        def swapped(c, v, blobs, digests):
+            other = [n for n in blobs if c.size(n) == c.size(q) and n != q][0]
+            blobs[q], blobs[other] = blobs[other], blobs[q]
+            c.write(v, blobs, digests)
+
+        def cut(c, v, blobs, digests):
+            c.write(v, blobs | {q: blobs[q][:-9]}, digests)
+
+        def file_cut(c, v, blobs, digests):
+            path = os.path.join(c.folder(v), "model-00000-of-00002.safetensors")
+            os.truncate(path, os.path.getsize(path) - 20)
+
+        def gone(c, v, blobs, digests):
+            os.remove(os.path.join(c.folder(v), "model-00001-of-00002.safetensors"))
+
+        def again(**more):
+            return lambda c, v, blobs, digests: c.write(v, blobs, digests, **more)
+
+        def blob(data, encoding="xor"):
+            return lambda c, v, blobs, digests: c.write(v, {q: pack(np.frombuffer(data, np.uint8))}, {q: digests[q]}, encoding)
+
+        size = Chain(self.run_dir).size(q)
+        cases = {
+            "swapped": (swapped, r"_proj.weight' in version 'weight_v000002'.*checksum"),
+            "cut": (cut, rf"'{q}' in version 'weight_v000002'.*damaged"),
+            "file cut": (file_cut, "weight_v000002/model-00000-of-00002.safetensors"),
+            "gone": (gone, "weight_v000002/model-00001-of-00002.safetensors"),
+            "gap": (lambda c, v, b, d: shutil.rmtree(c.folder(1)), "changes since version 1, and there is no 'weight_v000001'.*whole version"),
+            "encoding": (again(delta_encoding="delta"), "delta_encoding is delta.*expected xor or overwrite"),
+            "packing": (again(compression_format="lz4"), "compression_format lz4.*zstd"),
+            "numbers": (again(base=7), "version and an earlier base_version"),
+            "short": (blob(bytes(size - 1)), rf"'{q}'.*shorter"),
+            "long": (blob(bytes(size + 1)), rf"'{q}'.*longer"),
+            "positions": (blob(struct.pack("<III", 2, 5, 5) + b"xy", "overwrite"), rf"'{q}'.*do not ascend"),
+            "outside": (blob(struct.pack("<II", 1, size) + b"x", "overwrite"), rf"'{q}'.*outside of the tensor"),
+            "count": (blob(struct.pack("<II", size + 1, 0), "overwrite"), rf"'{q}'.*more positions than the tensor has bytes"),
+            "no values": (blob(struct.pack("<III", 2, 1, 2) + b"x", "overwrite"), rf"'{q}'.*shorter"),
+            "unknown": (lambda c, v, b, d: c.write(v, b | {"new.weight": b[q]}, d | {"new.weight": d[q]}), "changes 'new.weight', which the whole model does not have"),
+            "no checksum": (lambda c, v, b, d: c.write(v, b, d | {q: ""}), rf"'{q}'.*checksum"),
+        }
+        for what, (spoil, text) in cases.items():
+            with self.subTest(what):
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+                shutil.rmtree(os.path.join(self.dir, "bad"), ignore_errors=True)
+                c = self.chain(seed=5)
+                c.step()
+                while q not in (made := c.step(write=False))[0] or len(made[0]) < 6:
+                    c.states.pop()
+                    c.bytes = dict(c.states[-1])
+                c.write(2, *made)
+                spoil(c, 2, *(dict(m) for m in made))
+                done = run("export", "-q", c.top, os.path.join(self.dir, "bad"), "--step", c.name(2), "-o", f"base={self.base}")
+                self.assertEqual(done.returncode, 1, what)
+                self.assertRegex(done.stderr, text)
+
+    def test_records(self):
+        """SkyRL tells shapes and dtypes."""
+        for more, text in (({"shape": [5]}, "another shape or dtype"), ({"dtype": "int8"}, "another shape or dtype"), ({"payload_key": "x"}, "has no 'x'"), ({"name": None}, "record 0 lacks name")):
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            c = self.chain("skyrl")
+            c.write(1, *c.step(), **more)
+            self.assertRegex(run("info", c.top, "-o", f"base={self.base}").stderr, text)
+
+    def test_without_a_base(self):
+        c = self.chain()
+        c.step()
+        self.assertRegex(run("info", c.top).stderr, "base= gives it")
+        self.check(c, 1, "-o", f"base={self.base}")
+        wrong = os.path.join(self.dir, "wrong")
+        Chain(self.run_dir, seed=9).write_whole(wrong)
+        done = run("export", "-q", c.top, os.path.join(self.dir, "bad"), "-o", f"base={wrong}")
+        self.assertRegex(done.stderr, "checksum.*damaged, or of another base")
+
+    def test_checksums_of_another_kind(self):
+        c = self.chain()
+        c.step(sums="blake3")
+        self.assertRegex(self.check(c, 1, "-o", f"base={self.base}"), "not compared")
+
+    def test_mount(self):
+        """A new version appears while the old one is read; one that is written over is not mixed with it."""
+        mnt = os.path.join(self.dir, "mnt")
+        os.mkdir(mnt)
+        c = self.chain()
+        c.step()
+        daemon = subprocess.Popen([CKPTFS, c.top, mnt, "-f", "-o", f"base={self.base}"], stderr=subprocess.PIPE, text=True)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(subprocess.run, ["fusermount3", "-u", mnt])
+        until = time.monotonic() + 60
+        while not os.path.ismount(mnt) and time.monotonic() < until:
+            time.sleep(0.05)
+
+        def read(step):
+            found = {}
+            for name in os.listdir(os.path.join(mnt, step)):
+                if name.endswith(".safetensors"):
+                    found |= safetensors.torch.load_file(os.path.join(mnt, step, name))
+            return found
+
+        def same(found, version):
+            return all(torch.equal(found[n].reshape(-1).view(torch.uint8), t.reshape(-1).view(torch.uint8)) for n, t in c.tensors(version).items())
+
+        self.assertTrue(same(read(c.name(1)), 1))
+        held = os.open(os.path.join(mnt, c.name(1), sorted(n for n in os.listdir(os.path.join(mnt, c.name(1))) if n.endswith(".safetensors"))[0]), os.O_RDONLY)
+        self.addCleanup(os.close, held)
+        before = os.pread(held, 1 << 20, 0)
+        c.step("overwrite")
+        while os.readlink(os.path.join(mnt, "latest")) != c.name(2) and time.monotonic() < until:
+            time.sleep(0.1)
+        self.assertTrue(same(read("latest"), 2))
+        self.assertEqual(os.pread(held, 1 << 20, 0), before)
+
+    def test_long_tensor(self):
+        """One that is folded in parts: reads in any order, by several threads, and damage at its end."""
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "contrib", "python"))
+        shapes = {"a.weight": (70, 1 << 20)}  # F32: 280 MiB
+        c = self.chain(shapes=shapes)
+        c.step(fraction=0.001, sums="xxh3-128")
+        while len(c.states) < 3 or "a.weight" not in made[0]:
+            made = c.step("overwrite", fraction=0.001, write=False)
+        c.write(2, *made, encoding="overwrite") if len(c.states) == 3 else self.skipTest("unlucky seed")
+        script = """
+import sys, threading, numpy as np, ckptfs
+view = ckptfs.View(sys.argv[1], base=sys.argv[2])
+expected = np.load(sys.argv[3], mmap_mode="r")
+order = [69, 0, 33, 34, 1, 68, 2]
+def read(rows):
+    for r in rows:
+        assert (view.get_slice("a.weight")[r:r + 1].view(__import__("torch").uint8).numpy().reshape(-1) == expected[r]).all(), r
+threads = [threading.Thread(target=read, args=(order[k:] + order[:k],)) for k in range(3)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print("good")
+"""
+        np.save(os.path.join(self.dir, "e.npy"), c.states[2]["a.weight"].reshape(70, -1))
+        env = dict(os.environ, PYTHONPATH=os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
+        done = subprocess.run([sys.executable, "-c", script, c.top, self.base, os.path.join(self.dir, "e.npy")], capture_output=True, text=True, env=env, timeout=600)
+        self.assertEqual(done.stdout, "good\n", done.stderr[-2000:])
+        c.write(2, made[0], {"a.weight": "0" * 32}, encoding="overwrite")
+        done = run("digest", "--tensors", c.top, "-o", f"base={self.base}")
+        self.assertRegex(done.stderr, "checksum")
+
+    def test_written(self):
+        """ckpt delta: what it writes leads from A to B, also where B is in another form; and what can't be said is an error."""
+        c = self.chain()
+        for _ in range(3):
+            c.step(write=False)
+        for v in range(1, 4):
+            c.write_whole(os.path.join(self.dir, f"whole{v}"), v)
+        for kind, encoding in (("slime", "xor"), ("slime", "overwrite"), ("skyrl", "xor")):
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            os.makedirs(self.run_dir)
+            c.kind, before = kind, self.base
+            for v in range(1, 4):
+                done = run("delta", before, os.path.join(self.dir, f"whole{v}"), c.folder(v), "--format", kind, "--encoding", encoding, "--json", "-q")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                told, before = json.loads(done.stdout), os.path.join(self.dir, f"whole{v}")
+                old, new = (np.concatenate([c.states[k][n] for n in sorted(SHAPES)]) for k in (v - 1, v))
+                self.assertEqual(told["changed_bytes"], int((old != new).sum()))
+                self.assertEqual(told["bytes"], len(new))
+            for v in range(1, 4):
+                self.check(c, v, "-o", f"base={self.base}")
+            if kind == "slime":  # as its receivers read it
+                with open(os.path.join(c.folder(2), INDEX)) as f:
+                    index = json.load(f)
+                self.assertEqual(index["metadata"], {"version": "000002", "base_version": "000001", "delta_encoding": encoding, "compression_format": "zstd", "checksum_format": "xxh3-128"})
+                for file in set(index["weight_map"].values()):
+                    with safetensors.safe_open(os.path.join(c.folder(2), file), "np") as f:
+                        for n in f.keys():
+                            got = np.frombuffer(zstandard.ZstdDecompressor().decompress(f.get_tensor(n).tobytes()), np.uint8)
+                            old, new = c.states[1][n], c.states[2][n]
+                            self.assertTrue((got == (old ^ new if encoding == "xor" else overwrite_encode(new, old != new))).all())
+                            self.assertEqual(f.metadata()[n], checksum("xxh3-128", new))
+        done = run("delta", self.base, os.path.join(self.dir, "whole1"), c.folder(3))
+        self.assertRegex(done.stderr, "finished version already")
+        self.assertRegex(run("delta", self.base, self.base, os.path.join(self.dir, "x")).stderr, "ends with the number")
+        other = Chain(self.run_dir, shapes={**SHAPES, "model.norm.weight": (33,)})
+        other.write_whole(os.path.join(self.dir, "other"))
+        self.assertRegex(run("delta", self.base, os.path.join(self.dir, "other"), os.path.join(self.dir, "v1")).stderr, r"'model.norm.weight' is .* \[32\] in .* \[33\]")
+        less = Chain(self.run_dir, shapes={n: s for n, s in SHAPES.items() if n != "lm_head.weight"})
+        less.write_whole(os.path.join(self.dir, "less"))
+        opt = ["-o", "allow_partial"]
+        self.assertRegex(run("delta", self.base, os.path.join(self.dir, "less"), os.path.join(self.dir, "v2"), *opt).stderr, "'lm_head.weight' is not in")
+
+
+unittest.main()
