@@ -56,8 +56,9 @@ static int combine(struct making *m, uint64_t lo, size_t n, struct ckpt_err *err
         memcpy(&y, m->new + i, sizeof y);
         x ^= y;
         memcpy(m->old + i, &x, sizeof x);
-        /* the highest bit of each byte that is not 0 */
-        m->changed += (unsigned)__builtin_popcountll((((x & low) + low) | x) & ~low);
+        /* the highest bit of each byte that is not 0; then their sum */
+        x = (((x & low) + low) | x) & ~low;
+        m->changed += ((x >> 7) * 0x0101010101010101) >> 56;
     }
     for (; i < n; i++)
         m->changed += (m->old[i] ^= m->new[i]) != 0;
