@@ -40,6 +40,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->steps);
     free(t->other_step);
     free(t->base_version);
+    free(t->delta_from);
     ckpt_options_free(t->other);
     free(t->svg);
     free(t->layout);

@@ -113,6 +113,7 @@ static int set_tolerance(void *into, const struct ckpt_option *o, const char *va
 #define TOOL(commands, kind_, member)                                                              \
     .of = (commands), .kind = CKPT_OPTION_##kind_, .at = offsetof(struct ckpt_tool, member)
 #define LOADS (CKPTFS_LOAD | CKPTFS_PLAN)
+#define DELTAS (CKPTFS_DELTA | CKPTFS_EXPORT)
 
 const struct ckpt_option ckptfs_options[] = {
     /* the mount */
@@ -164,12 +165,13 @@ const struct ckpt_option ckptfs_options[] = {
      TOOL(CKPTFS_VERIFY | CKPTFS_DELTA, TEXT, other_step)},
     {"other-option", "WORD=VALUE,...", "what is shown of B: as -o, which is for A",
      .of = CKPTFS_VERIFY | CKPTFS_DELTA, .set = set_other},
-    {"format", "slime|skyrl", "whose files and names (slime)",
-     TOOL(CKPTFS_DELTA, CHOICE, delta_format)},
+    {"delta-from", "STEP", "write what has changed since that step, as ckpt delta does",
+     TOOL(CKPTFS_EXPORT, TEXT, delta_from)},
+    {"format", "slime|skyrl", "whose files and names (slime)", TOOL(DELTAS, CHOICE, delta_format)},
     {"encoding", "xor|overwrite", "all bytes by XOR, or the changed ones (xor)",
-     TOOL(CKPTFS_DELTA, CHOICE, encoding)},
+     TOOL(DELTAS, CHOICE, encoding)},
     {"base-version", "N", "A's version (one less than that at the end of OUT's name)",
-     TOOL(CKPTFS_DELTA, TEXT, base_version)},
+     TOOL(DELTAS, TEXT, base_version)},
     {"tolerance", "T", "elements are equal whose difference is not greater (0)",
      .of = CKPTFS_VERIFY, .set = set_tolerance},
     {"jobs", "N", "threads (one for each processor, from 2 to 16)",

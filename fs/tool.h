@@ -29,7 +29,7 @@ struct ckpt_tool {
     double tolerance;
     /* of delta, which has the two before, too: */
     uint32_t delta_format, encoding; /* 0: slime, xor; 1: skyrl, overwrite */
-    char *base_version;
+    char *base_version, *delta_from; /* of export: a step */
     /* of load and plan: */
     char *layout, *transport;
     struct ckpt_load_options load;

@@ -54,7 +54,7 @@ static int run(const struct ckpt_tool *t, uint32_t command, char **argv, struct 
     case CKPTFS_EXPLAIN:
         return ckpt_cmd_explain(t, err);
     case CKPTFS_EXPORT:
-        return ckpt_cmd_export(t, err);
+        return (t->delta_from ? ckpt_cmd_delta : ckpt_cmd_export)(t, err);
     case CKPTFS_VERIFY:
         return ckpt_cmd_verify(t, err);
     case CKPTFS_DELTA:

@@ -401,10 +401,11 @@ static int make(struct delta *d, struct ckpt_err *err)
 
 int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
 {
+    const bool steps = t->delta_from != NULL; /* of export: A and B are steps of one run */
     ckpt_cleanup(ckpt_runp) struct ckpt_run *a = NULL;
     ckpt_cleanup(ckpt_runp) struct ckpt_run *b = NULL;
     ckpt_cleanup(delta_release) struct delta d = {.tool = t,
-                                                  .dest = t->operand[1],
+                                                  .dest = t->operand[steps ? 0 : 1],
                                                   .dir = -1,
                                                   .skyrl = t->delta_format == 1,
                                                   .overwrite = t->encoding == 1};
@@ -412,9 +413,14 @@ int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
     (void)pthread_mutex_init(&d.lock, NULL);
     if (d.skyrl && d.overwrite)
         return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format skyrl");
-    return take_version(&d, err) < 0 || ckpt_tool_open(t, &a, &d.from, err) < 0 ||
-                   ckpt_tool_open_run(t->operand[0], t->other ? t->other : t->opt, t->other_step,
-                                      &b, &d.to, err) < 0 ||
+    if (steps && (t->steps || t->weights_only || t->no_weights))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "--delta-from does not go with --steps, --weights-only or --no-weights");
+    return take_version(&d, err) < 0 ||
+                   ckpt_tool_open_run(t->run, t->opt, steps ? t->delta_from : t->step, &a, &d.from,
+                                      err) < 0 ||
+                   ckpt_tool_open_run(steps ? t->run : t->operand[0], t->other ? t->other : t->opt,
+                                      steps ? t->step : t->other_step, &b, &d.to, err) < 0 ||
                    check_names(&d, err) < 0 || open_dest(&d, err) < 0
                ? -1
                : make(&d, err);
