@@ -82,3 +82,18 @@ size_t ckpt_st_header_bound(const struct ckpt_tensor *t)
 }
 
 size_t ckpt_st_header_pad(uint64_t len) { return (size_t)(-len % 8); }
+
+const void *ckpt_st_header_mem(struct ckpt_str *text, struct ckpt_arena *arena, uint64_t *ret_len)
+{
+    unsigned char *mem;
+
+    for (size_t pad = ckpt_st_header_pad(text->len); pad > 0; pad--)
+        ckpt_str_putc(text, ' ');
+    if (text->failed || !(mem = ckpt_arena_alloc(arena, 8 + text->len)))
+        return NULL;
+    for (int i = 0; i < 8; i++)
+        mem[i] = (unsigned char)((uint64_t)text->len >> 8 * i);
+    memcpy(mem + 8, text->ptr, text->len);
+    *ret_len = 8 + text->len;
+    return mem;
+}

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "base/str.h"
 #include "tensor/catalog.h"
 
@@ -46,5 +47,8 @@ size_t ckpt_st_header_bound(const struct ckpt_tensor *t);
 
 /* Spaces (0 to 7) that follow a text of len bytes. */
 size_t ckpt_st_header_pad(uint64_t len);
+
+/* Length, text and spaces in one piece of the arena's memory, of *ret_len bytes; NULL: no memory. */
+const void *ckpt_st_header_mem(struct ckpt_str *text, struct ckpt_arena *arena, uint64_t *ret_len);
 
 #endif

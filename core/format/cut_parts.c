@@ -15,10 +15,11 @@ uint32_t ckpt_cut_dim(const struct ckpt_tensor *t, enum ckpt_cut_way way)
 
 struct ckpt_interval ckpt_cut_part(const struct ckpt_cut *c, uint32_t rank, uint32_t ranks)
 {
-    const uint64_t n = c->n / ranks;
+    const uint64_t parts = c->shared && c->groups && c->groups < ranks ? c->groups : ranks;
+    const uint64_t n = c->n / parts;
 
     return c->way == CKPT_CUT_NOT ? (struct ckpt_interval){c->lo, c->n}
-                                  : (struct ckpt_interval){c->lo + rank * n, n};
+                                  : (struct ckpt_interval){c->lo + rank * parts / ranks * n, n};
 }
 
 int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t ranks,
@@ -33,7 +34,8 @@ int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t 
         if (c->dim != dim)
             return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is divided in two dimensions by %s",
                              t->name, key);
-        if (c->groups ? c->groups % ranks : c->n % ranks)
+        const bool shared = c->shared && c->groups && c->groups < ranks;
+        if (shared ? ranks % c->groups : (c->groups ? c->groups : c->n) % ranks)
             return ckpt_fail(err, CKPT_USAGE,
                              "option %s: dimension %u of '%s' has %" PRIu64
                              "%s%s, which cannot be divided among %" PRIu32 " ranks",

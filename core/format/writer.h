@@ -41,7 +41,9 @@ struct ckpt_writer {
     const char *layout;      /* how its files are cut, for whoever gives another option */
     uint32_t vocab_multiple; /* what the vocabulary's size is a multiple of on each tensor-parallel
                                 rank, where neither an option nor the checkpoint says it; 0: 1 */
+    bool vocab_whole;        /* that is the size of the whole vocabulary, not of a rank's */
     bool bare;               /* its files have no config of the model */
+    bool hub_files;          /* a model directory's other files lie beside its own */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);

@@ -6,6 +6,7 @@
 
 #include "base/str.h"
 #include "model/experts.h"
+#include "tensor/fqn.h"
 
 static const struct ckpt_type *type_of(const void *types, const json_t *config)
 {
@@ -14,7 +15,9 @@ static const struct ckpt_type *type_of(const void *types, const json_t *config)
 
 static int cmp(const void *types, const json_t *config, const char *a, const char *b)
 {
-    return ckpt_order_cmp(&type_of(types, config)->order, a, b);
+    const struct ckpt_texts *order = &type_of(types, config)->order;
+
+    return ckpt_order_cmp(order->text, order->n, a, b);
 }
 
 /* Is it the name of that tensor, below any module? */

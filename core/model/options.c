@@ -254,6 +254,7 @@ static const struct ckpt_option options[] = {
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .set = set_max_shard_size},
+    {"max_size", "SIZE", "the same, by vLLM's word for it", .set = set_max_shard_size},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe)},
     {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping)},
     {"model_type", "TYPE", "family of the model, if neither checkpoint nor base says it",

@@ -56,7 +56,7 @@ static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *w
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str lost = {0};
 
-    if (o->shared->base || writer->bare)
+    if (o->shared->base || writer->bare || writer->hub_files)
         return 0;
     if (ckpt_recipe_lost(o->shared->recipes, made, o->config, writer->recipes, &lost, err) < 0)
         return -1;
@@ -156,7 +156,7 @@ int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_recipe_output output = {.view = writer->name,
                                               .tp = tp,
                                               .pp = ckpt_output_parts(&s->opt->output, CKPT_CUT_PP),
-                                              .pad_to = vocab_multiple(o) * tp,
+                                              .pad_to = vocab_multiple(o) * (writer->vocab_whole ? 1 : tp),
                                               .config = o->framework};
     const struct ckpt_recipe_options convert = {.format = writer->recipes,
                                                 .base_config = o->config,

@@ -64,3 +64,29 @@ int ckpt_fqn_cmp(const char *a, const char *b)
         b++;
     }
 }
+
+static size_t place_of(const char *const *words, size_t n, const char *part, size_t len)
+{
+    size_t i = 0;
+
+    while (i < n && (strlen(words[i]) != len || memcmp(words[i], part, len)))
+        i++;
+    return i;
+}
+
+int ckpt_order_cmp(const char *const *words, size_t n, const char *a, const char *b)
+{
+    for (;;) {
+        const size_t len = strcspn(a, "."), other = strcspn(b, ".");
+        if (len != other || memcmp(a, b, len) != 0) {
+            const size_t p = place_of(words, n, a, len), q = place_of(words, n, b, other);
+            return p != q ? ckpt_u64_cmp(p, q) : ckpt_natural_cmp(a, b);
+        }
+        a += len;
+        b += other;
+        if (!*a || !*b)
+            return (*a != 0) - (*b != 0);
+        a++;
+        b++;
+    }
+}

@@ -12,6 +12,7 @@
 #include "model/rename.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
+#include "tensor/fqn.h"
 
 static json_t *golden(const char *key)
 {
@@ -286,7 +287,7 @@ TEST(order, is_that_of_llama)
 
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++) {
-            int c = ckpt_order_cmp(words, order[i], order[k]);
+            int c = ckpt_order_cmp(words->text, words->n, order[i], order[k]);
             CHECK((c > 0) - (c < 0) == (i > k) - (i < k));
         }
 }

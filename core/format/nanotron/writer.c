@@ -101,7 +101,6 @@ static int make_head(const struct state *s, const struct ckpt_tensor *t,
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
     struct ckpt_tensor data = *own;
-    unsigned char *mem;
 
     data.name = "data";
     ckpt_str_puts(&head, "{\"__metadata__\":{");
@@ -110,15 +109,9 @@ static int make_head(const struct state *s, const struct ckpt_tensor *t,
     ckpt_str_putc(&head, '}');
     ckpt_st_header_part(&head, &data, own->dim, 0, ckpt_tensor_nbytes(own), false);
     ckpt_st_header_end(&head);
-    for (size_t pad = ckpt_st_header_pad(head.len); pad > 0; pad--)
-        ckpt_str_putc(&head, ' ');
-    if (head.failed || !(mem = ckpt_arena_alloc(&s->w->files->arena, 8 + head.len)))
-        return ckpt_nomem(err);
-    for (int i = 0; i < 8; i++)
-        mem[i] = (unsigned char)((uint64_t)head.len >> 8 * i);
-    memcpy(mem + 8, head.ptr, head.len);
-    *ret = (struct ckpt_segment){.len = 8 + head.len, .kind = CKPT_SEGMENT_MEM, .mem = mem};
-    return 0;
+    *ret = (struct ckpt_segment){.kind = CKPT_SEGMENT_MEM};
+    ret->mem = ckpt_st_header_mem(&head, &s->w->files->arena, &ret->len);
+    return ret->mem ? 0 : ckpt_nomem(err);
 }
 
 /* "5/model/decoder/0/pp_block/attn/o_proj/model_weight[_pp-rank-...].safetensors" */

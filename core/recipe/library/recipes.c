@@ -12,10 +12,10 @@
 #include "recipe/language/field.h"
 #include "recipe/library/settings.h"
 
-enum folder { MODELS, MEGATRON, NANOTRON, TORCHTITAN, TRANSFORMERS, DEEPSPEED, NFOLDER };
+enum folder { MODELS, MEGATRON, NANOTRON, TORCHTITAN, TRANSFORMERS, DEEPSPEED, VLLM, NFOLDER };
 
-static const char *const folder_names[NFOLDER] = {"models/",     "megatron/",     "nanotron/",
-                                                  "torchtitan/", "transformers/", "deepspeed/"};
+static const char *const folder_names[NFOLDER] = {
+    "models/", "megatron/", "nanotron/", "torchtitan/", "transformers/", "deepspeed/", "vllm/"};
 
 /* Which folder has the recipes for a format. */
 static const struct {
@@ -24,7 +24,7 @@ static const struct {
 } formats[] = {
     {"megatron", MEGATRON},         {"nanotron", NANOTRON}, {"dcp", TORCHTITAN},
     {"transformers", TRANSFORMERS}, {"hub", TRANSFORMERS},  {"torchtitan", TORCHTITAN},
-    {"deepspeed", DEEPSPEED},
+    {"deepspeed", DEEPSPEED},       {"vllm", VLLM},
 };
 
 /* What was parsed so far. */

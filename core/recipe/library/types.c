@@ -7,7 +7,6 @@
 
 #include "base/map.h"
 #include "base/mem.h"
-#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "recipe/language/field.h"
@@ -59,36 +58,6 @@ bool ckpt_texts_end(const struct ckpt_texts *w, const char *name)
         if (ckpt_has_suffix(name, w->text[i]))
             return true;
     return false;
-}
-
-/* ---- the order of a state dict ---- */
-
-static size_t place_of(const struct ckpt_texts *order, const char *part, size_t len)
-{
-    size_t i = 0;
-
-    while (i < order->n && (strlen(order->text[i]) != len || memcmp(order->text[i], part, len)))
-        i++;
-    return i;
-}
-
-int ckpt_order_cmp(const struct ckpt_texts *order, const char *a, const char *b)
-{
-    const char *x = a, *y = b;
-
-    for (;;) {
-        size_t n = strcspn(x, "."), m = strcspn(y, ".");
-        if (n != m || memcmp(x, y, n) != 0) {
-            size_t p = place_of(order, x, n), q = place_of(order, y, m);
-            return p != q ? ckpt_u64_cmp(p, q) : ckpt_natural_cmp(x, y);
-        }
-        x += n;
-        y += m;
-        if (!*x || !*y)
-            return (*x != 0) - (*y != 0);
-        x++;
-        y++;
-    }
 }
 
 /* ---- values ---- */

@@ -133,10 +133,4 @@ bool ckpt_texts_have(const struct ckpt_texts *w, const char *word, size_t len);
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name);
 bool ckpt_texts_end(const struct ckpt_texts *w, const char *name);
 
-/* The order of a state dict, for formats that store names sorted: compares like strcmp, by the
- * position of each part of a dotted name in the list `order` (siblings in the order in which
- * modules register them). Numbers are compared by value; parts that are not in the list come last,
- * by name. A total order. */
-int ckpt_order_cmp(const struct ckpt_texts *order, const char *a, const char *b);
-
 #endif
