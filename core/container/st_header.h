@@ -48,7 +48,7 @@ size_t ckpt_st_header_bound(const struct ckpt_tensor *t);
 /* Spaces (0 to 7) that follow a text of len bytes. */
 size_t ckpt_st_header_pad(uint64_t len);
 
-/* Length, text and spaces in one piece of the arena's memory, of *ret_len bytes; NULL: no memory. */
+/* Length, text and spaces in one piece of the arena's memory; NULL: there is none. */
 const void *ckpt_st_header_mem(struct ckpt_str *text, struct ckpt_arena *arena, uint64_t *ret_len);
 
 #endif

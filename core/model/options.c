@@ -250,7 +250,8 @@ static const struct ckpt_option options[] = {
 #undef CKPT_WRITER
      ,
      "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
-     "names it has in memory, or a checkpoint of another framework",
+     "names it has in memory, or a checkpoint of another framework (sharded_state: vLLM 0.32; "
+     "experts for its back ends Triton and CPU, which leave them as they are loaded)",
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .set = set_max_shard_size},

@@ -99,8 +99,8 @@ static int apply_backwards(struct ckpt_opening *o, const struct ckpt_writer *wri
     return 0;
 }
 
-/* Rows of the vocabulary are a multiple of this: as an option says, else the checkpoint that is
- * read, if it is the same framework's. */
+/* Rows of the vocabulary on a rank (of all, where the format says so) are a multiple of this: as an
+ * option says, else the checkpoint that is read, if it is the same framework's. */
 static uint64_t vocab_multiple(const struct ckpt_opening *o)
 {
     const struct ckpt_output *output = &o->shared->opt->output;
@@ -152,11 +152,12 @@ int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err)
     note_no_config(o, writer);
     if (!writer->recipes)
         return 0;
-    const uint64_t tp = ckpt_output_parts(&s->opt->output, CKPT_CUT_TP);
+    const uint64_t tp = ckpt_output_parts(&s->opt->output, CKPT_CUT_TP),
+                   multiple = vocab_multiple(o) * (writer->vocab_whole ? 1 : tp);
     const struct ckpt_recipe_output output = {.view = writer->name,
                                               .tp = tp,
                                               .pp = ckpt_output_parts(&s->opt->output, CKPT_CUT_PP),
-                                              .pad_to = vocab_multiple(o) * (writer->vocab_whole ? 1 : tp),
+                                              .pad_to = multiple,
                                               .config = o->framework};
     const struct ckpt_recipe_options convert = {.format = writer->recipes,
                                                 .base_config = o->config,

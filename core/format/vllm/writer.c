@@ -247,7 +247,7 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
         return -1;
     const struct ckpt_vnode *node = s->w->files->list.ptr[s->w->files->list.len - 1].node;
     for (size_t i = 0; i < n; i++)
-        if (s->parts.ptr[i].place)
+        if (s->parts.ptr[i].place && !s->w->place[s->parts.ptr[i].place - 1].file)
             s->w->place[s->parts.ptr[i].place - 1] =
                 (struct ckpt_vplace){.file = node, .off = seg[i + 1].off};
     s->parts.len = 0;
