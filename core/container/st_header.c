@@ -38,6 +38,11 @@ void ckpt_st_put_string(struct ckpt_str *out, const char *s)
     ckpt_str_putc(out, '"');
 }
 
+int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b)
+{
+    return a->dtype != b->dtype ? (int)b->dtype - (int)a->dtype : strcmp(a->name, b->name);
+}
+
 void ckpt_st_header_begin(struct ckpt_str *out, bool bare)
 {
     ckpt_str_puts(out, bare ? "{" : "{\"__metadata__\":{\"format\":\"pt\"}");

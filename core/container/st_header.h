@@ -6,8 +6,7 @@
  *     {"__metadata__":{"format":"pt"},"NAME":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},...}
  *     spaces up to a multiple of 8
  *
- * Tensors stand in the order of their data: by type (enum ckpt_dtype, greatest first), then by
- * name. */
+ * Tensors stand in the order of their data (ckpt_st_cmp). */
 #ifndef CKPT_CONTAINER_ST_HEADER_H
 #define CKPT_CONTAINER_ST_HEADER_H
 
@@ -26,6 +25,9 @@
 /* Can a tensor have this name in a safetensors file? FORMAT if it is not UTF-8 or means something
  * else there. */
 int ckpt_st_check_name(const char *name, struct ckpt_err *err);
+
+/* The library's order: by type (enum ckpt_dtype, greatest first), then by name. */
+int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b);
 
 /* The text without length and spaces: begin, each tensor with the offset of its data, end. `bare`:
  * without __metadata__, as the library's save_file(tensors, path) leaves it; then `first` says that

@@ -89,13 +89,10 @@ static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
 
 /* ---- a file ---- */
 
-/* The library's order: by type, the greatest first, then by name. */
 static int part_cmp(const void *a, const void *b)
 {
-    const struct ckpt_tensor *x = ((const struct part *)a)->rows.tensor,
-                             *y = ((const struct part *)b)->rows.tensor;
-
-    return x->dtype != y->dtype ? (int)y->dtype - (int)x->dtype : strcmp(x->name, y->name);
+    return ckpt_st_cmp(((const struct part *)a)->rows.tensor,
+                       ((const struct part *)b)->rows.tensor);
 }
 
 static int name_cmp(const void *a, const void *b)

@@ -32,8 +32,6 @@ struct item {
     const char *at;                   /* the name that gives its place in the state dict */
     int64_t layer;
     uint32_t first, last; /* stages that have it */
-    size_t copy;          /* one more than the number of the item under whose name it is stored on
-                             a stage that has both; 0: none */
 };
 
 struct part {
@@ -159,9 +157,6 @@ static int place_items(struct state *s, struct ckpt_err *err)
             it->first = it->last = stage_of(s, layers, (uint64_t)it->layer);
         else if (everywhere)
             it->first = 0, it->last = s->pp - 1;
-        for (size_t k = 0; is_copy && k < s->items.len; k++)
-            if (strcmp(s->items.ptr[k].tensor->name, it->at) == 0)
-                s->items.ptr[k].copy = i + 1;
     }
     return 0;
 }
@@ -182,21 +177,25 @@ static int list_items(struct state *s, struct ckpt_err *err)
     return place_items(s, err);
 }
 
-static bool is_on(const struct state *s, const struct item *it, uint32_t stage)
+static bool has(const struct item *it, uint32_t stage)
 {
-    return it->first <= stage && stage <= it->last &&
-           !(it->copy && is_on(s, &s->items.ptr[it->copy - 1], stage));
+    return it->first <= stage && stage <= it->last;
+}
+
+/* Does the stage store item i? Of tensors that share memory it stores the one with the smaller
+ * name, which stands before the others. */
+static bool is_on(const struct state *s, size_t i, uint32_t stage)
+{
+    const struct item *it = &s->items.ptr[i];
+
+    return has(it, stage) && !(i && strcmp(it[-1].at, it->at) == 0 && has(&it[-1], stage));
 }
 
 /* ---- a file ---- */
 
-/* The library's order: by type, the greatest first, then by name. */
 static int part_cmp(const void *a, const void *b)
 {
-    const struct ckpt_tensor *x = ((const struct part *)a)->tensor,
-                             *y = ((const struct part *)b)->tensor;
-
-    return x->dtype != y->dtype ? (int)y->dtype - (int)x->dtype : strcmp(x->name, y->name);
+    return ckpt_st_cmp(((const struct part *)a)->tensor, ((const struct part *)b)->tensor);
 }
 
 static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t number,
@@ -237,9 +236,8 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
         if (!p->tensor->cat) { /* a scale */
             seg[i + 1].kind = CKPT_SEGMENT_MEM;
             seg[i + 1].mem = &one;
-        } else {
-            mtime = ckpt_vfiles_mtime(p->tensor, mtime);
         }
+        mtime = ckpt_vfiles_mtime(p->tensor, mtime);
         off += p->nbytes;
     }
     if (ckpt_vfiles_add_segments(s->w->files, path, seg, n + 1,
@@ -281,7 +279,7 @@ static int write_rank(struct state *s, uint32_t stage, uint32_t rank, struct ckp
     struct part p;
 
     for (size_t i = 0; i < s->items.len; i++) {
-        if (!is_on(s, &s->items.ptr[i], stage))
+        if (!is_on(s, i, stage))
             continue;
         if (take(s, &s->items.ptr[i], rank, &p, err) < 0)
             return -1;
