@@ -98,7 +98,7 @@ class Engine(WeightTransferEngine):
         """
         self.start_weight_update()
         loader = self._loader({**self._given, "step": update_info.step})
-        weights = loader.get_all_weights(self.model_config, self.model)
+        weights = loader.taken(self.model_config, self.model)
         initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(weights)
         finalize_layerwise_reload(self.model, self.model_config)

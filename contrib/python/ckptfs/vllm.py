@@ -180,7 +180,7 @@ class ModelLoader(_Base):
         with self._view(*self._source(model_config)) as view:
             loaded = None if plan.whole else self._load_slices(model, load, view, plan)
             if plan.whole:
-                loaded = load(_without_lost(model, self._whole(view)))
+                loaded = load(_without_lost(model, view, self._whole(view)))
         if loaded is not None and getattr(model_config, "quantization", None) is None:
             _check_complete(model, loaded)
 
@@ -203,21 +203,41 @@ class ModelLoader(_Base):
         Raises:
             CkptError: An error in reading; the model is as it was.
         """
+        return self.taken(model_config, model, by_path=True)
+
+    def taken(
+        self, model_config: Any, model: torch.nn.Module, by_path: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Do what get_all_weights does.
+
+        Args:
+            model_config: As for get_all_weights.
+            model: As for get_all_weights.
+            by_path: As for get_all_weights, another model's name in model_config is the run.
+
+        Returns:
+            (name, tensor) pairs.
+
+        Raises:
+            CkptError: An error in reading; the model is as it was.
+        """
         plan = _plans.get(model)
-        view = self._view(*self._source(model_config, plan))
+        view = self._view(*self._source(model_config, plan, by_path))
         if plan is None:
             plan = _plans[model] = _Plan(model_config.model, model)
             plan.whole = self._needs_whole(model_config)
         if plan.whole:
             _log.info("ckptfs: %s: whole tensors (%s)", view, plan.whole)
-            return self._closing(_without_lost(model, self._whole(view)), view)
+            return self._closing(_without_lost(model, view, self._whole(view)), view)
         held = {
             (name, lo, n): torch.empty(n, dtype=_dtype(view._find(name)), device="cpu")
             for name, lo, n in plan.boxes
         }
         self._fill(model, view, plan, held.items())
         recorder = self._recorder(view, plan, held)
-        return self._closing(self._handed(recorder, view, plan), view)
+        # vLLM copies the last ones when it has seen all: they hold the recorder, and that the view.
+        weakref.finalize(recorder, self._tell_alone, recorder.alone, plan)
+        return ((info.name, recorder.tensor(info)) for info in view.infos())
 
     def weights(self, run: Path, base: Path | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) pairs in the order of the files.
@@ -296,14 +316,14 @@ class ModelLoader(_Base):
                 )
                 return None
             self._fill(model, view, plan, recorder.copies())
-            self._tell_alone(recorder, plan)
+            self._tell_alone(recorder.alone, plan)
             return loaded
         finally:
             recorder.close()
 
     def _fill(self, model, view, plan, copies):
         """Load boxes of the view to their destinations, on all ranks together."""
-        group, twins = _group(), _twins(model, plan, view)
+        group, twins = _group(), _twins(model, view.keys(), plan.names)
         boxes = [
             (other, lo, to)
             for (name, lo, _), to in copies
@@ -328,9 +348,9 @@ class ModelLoader(_Base):
             stats["wall_s"],
         )
 
-    def _tell_alone(self, recorder, plan):
-        """Note what a rank has read by itself, and warn of it."""
-        alone = recorder.alone
+    @staticmethod
+    def _tell_alone(alone, plan):
+        """Note what a rank has read by itself, {name: bytes}, and warn of it."""
         plan.stats.update(alone_bytes=sum(alone.values()), alone=sorted(alone))
         if alone:
             _log.warning(
@@ -351,12 +371,6 @@ class ModelLoader(_Base):
             plan.boxes,
         )
 
-    def _handed(self, recorder, view, plan):
-        """Yield tensors of which the plan's boxes have been read."""
-        for info in view.infos():
-            yield info.name, recorder.tensor(info)
-        self._tell_alone(recorder, plan)
-
     @staticmethod
     def _closing(pairs, view):
         with view:
@@ -369,20 +383,23 @@ class ModelLoader(_Base):
             return '"slices": false'
         return f"quantization={quantization}" if quantization is not None else None
 
-    def _source(self, model_config, plan=None):
+    def _source(self, model_config, plan=None, by_path=False):
         """Return the run, the step and the base: the folder that the engine's model is made from.
 
-        No base if that is the run itself, or is not on this machine under that name.
+        No base if that is the run itself, or is not on this machine under that name. `by_path`: a
+        model that was loaded from `plan` is reloaded from model_config's path, if that is another.
         """
         folder, run, step = model_config.model, self._own["run"], self._own["step"]
-        if plan is not None and plan.folder != folder:  # reload_weights(weights_path=...)
-            folder, run, step = plan.folder, folder, None
+        if plan is not None:
+            given, folder = folder, plan.folder
+            if given != folder and by_path:  # reload_weights(weights_path=...)
+                run, step = given, None
         run = run or folder
         if not os.path.exists(run):
             raise CkptError(
                 "missing",
                 f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' "
-                "says where it is",
+                "says where it is, or weights_path of reload_weights",
             )
         same = not os.path.isdir(folder) or os.path.samefile(folder, run)
         return run, step, None if same else folder
@@ -501,14 +518,25 @@ def _own_names(model, name):
     return mapper.apply_list([name]) if mapper is not None else [name]
 
 
-def _twins(model, plan, view):
-    """Return {name: others in the view that are the same parameter of the model}."""
-    same = {}
-    for name in view.keys() if plan.names else ():
+def _twins(model, names, tied):
+    """Return {name of a checkpoint's tensor: others that are the same parameter of the model}.
+
+    Args:
+        model: The engine's model.
+        names: The names in the checkpoint.
+        tied: What _tied() found.
+    """
+    parameters = {}  # {parameter: {one of its names: what the checkpoint has for that}}
+    for name in names if tied else ():
         for own in _own_names(model, name):
-            if own in plan.names:
-                same.setdefault(plan.names[own], []).append(name)
-    return {name: [x for x in all_ if x != name] for all_ in same.values() for name in all_}
+            if own in tied:
+                parameters.setdefault(tied[own], {}).setdefault(own, []).append(name)
+    twins = {}
+    for found in parameters.values():
+        # Several for one name are parts of it, such as the gate and the up projection.
+        same = [names[0] for names in found.values() if len(names) == 1]
+        twins.update({name: [x for x in same if x != name] for name in same if len(same) > 1})
+    return twins
 
 
 def _untie(model):
@@ -518,17 +546,15 @@ def _untie(model):
     )
 
 
-def _without_lost(model, weights):
+def _without_lost(model, view, weights):
     """Yield the pairs, and check that no values are lost.
 
     Of the names of a tied parameter vLLM loads one and silently skips the others.
     """
-    tied, given = _tied(model), {}
+    twins, given = _twins(model, view.keys(), _tied(model)), {}
     for name, tensor in weights:
-        for own in _own_names(model, name):
-            other, value = (
-                given.setdefault(tied[own], (name, tensor)) if own in tied else (name, tensor)
-            )
+        for other in twins.get(name, ()):
+            value = given.get(other, tensor)
             if value is not tensor and not (
                 value.shape == tensor.shape
                 and value.dtype == tensor.dtype
@@ -537,6 +563,8 @@ def _without_lost(model, weights):
                 raise CkptError(
                     "conflict", f"'{name}' differs from '{other}' in the run. {_untie(model)}"
                 )
+        if name in twins:
+            given[name] = tensor
         yield name, tensor
 
 
