@@ -228,12 +228,14 @@ class ModelLoader(_Base):
             plan.whole = self._needs_whole(model_config)
         if plan.whole:
             _log.info("ckptfs: %s: whole tensors (%s)", view, plan.whole)
+            _repack_experts(model)
             return self._closing(_without_lost(model, view, self._whole(view)), view)
         held = {
             (name, lo, n): torch.empty(n, dtype=_dtype(view._find(name)), device="cpu")
             for name, lo, n in plan.boxes
         }
         self._fill(model, view, plan, held.items())
+        _repack_experts(model)
         recorder = self._recorder(view, plan, held)
         # vLLM copies the last ones when it has seen all: they hold the recorder, and that the view.
         weakref.finalize(recorder, self._tell_alone, recorder.alone, plan)
@@ -566,6 +568,18 @@ def _without_lost(model, view, weights):
         if name in twins:
             given[name] = tensor
         yield name, tensor
+
+
+def _repack_experts(model):
+    """Have vLLM pack experts for its CPU kernel once more when they are reloaded.
+
+    It does so (0.32.0) only while it has no kernel yet, and would take unpacked ones for packed.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+        if type(experts).__module__.endswith(".cpu_moe"):
+            method.moe_kernel = None
 
 
 def _check_kept(model):
