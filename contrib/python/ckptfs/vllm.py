@@ -338,13 +338,15 @@ class ModelLoader(_Base):
                 raise CkptError("conflict", f"{e}. {_untie(model)}") from e
             raise
         own = sum(to.numel() * _dtype(view._find(name)).itemsize for (name, *_), to in copies)
-        plan.stats = dict(stats, boxes=len(boxes), own_bytes=own, alone_bytes=0, alone=[])
+        all_ = sum(info.nbytes for info in view.infos())
+        more = {"boxes": len(boxes), "own_bytes": own, "all_bytes": all_}
+        plan.stats = dict(stats, **more, alone_bytes=0, alone=[])
         _log.info(
             "ckptfs: %s: this rank takes %.1f MB of %.1f MB, in %d boxes; all ranks have read "
             "%.1f MB in %.2f s",
             view,
             own / 1e6,
-            sum(info.nbytes for info in view.infos()) / 1e6,
+            all_ / 1e6,
             len(boxes),
             stats["read_bytes"] / 1e6,
             stats["wall_s"],
@@ -441,7 +443,7 @@ def last_load(model: torch.nn.Module) -> dict[str, Any]:
 
     Returns:
         What ckptfs.load_boxes returns, of all ranks together, and of this rank: "boxes", their
-        number; "own_bytes", what it took; "alone_bytes", what it read by itself because it could
+        number; "own_bytes", what it took of the tensors' "all_bytes"; "alone_bytes", what it read by itself because it could
         not be noted, of the tensors "alone". {} if nothing was loaded in slices.
     """
     plan = _plans.get(model)
