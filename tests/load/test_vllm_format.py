@@ -53,7 +53,7 @@ class Engine(torch.nn.Module):
 
     def __init__(self, rank=0, size=1, lacks=()):
         super().__init__()
-        self.rank, self.size, self.got = rank, size, {}
+        self.rank, self.size, self.got, self.fails = rank, size, {}, False
         self.whole = conversion()
         for name, t in self.whole.items():
             if name not in lacks:
@@ -67,13 +67,19 @@ class Engine(torch.nn.Module):
     def load_weights(self, weights):
         loaded = set()
         for name, tensor in weights:
-            assert tensor.device.type == "cpu" and tensor.shape == self.whole[name].shape and name not in self.got, name
+            if self.fails:
+                self.fails = False
+                raise ValueError("a weight loader that wants values")
+            assert tensor.device.type == "cpu" and tensor.shape == self.whole[name].shape, name
             own = name.replace(".", "_")
             if hasattr(self, own):
                 getattr(self, own).copy_(self.part(tensor))
                 loaded.add(own)
             self.got[name] = tensor
         return loaded
+
+    def check_whole(self):
+        assert all(torch.equal(self.got[name], t) for name, t in self.whole.items())
 
     def check(self):
         for name, t in self.whole.items():
@@ -97,7 +103,8 @@ class TiedEngine(torch.nn.Module):
         self.head.weight = self.embed.weight if tied else torch.nn.Parameter(torch.zeros_like(self.embed.weight))
 
     def load_weights(self, weights):
-        self.loaded = dict(weights)
+        for name, tensor in weights:
+            self.loaded[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def model_config(model, quantization=None):
@@ -118,12 +125,15 @@ def one_process(top):
     assert os.path.exists(os.path.join(top, "config.json")) and not glob.glob(os.path.join(top, "*.safetensors"))
     loaded(Engine(), top, run=RUN)
     loaded(Engine(), top, run=RUN, step=10, prefetch=0)
+    engine = Engine()
+    loaded(engine, top, run=RUN, step=10, prefetch=0, slices=False)
+    engine.check_whole()
     loaded(Engine(), RUN)
     loaded(Engine(), RUN + ".expected")
     import ckptfs.vllm
     with mock.patch("ckptfs.vllm._device", lambda: 0), mock.patch("ckptfs._comm.nccl_library", lambda: None):  # in batches, which are on the host then
         for size in (1, 5000, 1 << 20):
-            loaded(Engine(), RUN, batch_bytes=size)
+            loaded(Engine(), RUN, batch_bytes=size, slices=False)
     with torch.device("meta"):  # an engine's default device is its own
         loader = vllm.get_model_loader(vllm.load_config(run=RUN, dtype="float32"))
         assert {t.dtype for _, t in loader.weights(RUN)} == {torch.float32}
@@ -166,6 +176,142 @@ def a_head_that_the_engine_does_not_take(top):
     assert torch.equal(engine.loaded["lm_head.weight"], tensors["lm_head.weight"])
 
 
+def save(top, **tensors):
+    for name, t in tensors.items():
+        tensors[name] = t.contiguous()
+    os.makedirs(top)
+    save_file(tensors, os.path.join(top, "model.safetensors"), {"format": "pt"})
+    with open(os.path.join(top, "config.json"), "w", encoding="utf-8") as f:
+        json.dump({"model_type": "unheard_of"}, f)
+
+
+class Odd(torch.nn.Module):
+    """Destinations, and a function that fills them from tensors by name, as weight loaders do."""
+
+    def __init__(self, fill, **tensors):
+        super().__init__()
+        self.fill = fill
+        for name, t in tensors.items():
+            self.register_buffer(name, t)
+
+    def load_weights(self, weights):
+        self.fill(self, dict(weights))
+
+
+def what_loaders_do(top):
+    """Each way of filling a destination gives what it gives with whole tensors; what it reads is known."""
+    registered()
+    from ckptfs.vllm import last_load
+    torch.manual_seed(1)
+    a, b, c, s = torch.randn(6, 8), torch.randn(4, 6, 8).bfloat16(), torch.arange(24, dtype=torch.int64).view(4, 6), torch.tensor(3.5)
+    save(top, a=a, b=b, c=c, s=s)
+
+    def into(shape, dtype=torch.float32):
+        return {"out": torch.full(shape, 7, dtype=dtype)}
+
+    def twice(m, w):  # as vLLM's composed_weight_loader: the second statement reads what the first has filled
+        m.out.copy_(w["a"][:3])
+        m.out.copy_(-m.out.exp())
+
+    def changed(m, w):
+        w["a"][2:4].mul_(2)
+        m.out.copy_(w["a"])
+
+    def over(m, w):  # the last one stays
+        m.out[:4].copy_(w["a"][:4])
+        m.out[1:5].copy_(w["a"][2:6])
+        m.out[0] = w["a"][5]
+        m.out[5] = 1.5
+
+    def same_place(m, w):
+        m.out.copy_(w["a"][:3])
+        m.out.copy_(w["a"][3:])
+
+    def kept(m, w):
+        m.out = w["a"]
+
+    for name, fill, made, alone in (
+            ("a slice of a slice", lambda m, w: m.out.copy_(w["a"].narrow(0, 1, 4).chunk(2, 0)[1][:, 2:5]), into((2, 3)), 0),
+            ("transposed", lambda m, w: m.out.copy_(w["a"].t()[1:4]), into((3, 6)), 0),
+            ("into a transposed part", lambda m, w: m.out.t()[2:8].copy_(w["a"]), into((8, 9)), 0),
+            ("one expert", lambda m, w: [m.out[e, 2:].copy_(x.transpose(0, 1)[:, 3:]) for e, x in enumerate(w["b"].unbind())], into((4, 10, 3), torch.bfloat16), 0),
+            ("cast", lambda m, w: m.out.copy_(w["b"][1]), into((6, 8)), 0),
+            ("cast down", lambda m, w: m.out.data.copy_(w["a"].unsqueeze(0)), into((1, 6, 8), torch.float16), 0),
+            ("a scalar", lambda m, w: m.out.data[1:2].copy_(w["s"].view(1)), into((3,)), 0),
+            ("an assignment", lambda m, w: m.out.data.__setitem__(1, w["s"]), into((3,)), 0),
+            ("fill_(item())", lambda m, w: m.out.fill_(w["s"].item()), into((3,)), 4),
+            ("broadcast", lambda m, w: m.out.copy_(w["a"][0]), into((5, 8)), 32),
+            ("integers to floats", lambda m, w: m.out.copy_(w["c"][2:]), into((2, 6)), 96),
+            ("split", lambda m, w: m.out.copy_(w["a"].view(3, 2, 8).transpose(0, 1)[1]), into((3, 8)), None),
+            ("arithmetic", lambda m, w: m.out.copy_(w["a"][1:3] * 2 + 1), into((2, 8)), 64),
+            ("to(), permute, contiguous", lambda m, w: m.out.copy_(w["b"][2].to(torch.float64).permute(1, 0).contiguous()), into((8, 6), torch.float64), 96),
+            ("bits", lambda m, w: m.out.copy_(w["a"].view(torch.int32)[1]), into((8,), torch.int32), 192),
+            ("index", lambda m, w: m.out.copy_(w["a"][[4, 1]]), into((2, 8)), 192),
+            ("numpy", lambda m, w: m.out.copy_(torch.from_numpy(w["a"].numpy()[1:2])), into((1, 8)), 192),
+            ("nothing", lambda m, w: m.out[:0].copy_(w["a"][3:3]), into((2, 8)), 0),
+            ("read after it is filled", twice, into((3, 8)), 96), ("changed in place", changed, into((6, 8)), 192), ("over each other", over, into((6, 8)), None),
+            ("the same place", same_place, into((3, 8)), 0), ("an empty rest", lambda m, w: (m.out[:6].copy_(w["a"]), m.out[6:].fill_(0)), into((9, 8)), 0),
+            ("kept", kept, into((2,)), None)):
+        models = []
+        for slices in (True, False):
+            models.append(Odd(fill, **{k: t.clone() for k, t in made.items()}))
+            vllm.get_model_loader(vllm.load_config(slices=slices)).load_weights(models[-1], model_config(top))
+        assert torch.equal(models[0].out, models[1].out), (name, models[0].out, models[1].out)
+        stats = last_load(models[0])
+        assert alone is None or stats["alone_bytes"] == alone, (name, stats)
+        if name != "kept":
+            again = dict(vllm.get_model_loader(vllm.load_config()).get_all_weights(model_config(top), models[0]))
+            models[0].out = made["out"].clone()
+            models[0].fill(models[0], again)
+            assert torch.equal(models[0].out, models[1].out), ("reloaded", name)
+    engine = Odd(lambda m, w: m.later.append(w["a"]))
+    engine.later = []
+    vllm.get_model_loader(vllm.load_config()).load_weights(engine, model_config(top))
+    try:
+        engine.later[0] + 1
+    except CkptError as e:
+        assert "slices" in str(e)
+    else:
+        raise AssertionError("a tensor was read after the load")
+
+
+def tied_heads_and_parts(top):
+    """A module that the model has under two names makes no twins of a fused parameter's parts."""
+    registered()
+    gate, up = torch.randn(4, 8), torch.randn(4, 8)
+    save(top, **{"mlp.gate": gate, "mlp.up": up})
+
+    class Twice(torch.nn.Module):
+        hf_to_vllm_mapper = SimpleNamespace(apply_list=lambda names: ["mlp.gate_up.weight" for _ in names])
+
+        def __init__(self):
+            super().__init__()
+            self.mlp, self.other = torch.nn.Module(), torch.nn.Module()
+            self.mlp.gate_up = self.other.gate_up = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+
+        def load_weights(self, weights):
+            for name, t in weights:
+                self.mlp.gate_up.weight.data.narrow(0, 4 * (name == "mlp.up"), 4).copy_(t)
+
+    for slices in (True, False):
+        model = Twice()
+        vllm.get_model_loader(vllm.load_config(slices=slices)).load_weights(model, model_config(top))
+        assert torch.equal(model.mlp.gate_up.weight, torch.cat((gate, up)))
+
+
+def a_quantized_model_gets_whole_tensors(top):
+    registered()
+    import ckptfs.vllm
+    engine = Engine()
+    loader = vllm.get_model_loader(vllm.load_config())
+    loader.load_weights(engine, model_config(RUN, "fp8"))
+    engine.check_whole()
+    assert not ckptfs.vllm.last_load(engine)
+    engine.got = {}
+    engine.load_weights(loader.get_all_weights(model_config(RUN, "fp8"), engine))
+    engine.check_whole()
+
+
 def ranks_that_share_what_they_read(top):
     torchrun(3, __file__)
 
@@ -175,6 +321,10 @@ def what_is_wrong_is_said(top):
     for call, words in ((lambda: loaded(Engine(), os.path.join(top, "nowhere")), "nowhere"),
                         (lambda: loaded(Engine(), RUN, colour="red"), "colour"),
                         (lambda: loaded(Engine(lacks=["model.norm.weight"]), RUN), "extra"),
+                        *((lambda w=wrong: vllm.get_model_loader(vllm.load_config(**w)), next(iter(wrong))) for wrong in (
+                            {"readers": "foo"}, {"readers": ["once"]}, {"batch_bytes": "x"}, {"batch_bytes": 0}, {"batch_bytes": True}, {"prefetch": -1}, {"prefetch": 1.5},
+                            {"slices": "no"}, {"step": [1]}, {"step": True}, {"run": 3}, {"load_options": []}, {"load_options": {"threads": "x"}},
+                            {"load_options": {"rates": 3}}, {"load_options": {"no": 1}})),
                         (lambda: vllm.get_model_loader(SimpleNamespace(load_format="ckptfs", model_loader_extra_config=[1])), "JSON object")):
         try:
             call()
@@ -194,9 +344,19 @@ def one_rank():
     registered()
     rank, size = dist.get_rank(), dist.get_world_size()
     for extra in ({}, {"batch_bytes": 20000, "readers": "once"}, {"batch_bytes": 1, "readers": "node"}, {"readers": "each"}):
+        loaded(Engine(rank, size), RUN, **extra)
         engine = Engine(rank, size)
-        loaded(engine, RUN, **extra)
-        assert all(torch.equal(engine.got[name], t) for name, t in engine.whole.items())
+        loaded(engine, RUN, slices=False, **extra)
+        engine.check_whole()
+    from ckptfs.vllm import last_load
+    engine = Engine(rank, size)
+    loaded(engine, RUN, readers="once")
+    stats = last_load(engine)
+    assert stats["read_bytes"] == stats["all_bytes"] and abs(stats["own_bytes"] * size - stats["all_bytes"]) < 0.1 * stats["all_bytes"], stats
+    engine = Engine(rank, size)
+    engine.fails = rank == 1  # the others go its way
+    loaded(engine, RUN)
+    engine.check_whole()
 
 
 if __name__ == "__main__":
@@ -205,4 +365,5 @@ if __name__ == "__main__":
         one_rank()
         dist.barrier()
         end_rank()
-    run_in_folders((one_process, a_head_that_the_engine_does_not_take, ranks_that_share_what_they_read, what_is_wrong_is_said, without_vllm_it_says_what_to_install))
+    run_in_folders((one_process, a_head_that_the_engine_does_not_take, what_loaders_do, tied_heads_and_parts,
+                    a_quantized_model_gets_whole_tensors, ranks_that_share_what_they_read, what_is_wrong_is_said, without_vllm_it_says_what_to_install))

@@ -49,22 +49,27 @@ def make_options(readers, options):
     known = {name for name, _ in LoadOptions._fields_} - {"size", "readers", "share"}
     for key, value in (options or {}).items():
         if key == "rates":
+            if not isinstance(value, dict):
+                raise ValueError(f"load_options: rates={value!r}: expected a dict")
             for rate, n in value.items():
                 if not hasattr(opt.rates, rate):
                     raise ValueError(f"load_options: there is no rate {rate!r}")
-                if not n >= 0:
+                if not (isinstance(n, (int, float)) and n >= 0):
                     raise ValueError(f"load_options: rate {rate}={n!r}: expected bytes per second")
                 setattr(opt.rates, rate, n)
         elif key == "share_with":
             opt.share_with = value
         elif key == "idle_s":
-            if value is not None and not value >= 0:
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
                 raise ValueError(f"load_options: idle_s={value!r}: expected seconds, or None")
             opt.idle_s = value
         elif key not in known:
             raise ValueError(f"load_options: there is no {key!r}")
         else:
-            setattr(opt, key, value)
+            try:
+                setattr(opt, key, value)
+            except TypeError as e:
+                raise ValueError(f"load_options: {key}={value!r}: {e}") from None
             if getattr(opt, key) != value:
                 raise ValueError(f"load_options: {key}={value!r} is out of range")
     return opt

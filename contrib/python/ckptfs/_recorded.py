@@ -294,6 +294,7 @@ def _reach(tensor):
 
 def _fits(stored, dtype):
     """Return whether a load casts as copy_() does."""
-    return stored == dtype or {
-        SAFETENSORS.get(str(d).removeprefix("torch.")) for d in (stored, dtype)
-    } <= CASTABLE
+    return (
+        stored == dtype
+        or {SAFETENSORS.get(str(d).removeprefix("torch.")) for d in (stored, dtype)} <= CASTABLE
+    )

@@ -97,7 +97,7 @@ class Engine(WeightTransferEngine):
             ValueError: A parameter got no values.
         """
         self.start_weight_update()
-        loader = self._loader({**self._given, "step": update_info.step})
+        loader = self._loader({**(self._given or {}), "step": update_info.step})
         weights = loader.taken(self.model_config, self.model)
         initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(weights)

@@ -59,7 +59,7 @@ KINDS = {  # of the values: (is one, what is expected)
     "step": (lambda x: isinstance(x, str) or _is_number(x, 0), "a step's name or number"),
     "slices": (lambda x: isinstance(x, bool), "true or false"),
     "prefetch": (lambda x: _is_number(x, 0), "a number of tensors"),
-    "readers": (lambda x: x in READERS, f"one of {', '.join(READERS)}"),
+    "readers": (lambda x: isinstance(x, str) and x in READERS, f"one of {', '.join(READERS)}"),
     "batch_bytes": (lambda x: _is_number(x, 1), "a number of bytes"),
     "load_options": (lambda x: isinstance(x, dict), "a JSON object"),
 }
@@ -358,10 +358,10 @@ class ModelLoader(_Base):
         plan.stats.update(alone_bytes=sum(alone.values()), alone=sorted(alone))
         if alone:
             _log.warning(
-                "ckptfs: %d tensors were not just copied by the model's weight loaders, and this "
-                "rank has read %.1f MB of them by itself: %s%s",
+                "ckptfs: the model's weight loaders do more than copy with some tensors, of which this "
+                "rank has read %d bytes by itself (%d tensors): %s%s",
+                sum(alone.values()),
                 len(alone),
-                sum(alone.values()) / 1e6,
                 ", ".join(sorted(alone)[:4]),
                 " ..." if len(alone) > 4 else "",
             )
@@ -443,8 +443,9 @@ def last_load(model: torch.nn.Module) -> dict[str, Any]:
 
     Returns:
         What ckptfs.load_boxes returns, of all ranks together, and of this rank: "boxes", their
-        number; "own_bytes", what it took of the tensors' "all_bytes"; "alone_bytes", what it read by itself because it could
-        not be noted, of the tensors "alone". {} if nothing was loaded in slices.
+        number; "own_bytes", what it took of the tensors' "all_bytes"; "alone_bytes", what it read
+        by itself because it could not be noted, of the tensors "alone". {} if nothing was loaded in
+        slices.
     """
     plan = _plans.get(model)
     return dict(plan.stats) if plan is not None else {}
