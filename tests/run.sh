@@ -46,6 +46,15 @@ if ((install)); then
   if [[ ! -d $venv/cuda/nvidia/nccl ]]; then # a compiler for device code, and NCCL
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/cuda" -r tests/requirements-cuda.txt
   fi
+  if ! cmp -s tests/requirements-vllm.txt "$venv/vllm/requirements.txt"; then # over the torch of the venv
+    rm -rf "$venv/vllm"
+    if "$venv/bin/pip" install --quiet --no-deps --target "$venv/vllm" -r tests/requirements-vllm.txt; then
+      cp tests/requirements-vllm.txt "$venv/vllm/requirements.txt"
+    else
+      rm -rf "$venv/vllm" # what is there in part would fail in a strange way
+      echo 'vLLM could not be installed: the test engines/vllm is skipped, which is a failure with --strict' >&2
+    fi
+  fi
 fi
 python=$(command -v python3)
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
@@ -84,7 +93,8 @@ run() {
   shift
   cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCUDAToolkit_ROOT="$(realpath -m "$venv/cuda")" \
     -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
-    -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" >/dev/null
+    -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" \
+    -DCKPTFS_VLLM="$(realpath -m "$venv/vllm")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {
@@ -99,7 +109,7 @@ run() {
 }
 
 if ((strict)); then
-  run asan -LE 'interop|bench'
+  run asan -LE 'interop|bench|engines'
   run tsan -L 'unit|mount|load'
   if [[ -f tests/fuzz/run.sh ]]; then
     mkdir -p build/fuzz

@@ -256,13 +256,14 @@ def two_ranks(top):
 
 def the_load_format_reload_and_transfer(top):
     os.makedirs(top)
-    said = in_a_process("one_rank", top, "0")
+    said = in_a_process("one_rank", top, str(min(os.sched_getaffinity(0))))
     assert "has no config.json" not in said, "vLLM has the config"
 
 
 def two_ranks_read_their_parts(top):
     os.makedirs(top)
-    return in_a_process("two_ranks", top, "0|1").splitlines()[-1]
+    cpus = sorted(os.sched_getaffinity(0))
+    return in_a_process("two_ranks", top, f"{cpus[0]}|{cpus[-1]}").splitlines()[-1]
 
 
 if __name__ == "__main__":
