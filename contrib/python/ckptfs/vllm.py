@@ -238,7 +238,7 @@ class ModelLoader(_Base):
         _repack_experts(model)
         recorder = self._recorder(view, plan, held)
         # vLLM copies the last ones when it has seen all: they hold the recorder, and that the view.
-        weakref.finalize(recorder, self._tell_alone, recorder.alone, plan)
+        weakref.finalize(recorder, self._tell_alone, recorder.alone, plan).atexit = False
         return ((info.name, recorder.tensor(info)) for info in view.infos())
 
     def weights(self, run: Path, base: Path | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -358,8 +358,8 @@ class ModelLoader(_Base):
         plan.stats.update(alone_bytes=sum(alone.values()), alone=sorted(alone))
         if alone:
             _log.warning(
-                "ckptfs: the model's weight loaders do more than copy with some tensors, of which this "
-                "rank has read %d bytes by itself (%d tensors): %s%s",
+                "ckptfs: the model's weight loaders do more than copy with some tensors, of which "
+                "this rank has read %d bytes by itself (%d tensors): %s%s",
                 sum(alone.values()),
                 len(alone),
                 ", ".join(sorted(alone)[:4]),
