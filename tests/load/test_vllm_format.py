@@ -243,6 +243,7 @@ def what_loaders_do(top):
             ("broadcast", lambda m, w: m.out.copy_(w["a"][0]), into((5, 8)), 32),
             ("integers to floats", lambda m, w: m.out.copy_(w["c"][2:]), into((2, 6)), 96),
             ("split", lambda m, w: m.out.copy_(w["a"].view(3, 2, 8).transpose(0, 1)[1]), into((3, 8)), None),
+            ("flattened", lambda m, w: m.out.copy_(w["a"].view(-1)[4:20]), into((16,)), None),
             ("arithmetic", lambda m, w: m.out.copy_(w["a"][1:3] * 2 + 1), into((2, 8)), 64),
             ("to(), permute, contiguous", lambda m, w: m.out.copy_(w["b"][2].to(torch.float64).permute(1, 0).contiguous()), into((8, 6), torch.float64), 96),
             ("bits", lambda m, w: m.out.copy_(w["a"].view(torch.int32)[1]), into((8,), torch.int32), 192),
@@ -279,10 +280,10 @@ def tied_heads_and_parts(top):
     """A module that the model has under two names makes no twins of a fused parameter's parts."""
     registered()
     gate, up = torch.randn(4, 8), torch.randn(4, 8)
-    save(top, **{"mlp.gate": gate, "mlp.up": up})
+    save(top, **{"mlp.gate": gate, "mlp.up": up, "other.both": torch.cat((gate, up))})
 
     class Twice(torch.nn.Module):
-        hf_to_vllm_mapper = SimpleNamespace(apply_list=lambda names: ["mlp.gate_up.weight" for _ in names])
+        hf_to_vllm_mapper = SimpleNamespace(apply_list=lambda names: [f"{name.split('.')[0]}.gate_up.weight" for name in names])
 
         def __init__(self):
             super().__init__()
@@ -291,7 +292,8 @@ def tied_heads_and_parts(top):
 
         def load_weights(self, weights):
             for name, t in weights:
-                self.mlp.gate_up.weight.data.narrow(0, 4 * (name == "mlp.up"), 4).copy_(t)
+                if name != "other.both":
+                    self.mlp.gate_up.weight.data.narrow(0, 4 * (name == "mlp.up"), 4).copy_(t)
 
     for slices in (True, False):
         model = Twice()
