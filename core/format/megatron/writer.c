@@ -7,6 +7,7 @@
  * Equal layers are one tensor, [layers, ...]; the experts of a layer too, [layers, experts, ...];
  * each layer, expert and tensor-parallel part is stored by itself. If layers differ, their numbers
  * stand in the names. */
+#include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -237,26 +238,28 @@ static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct 
     return 0;
 }
 
-/* Is it a norm of TransformerEngine, which has an extra state since its version 2? Their names are
- * longer than `norm`, which is the name of another library's norm inside a mixer. */
+/* Is it a norm of TransformerEngine, which has an extra state since its version 2? A plain `norm`
+ * is one right in a layer; inside a mixer it is another library's. */
 static bool is_norm(const char *name, size_t len)
 {
     static const char end[] = "norm";
     const size_t n = sizeof end - 1;
 
-    return len > n && memcmp(name + len - n, end, n) == 0 && name[len - n - 1] != '.';
+    return len > n + 1 && memcmp(name + len - n, end, n) == 0 &&
+           (name[len - n - 1] != '.' || isdigit((unsigned char)name[len - n - 2]));
 }
 
 /* The length of the module's name if the module has an extra state, else 0. Of a weight that is
  * stored in parts, the first part stands for the module. Of output layers, only the hybrid model's
  * has an extra state. */
-static size_t module_with_extra(const struct state *s, const char *key)
+static size_t module_with_extra(const struct state *s, const char *key,
+                                const struct ckpt_tensor *t)
 {
     static const char *const ends[] = {".softmax_offset", ".weight.z", ".weight"};
 
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const size_t len = ckpt_has_suffix(key, ends[i]) ? strlen(key) - strlen(ends[i]) : 0;
-        if (len && (i == 0 || ckpt_mg_is_projection(key, len) || is_norm(key, len)))
+        if (len && (i == 0 || ckpt_mg_is_projection(t, key, len) || is_norm(key, len)))
             return len;
     }
     return strcmp(key, "output_layer.weight") == 0 &&
@@ -272,7 +275,7 @@ static size_t module_with_extra(const struct state *s, const char *key)
 static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
                      const struct key *of, const struct part *part, struct ckpt_err *err)
 {
-    const size_t module = module_with_extra(s, key);
+    const size_t module = module_with_extra(s, key, of->like);
     struct part p = {.rank = ckpt_mg_rank(&s->grid, name, 0)};
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 

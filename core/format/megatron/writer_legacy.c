@@ -80,14 +80,14 @@ static char *rank_folder(const struct state *s, const struct rank *r)
 /* ---- a state dict ---- */
 
 /* Add the extra state of a projection, in which TransformerEngine keeps what FP8 needs: None. */
-static void put_extra(struct file *f, const char *name)
+static void put_extra(struct file *f, const struct ckpt_tensor *t, const char *name)
 {
     static const char weight[] = ".weight";
     const char *end = strstr(name, weight);
     const char *number = end ? end + sizeof weight - 1 : "";
     char *key;
 
-    if (!end || !ckpt_mg_is_projection(name, (size_t)(end - name)) ||
+    if (!end || !ckpt_mg_is_projection(t, name, (size_t)(end - name)) ||
         (*number && strcmp(number, "0") != 0))
         return;
     if (!(key = ckpt_asprintf("%.*s._extra_state", (int)(end - name), name))) {
@@ -122,7 +122,7 @@ static int put_tensor(struct state *s, struct file *f, const struct rank *r,
     (void)snprintf(key, sizeof key, "%zu", f->tensor.len);
     ckpt_pickle_out_text(&f->p, name);
     ckpt_torch_out_tensor(&f->p, &out, key);
-    put_extra(f, name);
+    put_extra(f, t, name);
     f->mtime = ckpt_vfiles_mtime(t, f->mtime);
     return ckpt_vec_push(&f->tensor, own) < 0 || ckpt_vec_push(&f->nbytes, out.nbytes) < 0
                ? ckpt_nomem(err)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "format/cut_parts.h"
 
 static const char layers_at[] = "decoder.layers.", experts_at[] = "experts.experts.",
                   first_at[] = "embedding.", beside_at[] = "language_model.decoder.layers.",
@@ -55,14 +56,15 @@ struct ckpt_mg_name ckpt_mg_name_parse(const char *name)
     return out;
 }
 
-bool ckpt_mg_is_projection(const char *name, size_t len)
+bool ckpt_mg_is_projection(const struct ckpt_tensor *t, const char *name, size_t len)
 {
-    static const char begin[] = "linear_", end[] = "_proj";
+    static const char begin[] = "linear_", end[] = "proj";
+    const size_t n = sizeof end - 1;
     const char *dot = memrchr(name, '.', len);
 
-    return dot && (ckpt_has_prefix(dot + 1, begin) ||
-                   (len >= sizeof end - 1 &&
-                    strncmp(name + len - (sizeof end - 1), end, sizeof end - 1) == 0));
+    return dot && (ckpt_has_prefix(dot + 1, begin) || /* encoders of other libraries are whole */
+                   (len > n && memcmp(name + len - n, end, n) == 0 &&
+                    ckpt_cut_dim(t, CKPT_CUT_OVER_TP) != t->rank));
 }
 
 /* ---- the grid ---- */

@@ -50,9 +50,9 @@ struct ckpt_mg_part {
 /* Take a name apart; the result points into it. */
 struct ckpt_mg_name ckpt_mg_name_parse(const char *name);
 
-/* Is the module whose name is the first `len` bytes of `name` a projection? TransformerEngine's
- * projections have an extra state, which is not a tensor. */
-bool ckpt_mg_is_projection(const char *name, size_t len);
+/* Is the module that has the weight t, and whose name is the first `len` bytes of `name`, one of
+ * Megatron's projections? These have an extra state, which is not a tensor. */
+bool ckpt_mg_is_projection(const struct ckpt_tensor *t, const char *name, size_t len);
 
 /* The grid of an output. USAGE: the model cannot be divided so. */
 int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, struct ckpt_err *err);
