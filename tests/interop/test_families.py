@@ -77,7 +77,7 @@ FAMILIES = {
     "causal": "afmoe apertus axk2 bailing_hybrid beam blt deepseek_v4 dots3_note gemma4_text hrm_text hy_v4 inkling2_text kimi_linear kolibri1 lfm3 olmo_hybrid xlnet zaya ctrl marian prophetnet",
     "image": """aria blip blip-2 cosmos3_edge cosmos3_omni deepseek_ocr2 dots3_note ernie4_5_vl_moe florence2 fuyu gemma4_unified glm5_next granite_docling hunyuan_vl hyperclovax_vision_v2 idefics2
                 idefics3 inkling2 inkling_mm_model instructblip kimi_k25 kosmos-2 lfm3_vl llama4 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 nemotron_h_omni paddleocr_vl
-                pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen3_5_moe qwen3_omni_moe_thinker shieldgemma2 step3p7 t5gemma2 udop unlimited_ocr
+                pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl_moe shieldgemma2 step3p7 t5gemma2 udop unlimited_ocr
                 video_llava""",
     "masked": "albert convbert distilbert gte jina_embeddings_v3 longformer mpnet nomic_bert roformer ultrabert",
     "seq2seq": "bart glmasr led qwen2_audio t5gemma voxtral",

@@ -2,6 +2,7 @@
 """Families whose weights transformers keeps otherwise in memory than on the hub: a DCP of the state dict of a small random model is
 shown as save_pretrained writes the model, file by file, to the byte."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -136,7 +137,17 @@ class Fused(unittest.TestCase):
         shutil.copytree(at("saved"), at("repository"))
         saved = load_file(at("saved/model.safetensors"))
         save_file({k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in saved.items()}, at("repository/model.safetensors"))
+        with open(at("repository/config.json")) as f:
+            stated = json.load(f)
+        with open(at("repository/config.json"), "w") as f:
+            json.dump(stated | {"transformers_version": "4.57.1"}, f)
+        dcp.save(model.state_dict(), checkpoint_id=at("dcp"))
         for name in ("saved", "repository"):
+            done = subprocess.run([CKPT, "export", "-q", at("dcp"), at(f"{name}-dcp"), "-o", f"base={at(name)}"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            shown, base = load_file(at(f"{name}-dcp/model.safetensors")), load_file(at(f"{name}/model.safetensors"))
+            self.assertEqual(shown.keys(), base.keys())
+            self.assertTrue(all(torch.equal(shown[k], v) for k, v in base.items()), name)
             loaded = tf.Qwen3VLMoeForConditionalGeneration.from_pretrained(at(name)).state_dict()
             self.assertTrue(all(torch.equal(loaded[k], v) for k, v in saved.items()), name)
             self.check_memory(model, at(name), at(f"{name}-memory"))

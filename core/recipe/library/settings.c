@@ -144,6 +144,9 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
 
     json_object_foreach((json_t *)from, key, v) {
         bool skip = options && key[0] == '_';
+        if (!options && strcmp(key, "transformers_version") == 0 &&
+            json_object_set_new(s->own, "_transformers_version", json_deep_copy(v)) < 0)
+            return -1;
         for (size_t i = 0; i < sizeof not_ours / sizeof *not_ours && !options; i++)
             skip |= strcmp(key, not_ours[i]) == 0;
         if (!skip && json_object_set_new(s->hf, key, json_deep_copy(v)) < 0)
