@@ -10,7 +10,9 @@ one, or, of Megatron, CASE.expected.safetensors. The tree's own copies and the c
 import glob
 import json
 import os
+import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +96,66 @@ def names_in(path):
     return {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
 
 
+class Stub:
+    state = {}
+
+    def __init__(self, *args):
+        pass
+
+    def __setstate__(self, state):
+        self.state = state
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads .metadata without torch."""
+
+    def find_class(self, module, name):
+        return tuple if (module, name) == ("torch", "Size") else type(name, (Stub,), {})
+
+
+def catalogue_of(path):
+    """{key of .metadata: "an object", or its dtype, size and boxes}"""
+    (at,) = glob.glob(os.path.join(path, "*", ".metadata"))
+    with open(at, "rb") as f:
+        keys = Unpickler(f).load().state["state_dict_metadata"]
+    box = lambda c: (c.state["offsets"], c.state["sizes"])
+    return {key: (v.state["properties"].state[0].__name__, v.state["size"], sorted(map(box, v.state["chunks"]))) if "size" in v.state else "an object"
+            for key, v in keys.items()}
+
+
+def digests_of(path):
+    done = subprocess.run([case.CKPT, "digest", "--tensors", path, "-o", "view=raw"], capture_output=True, text=True, check=True)
+    return {line.split()[-1]: line for line in done.stdout.splitlines() if not line.startswith("#")}
+
+
+# Modules of other libraries or of Bridge's own, whose norms and projections have no extra state: Megatron does not look at these
+EXTRA = ("multi_modal_projector.linear_", "patch_merge_mlp.", "resampler_model.", "visual.", "vision_tower.", "thinker.audio_model.", "thinker.visual.",
+         "decoder.layers.self_attention.q_layernorm.", "decoder.layers.self_attention.k_layernorm.")
+
+
+def check_same_layout(loaded, model, written):
+    """Written at the layout of Bridge's run it has Bridge's catalogue: keys, dtypes, sizes, boxes, extra states; and its bytes."""
+    run_of_bridge = os.path.join(loaded["folder"], loaded["open"])
+    with open(glob.glob(os.path.join(run_of_bridge, "*", "run_config.yaml"))[0]) as f:
+        stated = dict(re.findall(r"^  (\w+)_parallel_size: (\d+)$", f.read(), re.M))
+    theirs = catalogue_of(run_of_bridge)
+    options = {"tp": stated["tensor_model"], "make_vocab_size_divisible_by": 1}
+    if any(".experts.experts." in key for key in theirs):
+        options |= {"ep": stated["expert_model"], "etp": stated["expert_tensor"]}
+    if stated["pipeline_model"] != "1" and "layout" not in loaded["parallel"]:  # stages of a layout of its own have the same boxes
+        options["pp"] = stated["pipeline_model"]
+    done = run({"folder": model, "open": model, "options": {"view": "megatron"} | options}, "export", written)
+    if done.returncode:
+        return [f"written with {options}: {done.stderr.strip()}"]
+    ours = catalogue_of(written)
+    theirs.pop("common_state/shard_0_1")  # common.pt here
+    problems = [f"{k} is {ours.get(k, 'not there')}, Bridge's {v}" for k, v in theirs.items() if ours.get(k) != v]
+    problems += [f"{k} is not Bridge's" for k in ours.keys() - theirs.keys() if not (k.startswith(EXTRA) and "._extra_state/" in k)]
+    ours, theirs = digests_of(written), digests_of(run_of_bridge)
+    problems += [f"{k}: {ours.get(k)}, Bridge's {v}" for k, v in theirs.items() if ours.get(k) != v]
+    return [f"written with {options}: {p}" for p in problems or ([] if ours else ["no tensors"])]
+
+
 def check_way_back(loaded):
     """The oracle written as Megatron's checkpoint has the names that Bridge gave its own, and is the oracle when it is read again."""
     with tempfile.TemporaryDirectory() as tmp:
@@ -111,7 +173,8 @@ def check_way_back(loaded):
             return [f"written with {options}, read again: {done.stderr.strip()}"]
         got, theirs, ours = read_tensors(again), names_in(os.path.join(loaded["folder"], loaded["open"])), names_in(written)
         problems = compare_tensors(got, case.crop(got, read_tensors(model)))
-        return [f"written with {options}: {p}" for p in problems + [f"the names differ: {n}" for n in sorted(ours ^ theirs)]]
+        problems = [f"written with {options}: {p}" for p in problems + [f"the names differ: {n}" for n in sorted(ours ^ theirs)]]
+        return problems + check_same_layout(loaded, model, os.path.join(tmp, "same"))
 
 
 def check_json(fmt, path):
