@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of Megatron-Bridge's families against transformers' own classes: what ckpt exports of Bridge's saves (tests/golden/bridge.tar.xz) is
+loaded with from_pretrained, with a base and, where the run says enough, with the config.json that ckptfs makes. No tensor may be missing,
+unknown or of another shape. Blocks of multi-token prediction are loaded by transformers' MtpModel, which names them of its own."""
+
+import json
+import os
+import sys
+import tarfile
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers as tf
+    from transformers.modeling_layers import MtpModel
+
+    from tensor_case import TensorCase, export, read_all
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity(tf.utils.logging.CRITICAL)
+ARCHIVE = os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "tests", "golden", "bridge.tar.xz")
+UNKNOWN = {"bailing__ep2", "decilm__tp2", "mimo__tp2"}  # transformers has no class: nobody has compared these names
+OTHER = {"step3p5__ep2"}  # beside an encoder only
+LORA = {"llama__lora_tp2", "qwen2__canonical_tp2"}
+AS = {"kimi_k2": "deepseek_v3"}  # whose code its repositories use
+# What Bridge's models do not have
+LACKS = {"gemma3_vl__tp2": "model.vision_tower.head."}
+# Keys that a run does not say, or says otherwise: YaRN by 1.0 is none
+ELSEWHERE = {"rope_parameters", "max_position_embeddings", "model_type", "initializer_range", "attention_dropout", "use_cache", "bos_token_id", "eos_token_id",
+             "pad_token_id", "router_aux_loss_coef", "transformers_version", "_name_or_path", "architectures"}
+MTP = {"dsv3_mtp__pp2layout": r"model\.layers\.3\.", "qwen3_next_mtp__ep2": r"^mtp\."}
+
+
+class BridgeNames(TensorCase):
+    def setUp(self):
+        super().setUp()
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(self.tmp, filter="data")
+
+    def exported(self, case, name, *options):
+        """The export of a case, whose config.json names a type that transformers has; None: the run alone does not say enough."""
+        done = export(self.path(f"{case}/run"), self.path(name), *options)
+        if done.returncode and not options:
+            self.assertRegex(done.stderr, "base=|model_type=")
+            return None
+        self.assertEqual(done.returncode, 0, done.stderr)
+        at = self.path(f"{name}/config.json")
+        os.chmod(at, 0o644)
+        with open(at) as f:
+            config = json.load(f)
+        config["model_type"] = AS.get(config["model_type"], config["model_type"])
+        config.pop("auto_map", None)  # code of a repository
+        if config["model_type"] == "glm_moe_dsa":
+            config.pop("num_experts", None)  # which transformers 5.12 wrote with the default
+        with open(at, "w") as f:
+            json.dump(config, f)
+        return self.path(name)
+
+    def load(self, case, folder):
+        config = tf.AutoConfig.from_pretrained(folder)
+        cls = getattr(tf, (config.architectures or [""])[0], None) or tf.AutoModelForCausalLM
+        model, info = cls.from_pretrained(folder, output_loading_info=True)
+        missing = {k for k in info["missing_keys"] if not k.startswith(LACKS.get(case, "?"))}
+        text = config.get_text_config()
+        behind = f"model.layers.{text.num_hidden_layers}."  # for MtpModel
+        unknown = {k for k in info["unexpected_keys"] if not k.startswith(behind)}
+        self.assertEqual((missing, unknown, set(info["mismatched_keys"])), (set(), set(), set()), f"{case}: {folder}")
+        return model
+
+    def test_every_family(self):
+        cases = set(os.listdir(self.tmp)) - LORA
+        self.assertTrue(UNKNOWN | OTHER | set(MTP) < cases)
+        for case in sorted(cases - UNKNOWN - OTHER):
+            with self.subTest(case):
+                model = self.load(case, self.exported(case, f"{case}-hf", f"base={self.path(case)}/base"))
+                if case in MTP:
+                    self.check_mtp(case, model)
+                alone = self.exported(case, f"{case}-alone")
+                if alone:
+                    same = self.load(case, alone).config.to_dict()
+                    differ = {k: (same[k], v) for k, v in model.config.to_dict().items() if k in same and k not in ELSEWHERE and same[k] != v}
+                    self.assertEqual(differ, {}, f"{case}: config.json of the run alone")
+
+    def check_mtp(self, case, model):
+        """MtpModel finds and renames the tensors by patterns; a missing one is an error of its own."""
+        model._keys_to_ignore_on_load_unexpected = [MTP[case]]  # the class has the layer of the family's largest model
+        text = model.config.get_text_config()
+        text.num_mtp_layers = 1
+        if getattr(text, "layer_types", None):
+            text.mtp_layer_types = ["full_attention"]
+        mtp = MtpModel.from_pretrained(model)
+        self.assertGreater(len([n for n, _ in mtp.named_parameters() if n.startswith("layers.")]), 15)
+
+    def test_step(self):
+        """transformers has Step 3.5 as the language model of Step 3.7, and saves it under the repositories' names."""
+        case = "step3p5__ep2"
+        with open(self.path(f"{case}/base/config.json")) as f:
+            config = tf.AutoConfig.for_model("step3p7", text_config=json.load(f), vision_config=dict(num_hidden_layers=1, hidden_size=32, intermediate_size=32, num_attention_heads=2))
+        tf.Step3p7ForConditionalGeneration(config).save_pretrained(self.path("saved"))
+        want = {k: v.shape for k, v in read_all(self.path("saved")).items() if not k.startswith(("vision_model.", "vit_large_projector."))}
+        got = {k: v.shape for k, v in read_all(self.exported(case, "shown", f"base={self.path(case)}/base")).items()}
+        self.assertEqual(got, want)
+
+
+if __name__ == "__main__":
+    import unittest
+
+    unittest.main()
