@@ -128,7 +128,7 @@ class BridgeNames(TensorCase):
         for name, model in models.items():
             for key, p in randomise(model).named_parameters():
                 if key.endswith("linear_attn.norm.weight"):
-                    p.data.mul_(4).round_().div_(4)  # Megatron's is less by 1, which rounds
+                    p.data.mul_(4).round_().div_(4).add_(0.0)  # Megatron's is less by 1, which rounds
             model.save_pretrained(self.path(name))
             options = [f"tp={rnd.choice((1, 2))}", f"pp={rnd.choice((1, 2, 4))}", f"make_vocab_size_divisible_by={rnd.choice((1, 64, 128))}"]
             with self.subTest(name, options=options):
