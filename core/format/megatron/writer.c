@@ -7,7 +7,6 @@
  * Equal layers are one tensor, [layers, ...]; the experts of a layer too, [layers, experts, ...];
  * each layer, expert and tensor-parallel part is stored by itself. If layers differ, their numbers
  * stand in the names. */
-#include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -246,7 +245,7 @@ static bool is_norm(const char *name, size_t len)
     const size_t n = sizeof end - 1;
 
     return len > n + 1 && memcmp(name + len - n, end, n) == 0 &&
-           (name[len - n - 1] != '.' || isdigit((unsigned char)name[len - n - 2]));
+           (name[len - n - 1] != '.' || name[len - n - 2] <= '9');
 }
 
 /* The length of the module's name if the module has an extra state, else 0. Of a weight that is

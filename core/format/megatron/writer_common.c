@@ -53,8 +53,6 @@ static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid
     ckpt_json_set(&args, "num_layers_per_virtual_pipeline_stage",
                   g->vpp > 1 ? json_integer((json_int_t)(g->layers / g->pp / g->vpp))
                              : json_null());
-    ckpt_json_set(&args, "decoder_first_pipeline_num_layers", json_null());
-    ckpt_json_set(&args, "decoder_last_pipeline_num_layers", json_null());
     ckpt_json_set(&args, "overlap_p2p_comm", json_boolean(g->vpp > 1));
     ckpt_json_set(&args, "cp_comm_type", json_pack("[s]", "p2p"));
     ckpt_json_set(&args, "expert_model_parallel_size", json_integer(g->ep));

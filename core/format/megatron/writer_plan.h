@@ -41,12 +41,6 @@ struct ckpt_mg_name {
     bool in_layer; /* of the language model's decoder */
 };
 
-/* A part of a tensor that is stored by itself. */
-struct ckpt_mg_part {
-    const struct ckpt_cut *cut; /* NULL: the whole tensor */
-    uint32_t index, of;         /* the part of the cut */
-};
-
 /* Take a name apart; the result points into it. */
 struct ckpt_mg_name ckpt_mg_name_parse(const char *name);
 
