@@ -40,6 +40,9 @@ if ((install)); then
       DS_BUILD_OPS=0 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --target "$venv/${deepspeed/==/-}" "$deepspeed" -r "$venv/deepspeed-needs.txt"
     fi
   done
+  if [[ ! -d $venv/bridge/megatron/bridge ]]; then # they ask for Python 3.12, and run with 3.11
+    "$venv/bin/pip" install --quiet --no-deps --ignore-requires-python --target "$venv/bridge" -r tests/requirements-bridge.txt
+  fi
   if [[ ! -d $venv/transformers4/transformers ]]; then
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
   fi
@@ -94,7 +97,7 @@ run() {
   cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCUDAToolkit_ROOT="$(realpath -m "$venv/cuda")" \
     -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
     -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" \
-    -DCKPTFS_VLLM="$(realpath -m "$venv/vllm")" >/dev/null
+    -DCKPTFS_VLLM="$(realpath -m "$venv/vllm")" -DCKPTFS_BRIDGE="$(realpath -m "$venv/bridge")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What view=megatron writes, loaded on two ranks by Megatron-Bridge's own modules and megatron-core (CKPTFS_BRIDGE: a folder with
+requirements-bridge.txt): every parameter of both ranks is what Bridge's own import of the same Hugging Face model gives it.
+
+CKPTFS_CASES families are chosen by CKPTFS_SEED, with one layout each; CKPTFS_FAMILIES=all takes all of them with every layout."""
+
+import glob
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+import unittest
+
+try:
+    from tensor_case import CASES, SEED, TensorCase, export
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+BRIDGE = os.environ.get("CKPTFS_BRIDGE", "")
+if not os.path.isdir(os.path.join(BRIDGE, "megatron", "bridge")):
+    print("skipped: CKPTFS_BRIDGE names no folder with megatron-bridge")
+    sys.exit(77)
+HERE = os.path.dirname(os.path.abspath(__file__))
+ARCHIVE = os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "tests", "golden", "bridge.tar.xz")
+TP, PP, EP, BOTH = {"tp": 2}, {"pp": 2}, {"ep": 2, "etp": 1}, {"tp": 2, "ep": 2, "etp": 1}
+LAYOUTS = {  # that Bridge's own modules can be built at
+    "bailing__ep2": [EP, BOTH], "decilm__tp2": [TP], "dsv3_mtp__pp2layout": [BOTH, EP], "ernie4_5_moe__ep2": [EP, BOTH], "ernie4_5_vl__ep2": [EP, BOTH], "exaone_moe__ep2": [EP, BOTH],
+    "falcon_h1__pp2": [PP], "gemma3_vl__tp2": [TP, PP], "glm4_moe_lite__ep2": [EP, BOTH], "glm4v_moe__ep2": [EP, BOTH], "glm_moe_dsa__ep2": [EP], "hy_v3__ep2": [EP, BOTH],
+    "kimi_k2__ep2": [EP, BOTH], "mimo__tp2": [TP, PP], "minimax_m2__ep2": [EP, PP], "minimax_m3__ep2": [EP, BOTH], "olmoe__ep2": [EP, BOTH, PP], "qwen2_5_vl__tp2": [TP, PP],
+    "qwen3_5__tp2": [TP, PP], "qwen3_5_moe__ep2": [EP, BOTH, PP], "qwen3_5_moe_vl__ep2": [EP, BOTH, PP], "qwen3_next__tp2": [EP, PP, TP | {"etp": 2}], "qwen3_next_mtp__ep2": [EP, BOTH, PP],
+    "qwen3_omni_moe__ep2": [EP, BOTH, PP], "qwen3_vl__tp2": [TP], "qwen3_vl_moe__ep2": [EP, BOTH],
+}
+OPTION = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "ep": "expert_model_parallel_size", "etp": "expert_tensor_parallel_size"}
+
+
+class Bridge(TensorCase):
+    def setUp(self):
+        super().setUp()
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(self.path("cases"), filter="data")
+
+    def check(self, case, layout):
+        model, written = self.path(f"{case}-model"), self.path(f"{case}-megatron")
+        for folder in (model, written):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.path(f"cases/{case}/base"), model)
+        for path in glob.glob(self.path(f"cases/{case}/expected/*")):
+            shutil.copy(path, model)
+        done = export(model, written, "view=megatron", *[f"{k}={v}" for k, v in layout.items()])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        stated = {OPTION[k]: v for k, v in layout.items()}
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", os.path.join(HERE, "bridge_ranks.py"), model,
+                               glob.glob(os.path.join(written, "*", ""))[0], json.dumps(stated)], capture_output=True, text=True, timeout=300,
+                              env=os.environ | {"PYTHONPATH": BRIDGE, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+        lines = [line[6:] for line in done.stdout.splitlines() if line.startswith("found ")]
+        self.assertEqual(len(lines), 1, done.stderr[-3000:])
+        for rank in json.loads(lines[0]):
+            self.assertEqual(rank["differ"], [])
+            self.assertGreater(rank["tensors"], 5)
+
+    def test_loads(self):
+        everything = [(case, layout) for case, layouts in LAYOUTS.items() for layout in layouts]
+        rnd = random.Random(SEED)
+        chosen = everything if os.environ.get("CKPTFS_FAMILIES") == "all" else [(c, rnd.choice(LAYOUTS[c])) for c in rnd.sample(sorted(LAYOUTS), CASES)]
+        for case, layout in chosen:
+            with self.subTest(case, layout=layout):
+                self.check(case, layout)
+
+
+if __name__ == "__main__":
+    unittest.main()
