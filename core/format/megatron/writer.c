@@ -251,8 +251,7 @@ static bool is_norm(const char *name, size_t len)
 /* The length of the module's name if the module has an extra state, else 0. Of a weight that is
  * stored in parts, the first part stands for the module. Of output layers, only the hybrid model's
  * has an extra state. */
-static size_t module_with_extra(const struct state *s, const char *key,
-                                const struct ckpt_tensor *t)
+static size_t module_with_extra(const struct state *s, const char *key, const struct ckpt_tensor *t)
 {
     static const char *const ends[] = {".softmax_offset", ".weight.z", ".weight"};
 
