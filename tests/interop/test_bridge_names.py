@@ -3,6 +3,7 @@
 loaded with from_pretrained, with a base and, where the run says enough, with the config.json that ckptfs makes. No tensor may be missing,
 unknown or of another shape. Blocks of multi-token prediction are loaded by transformers' MtpModel, which names them of its own."""
 
+import glob
 import json
 import os
 import random
@@ -103,6 +104,20 @@ class BridgeNames(TensorCase):
         want = {k: v.shape for k, v in read_all(self.path("saved")).items() if not k.startswith(("vision_model.", "vit_large_projector."))}
         got = {k: v.shape for k, v in read_all(self.exported(case, "shown", f"base={self.path(case)}/base")).items()}
         self.assertEqual(got, want)
+
+    def test_what_llama_4_computes_is_refused(self):
+        """Nothing else in a run says it, and its tensors are those of other families."""
+        (at,) = glob.glob(self.path("olmoe__ep2/run/*/run_config.yaml"))
+        with open(at) as f:
+            stated = f.read()
+        for key in ("qk_l2_norm", "moe_apply_probs_on_input"):
+            self.assertIn(f"  {key}: false\n", stated)
+            with open(at, "w") as f:
+                f.write(stated.replace(f"  {key}: false\n", f"  {key}: true\n"))
+            for options in ([], [f"base={self.path('olmoe__ep2/base')}"]):
+                done = export(self.path("olmoe__ep2/run"), self.path("refused"), *options)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("as in Llama 4, which is not read", done.stderr)
 
     def test_written_and_read_again(self):
         """Families of which there is no save of Bridge's: transformers' own model, as Megatron's checkpoint of a random layout."""
