@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 try:
     import torch
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.core import CheckpointingException
+    from megatron.core.dist_checkpointing.core import CheckpointingException, maybe_load_config
     from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace as replace_values
     from megatron.core.dist_checkpointing.dict_utils import (
         extract_matching_values,
@@ -46,7 +46,9 @@ try:
         nested_values,
     )
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
-    from megatron.core.dist_checkpointing.strategies.base import LoadShardedStrategy as _Base
+    from megatron.core.dist_checkpointing.strategies.torch import (
+        TorchDistLoadShardedStrategy as _Base,
+    )
 
     _problem: ImportError | None = None
 except ImportError as e:
@@ -59,6 +61,7 @@ CONFIG = "metadata.json"  # a distributed checkpoint of Megatron's has it
 class LoadShardedStrategy(_Base):
     """A strategy for dist_checkpointing.load, with which all ranks load together.
 
+    FullyParallelLoadStrategyWrapper takes it too, but is not needed: readers="once" shares as well.
     Tensors that have data are filled in place; others are made on the current CUDA device, or on
     the CPU if there is none. With allow_shape_mismatch a tensor is clipped, and elements that the
     checkpoint does not have (the padding of a vocabulary) are zero, as Megatron does it.
@@ -100,9 +103,11 @@ class LoadShardedStrategy(_Base):
                 ("torch", "megatron", "megatron.core"),
                 "megatron-core",
                 "megatron-core",
-                "0.15 and 0.16",
+                "0.15 to 0.19",
             ) from _problem
         super().__init__()
+        # Megatron replaces quantized tensors by what is filled here, as up to 0.18.
+        self.stream_ckpt_dequant = False
         self.stats, self._group, self._backend = None, group, "torch_dist"
         self._view: View | None = None  # where the tensors are, if not in the folder
         self._load = {"readers": readers, "load_options": load_options, "progress": progress}
@@ -127,16 +132,18 @@ class LoadShardedStrategy(_Base):
         """Whether load() takes ShardedObjects: those of torch_dist."""
         return self._backend == "torch_dist"
 
-    def load(self, sharded_state_dict, checkpoint_dir):
+    def load(self, sharded_state_dict, checkpoint_dir, *async_strategy):
         """Load a sharded state dict, on all ranks of the group together.
 
         Args:
             sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
             checkpoint_dir: The folder of one iteration.
+            async_strategy: For Megatron's own strategy; from 0.17 on.
 
         Returns:
             The dict, with torch tensors in place of the ShardedTensors.
         """
+        self._check(checkpoint_dir)
         theirs, ours = extract_matching_values(sharded_state_dict, _is_theirs)
         tensors = [t for t in nested_values(ours) if isinstance(t, ShardedTensor)]
         places = [self._place(t) for t in tensors]
@@ -163,7 +170,7 @@ class LoadShardedStrategy(_Base):
                 _zero_beyond(data, offset, shapes[name])
         replace_values(lambda t: t.data if isinstance(t, ShardedTensor) else t, ours)
         if next(iter(nested_values(theirs)), None) is not None:
-            merge(ours, self._megatron().load(theirs, checkpoint_dir))
+            merge(ours, self._load_theirs(theirs, checkpoint_dir, *async_strategy))
         return ours
 
     def load_tensors_metadata(self, checkpoint_dir, metadata=None):
@@ -186,9 +193,16 @@ class LoadShardedStrategy(_Base):
 
     def load_sharded_metadata(self, checkpoint_dir):
         """Return load_tensors_metadata(), with the ShardedObjects of a torch_dist checkpoint."""
+        self._check(checkpoint_dir)
         if not self.can_handle_sharded_objects:
             return self.load_tensors_metadata(checkpoint_dir)
-        return self._megatron().load_sharded_metadata(checkpoint_dir)
+        return super().load_sharded_metadata(checkpoint_dir)
+
+    def _check(self, checkpoint_dir):
+        """Check the format, as Megatron does up to 0.16."""
+        config = maybe_load_config(checkpoint_dir)
+        self.check_backend_compatibility(config.sharded_backend)
+        self.check_version_compatibility(config.sharded_backend_version)
 
     def _place(self, t):
         """Return the name under which a ShardedTensor is read, and how many axes are in the name.
@@ -205,15 +219,19 @@ class LoadShardedStrategy(_Base):
                 words.insert(i, str(numbers.pop()))
         return ".".join(words), t.prepend_axis_num
 
-    def _megatron(self):
-        from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-
-        if self._backend != "torch_dist":
+    def _load_theirs(self, theirs, checkpoint_dir, *async_strategy):
+        if self._backend == "torch_dist":
+            return super().load(theirs, checkpoint_dir, *async_strategy)
+        values = list(nested_values(theirs))
+        if any(isinstance(v, ShardedTensor) for v in values):
             raise CheckpointingException(
                 "flattened tensors of a zarr checkpoint are not supported: load it with the "
                 "optimizer's unflattened keys"
             )
-        return TorchDistLoadShardedStrategy()
+        raise CheckpointingException(
+            f"objects of a zarr checkpoint, such as '{values[0].key}', are not read since Megatron-Core 0.17: "
+            "take the ShardedObjects out of the state dict"
+        )
 
 
 def load(
