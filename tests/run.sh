@@ -29,9 +29,10 @@ if ((install)); then
     "$venv/bin/pip" install --quiet -r tests/requirements.txt
     cp tests/requirements.txt "$venv/requirements.txt"
   fi
-  while read -r megatron; do # of each a folder of its own
+  while read -r megatron needs; do # of each a folder of its own; 0.17 and later ask for Python 3.12, but run on 3.11
     if [[ ! -d $venv/${megatron/==/-}/megatron ]]; then
-      "$venv/bin/pip" install --quiet --no-deps --target "$venv/${megatron/==/-}" "$megatron"
+      # shellcheck disable=SC2086 # none or several
+      "$venv/bin/pip" install --quiet --no-deps --ignore-requires-python --target "$venv/${megatron/==/-}" "$megatron" $needs
     fi
   done <tests/requirements-megatron.txt
   grep -v '^deepspeed==' tests/requirements-deepspeed.txt >"$venv/deepspeed-needs.txt"

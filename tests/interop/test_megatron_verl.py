@@ -133,10 +133,10 @@ class Verl(TensorCase):
         return done.stdout.split("\n")
 
     def test_steps_at_every_depth(self):
-        """Both layouts, of every pinned version; what a user may name; model, config and tokenizer, with no option."""
+        """Both layouts, of the oldest and the newest pinned version; what a user may name; model, config and tokenizer, with no option."""
         old, new = ({"dist_ckpt": ["model", "optimizer", "rng"]}, "huggingface"), \
                    ({"model/dist_ckpt": ["model"], "optimizer/dist_ckpt": ["optimizer"], "extra/dist_ckpt": ["rng"]}, "model/huggingface")
-        for core in CORES:
+        for core in CORES[:1] + CORES[1:][-1:]:
             runs = [(name, self.path(f"{os.path.basename(core)}-{name}-{i}"), *layout) for name in ("llama", "qwen3_moe", "deepseek_v3") for i, layout in enumerate((old, new))]
             self.save(core, *[(f"{run}/global_step_7/actor", name, parts, False) for name, run, parts, _ in runs])
             for name, run, parts, config in runs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""view=megatron: the published megatron-core, in both pinned versions, loads it into GPT models at other layouts, and every parameter is what
+"""view=megatron: the published megatron-core, in the oldest and the newest pinned version, loads it into GPT models at other layouts, and every parameter is what
 an independent writer gives that rank; real checkpoints at their own layout are themselves; our own reader makes the model of it again.
 """
 
@@ -24,8 +24,10 @@ try:
     from safetensors.torch import save_file
 
     import megatron_writer as mw
+    import nanotron_writer as nt
     import ranks
     from tensor_case import CASES, CKPT, SEED, WrittenCase, export, read_all
+    from test_nanotron import nt_config
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -72,7 +74,8 @@ FAMILIES = [
                               n_groups=4, ssm_state_size=8, head_dim=8, n_routed_experts=4, n_shared_experts=1, moe_shared_expert_intermediate_size=40,
                               tie_word_embeddings=False, **MOE)),
 ]
-# Those whose modules megatron-core has without TransformerEngine. Learnt offsets of softmax are in the newer version only.
+# Those whose modules megatron-core has without TransformerEngine. Learnt offsets of softmax are in the newer versions
+# only; queries of latent attention that are not compressed get a norm in the newer ones, which needs TransformerEngine.
 LOGITS = [(0, dict(rope_parameters=dict(rope_type="default", rope_theta=5000.5))), (5, dict(norm_topk_prob=True)), (1, {}), (7, {}), (3, {}), (8, {}), (4, {}),
           (12, {}), (14, {}), (13, {}), (15, {}), (17, {}), (16, {})]
 # What Megatron-Bridge's loader reads of the arguments without a default.
@@ -129,6 +132,7 @@ def one_rank(world, rank, port, *args):
 def load(path, model_dir, tp, pp, ep):
     """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     preload()
     import ckptfs.megatron
     from megatron.core import dist_checkpointing, parallel_state
@@ -179,6 +183,20 @@ def load(path, model_dir, tp, pp, ep):
     fill(dist_checkpointing.load, path)
     fill(ckptfs.megatron.load, path)
     fill(ckptfs.megatron.load, model_dir)  # no conversion: the Hugging Face model itself
+    if cfg.model_type == "llama":
+        saved = f"{path}.{tp}-{pp}"
+        dcp.save({"model": read_all(model_dir)}, checkpoint_id=os.path.join(saved, "dcp", "step-10"))
+        if not dist.get_rank():
+            nt.write_run(os.path.join(saved, "nanotron"), 20, nt.llama_like(read_all(model_dir), cfg), nt_config(cfg, "is_llama_config"), 2, 2, cfg.num_hidden_layers)
+        dist.barrier()
+        fill(functools.partial(ckptfs.megatron.load, options={"base": model_dir}), os.path.join(saved, "dcp"))
+        fill(ckptfs.megatron.load, os.path.join(saved, "nanotron"))
+        try:
+            ckptfs.megatron.load(model.sharded_state_dict(), os.path.join(saved, "dcp"))
+        except ckptfs.CkptError as e:
+            assert "config.json" in str(e) and "base" in str(e), e
+        else:
+            raise AssertionError("which model it is was guessed")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -281,7 +299,7 @@ class Megatron(WrittenCase):
         run = self.export(source, self.path("run"), "view=megatron", "make_vocab_size_divisible_by=8", *written)
         with open(os.path.join(run, "latest_checkpointed_iteration.txt")) as f:
             self.assertEqual(f.read(), "release")
-        for core in CORES:
+        for core in CORES[:1] + CORES[1:][-1:]:
             for layout in layouts:
                 self.run_ranks(core, os.path.join(run, "release"), source, *layout)
 
@@ -323,7 +341,7 @@ class Megatron(WrittenCase):
             self.skipTest("CKPTFS_MEGATRON names no megatron-core")
         for k, (i, config) in enumerate(LOGITS):
             with self.subTest(FAMILIES[i][0].__name__):
-                self.check_logits(CORES[k % len(CORES)], i, **config)
+                self.check_logits(CORES[0 if i == 13 else -1 if i == 17 else k % len(CORES)], i, **config)
 
     # ---- real checkpoints ----
 
