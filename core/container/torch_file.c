@@ -91,7 +91,9 @@ int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json
 
     if (ckpt_torch_file_read(s, &f, err) < 0 || ckpt_torch_refuse_attack(&f.p, err) < 0)
         return -1;
-    if (leaves && ckpt_pickle_leaves(&f.p, f.p.root, name, out, err) < 0)
+    const ckpt_pv root =
+        ckpt_pv_len(&f.p, f.p.root) == 1 ? ckpt_pv_at(&f.p, f.p.root, 0) : f.p.root;
+    if (leaves && ckpt_pickle_leaves(&f.p, root, name, out, err) < 0)
         return -1;
     if (!leaves && ckpt_pickle_value(&f.p, f.p.root, &value, err) < 0)
         return -1;

@@ -33,8 +33,8 @@ int ckpt_torch_file_tensor(const struct ckpt_torch_file *f, ckpt_pv v,
 int ckpt_torch_refuse_attack(const struct ckpt_pickle *p, struct ckpt_err *err);
 
 /* Add the value of the archive s to the object `out` under a name, as container/pickle_value.h
- * writes values; or, if `leaves`, the members of the dict that it is. STALE if the file changed
- * since it was opened. */
+ * writes values; or, if `leaves`, the members of the dict that it is, or that is
+ * alone in the list that it is. STALE if the file changed since it was opened. */
 int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json_t *out,
                       struct ckpt_err *err);
 

@@ -37,8 +37,9 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                   const struct ckpt_dcp_format *format, struct ckpt_catalog *cat,
                   struct ckpt_err *err);
 
-/* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects does. */
-int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
-                     struct ckpt_err *err);
+/* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects does. In place of the one that
+ * is named `spread` (NULL: none) there are the members of its dict. */
+int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     const char *spread, json_t *out, struct ckpt_err *err);
 
 #endif

@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pickled objects of a DCP: each item is a torch.save archive of one. */
+#include <string.h>
+
 #include "container/torch_file.h"
 #include "format/dcp/load.h"
+
+struct taking {
+    json_t *out;
+    const char *spread;
+};
 
 static const char *no_tensor(void *ctx, const char *name)
 {
@@ -19,18 +26,22 @@ static bool every_object(void *ctx, const char *name)
 
 static int take(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err)
 {
-    return ckpt_torch_object(s, name, false, ctx, err);
+    const struct taking *t = ctx;
+    bool spread = t->spread && strcmp(name, t->spread) == 0;
+
+    return ckpt_torch_object(s, spread ? "" : name, spread, t->out, err);
 }
 
-int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
-                     struct ckpt_err *err)
+int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     const char *spread, json_t *out, struct ckpt_err *err)
 {
+    struct taking t = {.out = out, .spread = spread};
     const struct ckpt_dcp_format format = {.name = "dcp",
                                            .tensor = no_tensor,
                                            .may_be_empty = true,
                                            .wants = every_object,
                                            .object = take,
-                                           .ctx = out};
+                                           .ctx = &t};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
 
     return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);

@@ -66,7 +66,7 @@ static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *o
     enum ckpt_evidence evidence;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
 
-    return at ? ckpt_dcp_objects(at, opt, out, err)
+    return at ? ckpt_dcp_objects(at, opt, NULL, out, err)
               : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
 }
 

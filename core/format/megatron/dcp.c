@@ -7,9 +7,11 @@
 #include "format/megatron/load.h"
 #include "format/megatron/name.h"
 
+const char ckpt_megatron_common_state[] = "common_state/shard_0_1";
+
 /* Objects with facts about the run: in Megatron-Core 0.19 and later, and in torch_dcp. */
-static const char common_state[] = "common_state/shard_0_1";
-static const char *const objects[] = {common_state, "args", "iteration", "checkpoint_version"};
+static const char *const objects[] = {ckpt_megatron_common_state, "args", "iteration",
+                                      "checkpoint_version"};
 
 struct naming {
     struct ckpt_arena arena;
@@ -63,8 +65,8 @@ static int take_object(void *ctx, const char *name, struct ckpt_source *s, struc
 {
     struct naming *n = ctx;
 
-    n->dist |= strcmp(name, common_state) == 0;
-    if (strcmp(name, common_state) == 0 || strcmp(name, "args") == 0)
+    n->dist |= strcmp(name, ckpt_megatron_common_state) == 0;
+    if (strcmp(name, ckpt_megatron_common_state) == 0 || strcmp(name, "args") == 0)
         return ckpt_megatron_state_read(n->st, s, err);
     return ckpt_megatron_state_read_fact(n->st, name, s, err);
 }

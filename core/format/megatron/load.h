@@ -18,6 +18,10 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
+/* The object of torch_dist that stands in place of common.pt, since Megatron-Core 0.19: a list of
+ * one dict. */
+extern const char ckpt_megatron_common_state[];
+
 /* Add the optimizer's tensors of another directory of the save, which is a torch_dist, except those
  * that the catalogue has. */
 int ckpt_megatron_load_states(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

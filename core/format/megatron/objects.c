@@ -51,9 +51,9 @@ static int add_common(struct ckpt_dir *at, const struct ckpt_reader_options *opt
 static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
                     struct ckpt_err *err)
 {
-    if (ckpt_dcp_objects(at, opt, out, err) < 0)
-        return -1;
-    return add_common(at, opt, out, err);
+    return ckpt_dcp_objects(at, opt, ckpt_megatron_common_state, out, err) < 0
+               ? -1
+               : add_common(at, opt, out, err);
 }
 
 static int add_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
