@@ -21,6 +21,7 @@ struct dequantize {
     struct ckpt_weight_map *map;
     uint64_t block[2];
     enum ckpt_dtype dtype;
+    bool quantized;    /* by its configuration */
     const char **name; /* new name of each tensor; NULL: the tensor was used up */
     struct ckpt_err *err;
 };
@@ -53,6 +54,11 @@ static int dequantize_fp8(struct dequantize *d, size_t at)
 
 static int check_has_scales(const struct dequantize *d, const struct ckpt_tensor *t)
 {
+    if (d->quantized && (t->dtype == CKPT_I32 || t->dtype == CKPT_I8 || t->dtype == CKPT_U8))
+        return ckpt_fail(d->err, CKPT_UNSUPPORTED,
+                         "'%s' is %s, and the configuration has a quantization_config: only "
+                         "block-scaled FP8 and MXFP4 can be dequantised",
+                         t->name, ckpt_dtype_name(t->dtype));
     if (t->dtype != CKPT_F8_E4M3 || find_sibling(d, t->name, "", SCALE_INV) != SIZE_MAX)
         return 0;
     return ckpt_fail(d->err, CKPT_MISSING,
@@ -150,6 +156,7 @@ static void read_config(struct dequantize *d, const json_t *config)
     if (!dtype || !ckpt_dtype_parse(dtype, strlen(dtype), &d->dtype) ||
         !ckpt_dtype_is_castable(d->dtype))
         d->dtype = CKPT_BF16;
+    d->quantized = quant;
     for (size_t i = 0; i < 2; i++) {
         const json_int_t n = json_integer_value(json_array_get(block, i));
         d->block[i] = n > 0 ? (uint64_t)n : BLOCK;

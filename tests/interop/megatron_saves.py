@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of what the recipes know from source alone, saved by the published megatron-core, in both pinned versions, out of its own
+"""Checkpoints of what the recipes know from source alone, saved by the published megatron-core, in the pinned versions that have GroupedMLP, out of its own
 modules: layers of multi-token prediction, experts of the old GroupedMLP, and Megatron-FSDP's fsdp_dtensor. Each rank's model gets the
 weights that an independent writer gives that rank, under the names and with the shapes that the model's parameters have; what is saved
 must be read as the Hugging Face model again. What Megatron-LM's save_checkpoint, which the package lacks, adds to it is done here as it
@@ -26,7 +26,7 @@ try:
     import megatron_writer as mw
     import ranks
     from tensor_case import SEED, TensorCase, export, read_all
-    from test_megatron import CORES, make_model
+    from test_megatron import CORES as ALL_CORES, make_model
     from test_written_megatron import PLAN, config_of_args, local_names, preload
 except ImportError as e:
     print(f"skipped: {e}")
@@ -34,6 +34,7 @@ except ImportError as e:
 
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
+CORES = [c for c in ALL_CORES if os.path.exists(os.path.join(c, "megatron/core/transformer/moe/grouped_gemm_util.py"))]
 
 
 def full_args(sd, cfg, plan, tied):

@@ -134,6 +134,23 @@ class Dequantize(unittest.TestCase):
             self.assertIn("quantization_config", config)
             self.assertEqual({n: t.dtype for n, t in stored.items()}, {n: t.dtype for n, t in model.items()})
 
+    def test_others_are_passed_through_or_refused(self):
+        """ModelOpt's NVFP4 and FP8, and compressed-tensors' packed integers: as they are stored, and no dequantisation that is none."""
+        u8, f8 = torch.zeros(32, 8, dtype=torch.uint8), torch.ones(32, 1).to(torch.float8_e4m3fn)
+        for method, parts, needle in (("modelopt", {"": u8, "_scale": f8, "_scale_2": torch.tensor(0.5)}, "weight"),
+                                      ("modelopt", {"": f8, "_scale": torch.tensor(0.5)}, "only block-scaled"),
+                                      ("compressed-tensors", {"_packed": u8.to(torch.int32), "_scale": torch.ones(32, 1)}, "weight_packed' is I32"),
+                                      ("compressed-tensors", {"_packed": u8, "_scale": f8}, "only block-scaled")):
+            model = {"model.embed_tokens.weight": torch.ones(16, 8).bfloat16()} | {f"l.0.weight{x}": t for x, t in parts.items()}
+            with tempfile.TemporaryDirectory() as tmp:
+                write_model(tmp, model, {"quant_method": method})
+                stored, config = export(tmp)
+                self.assertEqual(config["quantization_config"], {"quant_method": method})
+                self.assertEqual({n: (t.dtype, t.float().tolist()) for n, t in stored.items()}, {n: (t.dtype, t.float().tolist()) for n, t in model.items()})
+                with self.assertRaises(subprocess.CalledProcessError) as e:
+                    export(tmp, "dequantize")
+                self.assertIn(needle, e.exception.stderr.decode())
+
     def test_a_dcp_of_both(self):
         model = {**self.fp8_model([(200, 130)]), **self.mxfp4_model()}
         with tempfile.TemporaryDirectory() as tmp:

@@ -46,6 +46,16 @@ def what_the_run_lacks_is_said(top):
     assert torch.equal(model.weight, before)
 
 
+def a_block_in_which_nothing_is_loaded_is_an_error(top):
+    try:
+        with loading_from(os.path.join(NANOTRON, "llama_tp2_pp2_tied")):
+            pass
+    except RuntimeError as e:
+        assert "cpu_ram_efficient_loading" in str(e), e
+    else:
+        raise AssertionError("no error")
+
+
 def prepared(accelerator, folder, fill):
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -83,4 +93,5 @@ if __name__ == "__main__":
     if "--rank" in sys.argv:
         one_rank(sys.argv[-1])
         end_rank()
-    run_in_folders((a_tied_model_as_accelerate_gives_it, an_untied_model_on_three_ranks, what_the_run_lacks_is_said))
+    run_in_folders((a_tied_model_as_accelerate_gives_it, an_untied_model_on_three_ranks, what_the_run_lacks_is_said,
+                    a_block_in_which_nothing_is_loaded_is_an_error))

@@ -12,6 +12,7 @@ with loading_from("run/checkpoints"):
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ def fsdp2_load_full_state_dict(
 def loading_from(run: Path, **options: Any) -> Iterator[None]:
     """Let accelerate's FSDP2 preparation take a model's weights from a run, within a `with` block.
 
-    The values that the model has before are not used.
+    The values that the model has before are not used. accelerate has no hook for it (1.15): the
+    function that it calls is another one within the block.
 
     Args:
         run: As for fsdp2_load_full_state_dict.
@@ -84,13 +86,18 @@ def loading_from(run: Path, **options: Any) -> Iterator[None]:
     Raises:
         ImportError: accelerate can't be imported. accelerator.prepare() raises what
             fsdp2_load_full_state_dict raises.
+        RuntimeError: At the end of the block: nothing was loaded, and the model has the values that
+            it had.
     """
     _need()
     from accelerate.utils import fsdp_utils
 
     theirs = fsdp_utils.fsdp2_load_full_state_dict
+    used = False
 
     def ours(accelerator, model, full_sd, cpu_offload=False):
+        nonlocal used
+        used = True
         return fsdp2_load_full_state_dict(accelerator, model, run, cpu_offload, **options)
 
     fsdp_utils.fsdp2_load_full_state_dict = ours
@@ -98,6 +105,11 @@ def loading_from(run: Path, **options: Any) -> Iterator[None]:
         yield
     finally:
         fsdp_utils.fsdp2_load_full_state_dict = theirs
+    if not used:
+        raise RuntimeError(
+            f"accelerate loaded nothing from {os.fspath(run)!r}: prepare(model) asks for weights "
+            "with fsdp_version=2 and cpu_ram_efficient_loading=True only"
+        )
 
 
 def _need():

@@ -229,8 +229,8 @@ class LoadShardedStrategy(_Base):
                 "optimizer's unflattened keys"
             )
         raise CheckpointingException(
-            f"objects of a zarr checkpoint, such as '{values[0].key}', are not read since Megatron-Core 0.17: "
-            "take the ShardedObjects out of the state dict"
+            f"'{values[0].key}' is an object of a zarr checkpoint, which Megatron-Core has not "
+            "read since 0.17: take the ShardedObjects out of the state dict"
         )
 
 
