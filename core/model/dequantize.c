@@ -54,17 +54,16 @@ static int dequantize_fp8(struct dequantize *d, size_t at)
 
 static int check_has_scales(const struct dequantize *d, const struct ckpt_tensor *t)
 {
-    if (d->quantized && (t->dtype == CKPT_I32 || t->dtype == CKPT_I8 || t->dtype == CKPT_U8))
-        return ckpt_fail(d->err, CKPT_UNSUPPORTED,
-                         "'%s' is %s, and the configuration has a quantization_config: only "
-                         "block-scaled FP8 and MXFP4 can be dequantised",
-                         t->name, ckpt_dtype_name(t->dtype));
-    if (t->dtype != CKPT_F8_E4M3 || find_sibling(d, t->name, "", SCALE_INV) != SIZE_MAX)
+    const bool packed = d->quantized && t->rank > 1 &&
+                        (t->dtype == CKPT_I32 || t->dtype == CKPT_I8 || t->dtype == CKPT_U8);
+
+    if (!packed &&
+        (t->dtype != CKPT_F8_E4M3 || find_sibling(d, t->name, "", SCALE_INV) != SIZE_MAX))
         return 0;
     return ckpt_fail(d->err, CKPT_MISSING,
-                     "'%s' is F8_E4M3, but there are no scales '%s" SCALE_INV
-                     "': only block-scaled FP8 can be dequantised",
-                     t->name, t->name);
+                     "'%s' is %s, without scales '%s" SCALE_INV
+                     "': only block-scaled FP8 and MXFP4 can be dequantised",
+                     t->name, ckpt_dtype_name(t->dtype), t->name);
 }
 
 /* ---- MXFP4 ---- */
