@@ -201,6 +201,8 @@ class LoadShardedStrategy(_Base):
     def _check(self, checkpoint_dir):
         """Check the format, as Megatron does up to 0.16."""
         config = maybe_load_config(checkpoint_dir)
+        if config is None:
+            raise CheckpointingException(f"'{checkpoint_dir}' has no {CONFIG}")
         self.check_backend_compatibility(config.sharded_backend)
         self.check_version_compatibility(config.sharded_backend_version)
 
