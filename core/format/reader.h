@@ -43,10 +43,11 @@ struct ckpt_reader_options {
                          */
     bool allow_mixed;   /* of copies of a tensor that differ take the first one, with a warning,
                            instead   of failing */
-    bool states;  /* also read the optimizers' tensors, if the format says which parameters they
-                     belong to (for raw views). Those that cannot be read are left out, with a
-                     warning */
-    bool masters; /* read F32 masters instead of 16-bit weights, if the format has both */
+    bool states;      /* also read the optimizers' tensors, if the format says which parameters they
+                         belong to (for raw views). Those that cannot be read are left out, with a
+                         warning */
+    bool masters;     /* read F32 masters instead of 16-bit weights, if the format has both */
+    const char *name; /* of the checkpoint's folder, after resolving links */
     struct ckpt_dir *above;          /* the folder of the run; or NULL */
     const struct ckpt_catalog *base; /* of the option base=; or NULL */
     unsigned nthread;                /* threads for reading headers; 0: the reader chooses */

@@ -85,6 +85,7 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
         .states = opt->raw,
+        .name = o->name,
         .above = o->above,
         .base = o->shared->base ? o->shared->base->cat : NULL,
         .masters = opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,

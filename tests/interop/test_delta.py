@@ -279,7 +279,15 @@ class Delta(unittest.TestCase):
     def test_without_a_base(self):
         c = self.chain()
         c.step()
+        c.step()
+        self.assertIn("slime delta", run("info", c.folder(2) + "/", "-o", f"base={self.base}").stdout)
+        shutil.rmtree(c.folder(2))
         self.assertRegex(run("info", c.top).stderr, "base= gives it")
+        for path in (c.folder(1) + "/", os.path.join(c.folder(1), ".")):  # one version, alone
+            self.assertIn("slime delta", run("info", path, "-o", f"base={self.base}").stdout)
+        link = os.path.join(self.dir, "link")
+        os.symlink(c.folder(1), link)
+        self.assertIn("slime delta", run("info", link, "-o", f"base={self.base}").stdout)
         self.check(c, 1, "-o", f"base={self.base}")
         wrong = os.path.join(self.dir, "wrong")
         Chain(self.run_dir, seed=9).write_whole(wrong)

@@ -101,13 +101,6 @@ static enum ckpt_evidence delta_probe(struct ckpt_dir *dir)
     return is_delta(dir) ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
 }
 
-static const char *name_of(const struct ckpt_dir *dir)
-{
-    const char *path = ckpt_dir_path(dir), *slash = strrchr(path, '/');
-
-    return slash && slash[1] ? slash + 1 : path;
-}
-
 /* A version, as a number or as its digits. */
 static bool number_of(const json_t *obj, const char *key, uint64_t *ret)
 {
@@ -414,7 +407,10 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
 /* Read the version in `dir`, which is taken, and those before it. */
 static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
 {
+    const char *path = l->opt->name ? l->opt->name : ckpt_dir_path(dir);
+
     while (dir) {
+        const char *slash = strrchr(path, '/');
         struct level *v;
         if (l->levels.len == MOST_LEVELS) {
             const int rc = ckpt_fail(err, CKPT_LIMIT,
@@ -430,12 +426,14 @@ static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *er
             return ckpt_nomem(err);
         }
         v->dir = dir;
-        v->name = keep(l, name_of(dir));
+        v->name = keep(l, slash ? slash + 1 : path);
         if (!v->name)
             return ckpt_nomem(err);
         if ((is_slime(dir) ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||
             go_back(l, v, &dir, err) < 0)
             return -1;
+        if (dir)
+            path = ckpt_dir_path(dir);
     }
     return 0;
 }
