@@ -120,7 +120,8 @@ CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);
 
 /* Give back the memory that the comm keeps for its next load (nccl: pinned memory, kept_bytes in
  * the statistics, and NCCL's communicators), which is slow to make. Sockets stay. Returns the
- * number of pinned bytes. Other ranks need not do the same. */
+ * number of pinned bytes. Other ranks need not do the same; loads that are not freed keep what they
+ * use. */
 CKPT_PUBLIC uint64_t ckpt_comm_release(struct ckpt_comm *comm);
 
 /* This rank's number, the number of ranks, and the name of the transport: "self", "threads", "tcp",

@@ -45,9 +45,8 @@ static void release_slots(struct ckpt_engine *e)
                  .in); /* they contain transfers, some of which could perhaps not be cancelled */
         free(e->slot[i].out);
     }
-    free(ckpt_steal(&e->read));
-    free(ckpt_steal(&e->slot));
-    e->slab = NULL;
+    free(e->read);
+    free(e->slot);
 }
 
 static void destroy(struct ckpt_engine *e)
@@ -77,14 +76,11 @@ static void destroy(struct ckpt_engine *e)
 }
 
 /* Give up a reference and the lock. References are counted under the lock, so that nobody frees the
- * engine while another thread still uses the lock to give up its own. When a load is over and only
- * the caller is left, its buffers go. */
+ * engine while another thread still uses the lock to give up its own. */
 static void unref_unlock(struct ckpt_engine *e)
 {
     const bool last = --e->refs == 0;
 
-    if (e->refs == 1 && e->finished && e->result == 0)
-        release_slots(e);
     (void)pthread_mutex_unlock(&e->lock);
     if (last)
         destroy(e);
