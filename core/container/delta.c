@@ -96,6 +96,7 @@ struct source_delta {
     struct ckpt_delta_store *store;
     struct ckpt_source *base;
     uint64_t off;
+    uint64_t part; /* bytes that are folded together: all, unless the tensor is long */
     size_t n;
     pthread_mutex_t lock; /* protects the next three */
     bool good;            /* of a tensor in parts: its checksum has been compared */
@@ -161,6 +162,11 @@ static void level_close(struct level *l)
     ckpt_delta_sum_end(&l->sum, digits);
 }
 
+static uint32_t u32_at(const unsigned char *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
 /* Find the positions and the values of an overwrite. */
 static int open_overwrite(const struct ckpt_delta *d, struct level *l, uint64_t size,
                           struct ckpt_err *err)
@@ -170,8 +176,7 @@ static int open_overwrite(const struct ckpt_delta *d, struct level *l, uint64_t 
     if (take(d, l->bytes, count, sizeof count, err) < 0 ||
         ckpt_zstd_stream_new(d->of, d->off, d->len, &l->values, err) < 0)
         return -1;
-    l->left = (uint32_t)count[0] | (uint32_t)count[1] << 8 | (uint32_t)count[2] << 16 |
-              (uint32_t)count[3] << 24;
+    l->left = u32_at(count);
     if (l->left > size)
         return damaged(d, "it has more positions than the tensor has bytes", err);
     for (uint64_t skip = 4 + 4 * l->left, n; skip; skip -= n) {
@@ -217,9 +222,7 @@ static int next_positions(const struct ckpt_delta *d, struct level *l, uint64_t 
     if (take(d, l->bytes, raw, 4 * l->n, err) < 0 || take(d, l->values, l->value, l->n, err) < 0)
         return -1;
     for (size_t i = 0; i < l->n; i++) {
-        const unsigned char *p = raw + 4 * i;
-        l->position[i] =
-            (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+        l->position[i] = u32_at(raw + 4 * i);
         if (l->position[i] < l->last || l->position[i] >= size)
             return damaged(d, "its positions do not ascend, or are outside of the tensor", err);
         l->last = (uint64_t)l->position[i] + 1;
@@ -309,7 +312,7 @@ static int fold(struct source_delta *s, unsigned char *buf, size_t len, struct c
 
 static size_t part_len(const struct source_delta *s, uint64_t part)
 {
-    return (size_t)ckpt_min_u64(PART, s->source.size - part * PART);
+    return (size_t)ckpt_min_u64(s->part, s->source.size - part * s->part);
 }
 
 /* It is remembered of a few tensors where the last read ended. */
@@ -336,12 +339,12 @@ static void remember(struct source_delta *s)
 /* Fold all parts once, to compare the checksums. */
 static int check_whole(struct source_delta *s, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) unsigned char *buf = malloc(PART);
+    ckpt_cleanup(ckpt_freep) unsigned char *buf = malloc((size_t)s->part);
 
     if (!buf)
         return ckpt_nomem(err);
     close_levels(s);
-    for (uint64_t part = 0; part * PART < s->source.size; part++)
+    for (uint64_t part = 0; part * s->part < s->source.size; part++)
         if (fold(s, buf, part_len(s, part), err) < 0)
             return -1;
     s->good = true;
@@ -356,11 +359,11 @@ static int lock_at(struct source_delta *s, uint64_t part, uint64_t *ret, struct 
     int rc = 0;
 
     (void)pthread_mutex_lock(&s->lock);
-    if (s->source.size > CKPT_DELTA_WHOLE && !s->good)
+    if (s->part < s->source.size && !s->good)
         rc = check_whole(s, err);
-    if (s->done > part * PART)
+    if (s->done > part * s->part)
         close_levels(s);
-    *ret = s->done / PART;
+    *ret = s->done / s->part;
     return rc;
 }
 
@@ -391,22 +394,15 @@ static struct source_delta *self(const struct ckpt_source *s) { return (struct s
 
 static struct ckpt_slab slab_of(struct source_delta *s, uint64_t part)
 {
-    const bool whole = s->source.size <= CKPT_DELTA_WHOLE;
-
-    return (struct ckpt_slab){.group = s,
-                              .owner = s,
-                              .number = part,
-                              .len = whole ? (size_t)s->source.size : part_len(s, part),
-                              .fill = fill,
-                              .ctx = s};
+    return (struct ckpt_slab){
+        .group = s, .owner = s, .number = part, .len = part_len(s, part), .fill = fill, .ctx = s};
 }
 
 static int read_part(struct source_delta *s, unsigned char *buf, size_t len, uint64_t off,
                      struct ckpt_err *err)
 {
     for (size_t n; len; buf += n, off += n, len -= n) {
-        const uint64_t part = s->source.size <= CKPT_DELTA_WHOLE ? 0 : off / PART;
-        const uint64_t begin = part * PART;
+        const uint64_t part = off / s->part, begin = part * s->part;
         const struct ckpt_slab slab = slab_of(s, part);
         n = (size_t)ckpt_min_u64(len, begin + slab.len - off);
         if (ckpt_slabs_read(s->store->slabs, &slab, buf, n, (size_t)(off - begin), err) < 0)
@@ -483,6 +479,7 @@ int ckpt_source_delta_new(struct ckpt_delta_store *store, struct ckpt_source *ba
     s->store = store;
     s->base = ckpt_source_ref(base);
     s->off = off;
+    s->part = size > CKPT_DELTA_WHOLE ? PART : size;
     s->n = n;
     memcpy(s->delta, delta, n * sizeof *delta);
     for (size_t i = 0; i < n; i++)

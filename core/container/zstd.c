@@ -161,7 +161,7 @@ int ckpt_zstd_frame_new(uint64_t len, struct ckpt_zstd_frame **ret, struct ckpt_
     if (!f || !(f->c = ZSTD_createCCtx()) ||
         ZSTD_isError(ZSTD_CCtx_setParameter(f->c, ZSTD_c_compressionLevel, 1)) ||
         ZSTD_isError(ZSTD_CCtx_setPledgedSrcSize(f->c, len))) {
-        free(f);
+        (void)ckpt_zstd_frame_end(f, NULL, NULL, NULL);
         return ckpt_nomem(err);
     }
     *ret = f;

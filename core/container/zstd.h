@@ -44,6 +44,9 @@ int ckpt_zstd_stream_new(struct ckpt_source *of, uint64_t off, uint64_t len,
 /* The next len bytes of it, or fewer if it ends. FORMAT: the bytes are damaged, or cut short. */
 int ckpt_zstd_stream_read(struct ckpt_zstd_stream *s, void *buf, size_t len, size_t *ret_len,
                           struct ckpt_err *err);
+/* NULL is allowed. */
+void ckpt_zstd_stream_free(struct ckpt_zstd_stream *s);
+
 /* Compress (level 1) into memory: `len` bytes, added in any parts, become one frame. */
 struct ckpt_zstd_frame;
 int ckpt_zstd_frame_new(uint64_t len, struct ckpt_zstd_frame **ret, struct ckpt_err *err);
@@ -52,8 +55,5 @@ int ckpt_zstd_frame_add(struct ckpt_zstd_frame *f, const void *data, size_t len,
 /* End and free it; *ret_data, of *ret_len bytes, is malloc'ed. ret_data is NULL: give it up. */
 int ckpt_zstd_frame_end(struct ckpt_zstd_frame *f, void **ret_data, size_t *ret_len,
                         struct ckpt_err *err);
-
-/* NULL is allowed. */
-void ckpt_zstd_stream_free(struct ckpt_zstd_stream *s);
 
 #endif

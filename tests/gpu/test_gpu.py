@@ -495,34 +495,30 @@ def python(script):
     return subprocess.run([sys.executable, "-c", script, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
 
 
-def what_is_kept_for_the_next_load(_):
-    """Pinned memory: until release(), or until nothing was loaded for idle_s; nothing of it is left at exit."""
+def good_with_torch(script, *unsaid):
+    """Run a script that says that all is good, and on stderr none of these words. Returns why it can't run, or None."""
     if SLOW > 1:
         return "(Python is not linked with sanitizers)"
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
         return "(torch is not installed)"
-    done = python(KEPT_MEMORY)
-    assert done.returncode == 0 and done.stdout == "good\n" and "leak" not in done.stderr, done
+    done = python(script)
+    assert done.returncode == 0 and done.stdout == "good\n" and not any(word in done.stderr for word in unsaid), done
+    return None
+
+
+def what_is_kept_for_the_next_load(_):
+    """Pinned memory: until release(), or until nothing was loaded for idle_s; nothing of it is left at exit."""
+    return good_with_torch(KEPT_MEMORY, "leak")
 
 
 def tensors_on_the_host(_):
     """CPU tensors of a load to a device: filled on the host, by C or, where it can't write them, part by part by torch."""
-    if SLOW > 1:
-        return "(Python is not linked with sanitizers)"
-    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
-        return "(torch is not installed)"
-    done = python(HOST_TENSORS)
-    assert done.returncode == 0 and done.stdout == "good\n", done
+    return good_with_torch(HOST_TENSORS)
 
 
 def streams_of_torch(_):
     """Each load, reload and resume comes after the stream that is current where it is called."""
-    if SLOW > 1:
-        return "(Python is not linked with sanitizers)"
-    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
-        return "(torch is not installed)"
-    done = python(TORCH_STREAMS)
-    assert done.returncode == 0 and done.stdout == "good\n", done
+    return good_with_torch(TORCH_STREAMS)
 
 
 def memory_of_torch(_):

@@ -57,7 +57,9 @@ struct load {
     const struct ckpt_reader_options *opt;
     struct ckpt_facts *facts;
     struct ckpt_catalog *cat;
-    struct ckpt_catalog *whole; /* of the whole model before the first change */
+    const struct ckpt_catalog
+        *whole; /* of the whole model before the first change: `own` or base */
+    struct ckpt_catalog *own;
     struct ckpt_delta_store *store;
     CKPT_VEC(struct level) levels; /* newest first */
     size_t unchecked;              /* tensors whose checksum is not compared */
@@ -72,7 +74,7 @@ static void load_release(struct load *l)
         ckpt_map_release(&l->levels.ptr[i].by_name);
     }
     ckpt_vec_release(&l->levels);
-    ckpt_catalog_free(l->whole);
+    ckpt_catalog_free(l->own);
     ckpt_delta_store_unref(l->store);
 }
 
@@ -142,23 +144,12 @@ static int start_from(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err
 {
     ckpt_cleanup(ckpt_facts_release) struct ckpt_facts facts = {0};
 
-    if (ckpt_catalog_new(&l->whole, err) < 0 ||
-        ckpt_reader_hf.load(dir, l->opt, &facts, l->whole, err) < 0)
+    if (ckpt_catalog_new(&l->own, err) < 0 ||
+        ckpt_reader_hf.load(dir, l->opt, &facts, l->own, err) < 0)
         return -1;
+    l->whole = l->own;
     l->facts->weight_map = ckpt_weight_map_ref(facts.weight_map);
     l->facts->home = ckpt_dir_ref(dir);
-    return 0;
-}
-
-/* Start from the base. */
-static int start_from_base(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_catalog_new(&l->whole, err) < 0 ||
-        ckpt_catalog_add_sources(l->whole, l->opt->base, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->opt->base->tensors.len; i++)
-        if (ckpt_catalog_copy(l->whole, &l->opt->base->tensors.ptr[i], 0, err) < 0)
-            return -1;
     return 0;
 }
 
@@ -181,7 +172,7 @@ static int go_back(struct load *l, const struct level *v, struct ckpt_dir **ret,
         return *ret ? 0 : start_from(l, dir, err);
     }
     if (v->base == 0 && l->opt->base)
-        return start_from_base(l, err);
+        return l->whole = l->opt->base, 0;
     if (v->base == 0)
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' holds the changes of a model that is not here: base= gives it, the "

@@ -607,14 +607,14 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
 static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
                  struct ckpt_job *job, struct ckpt_err *err)
 {
-    const struct ckpt_device *device = load->comm->x->device;
+    struct ckpt_device *device = load->comm->x->device;
 
     if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
         (job->copies && ckpt_load_compare(load, err) < 0))
         return -1;
     rc = 0;
     if (job->alone && device && device->connected) /* some rank has given back its own */
-        (void)device->ops->drain(load->comm->x->device);
+        (void)device->ops->drain(device);
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
     if (rc == 0)

@@ -114,11 +114,13 @@ static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint6
         const unsigned char *data = p->data + (at - p->lo);
         if (e->device && !t->host) /* the pump copies it */
             continue;
-        if (t->put && put_part(t, part, data, box, dtype, p->err) < 0)
-            return -1;
-        touch(t->put ? NULL : dense_place(t, &part->box, dtype), part->bytes);
-        if (!t->put)
+        if (t->put) {
+            if (put_part(t, part, data, box, dtype, p->err) < 0)
+                return -1;
+        } else {
+            touch(dense_place(t, &part->box, dtype), part->bytes);
             ckpt_place(t, &part->box, data, box, dtype);
+        }
         ckpt_engine_land(e, part->entry, part->bytes);
     }
     return 0;
