@@ -323,7 +323,7 @@ static int take_version(struct delta *d, struct ckpt_err *err)
 {
     const struct ckpt_tool *t = d->tool;
     size_t end = strlen(d->dest), begin;
-    unsigned long long version;
+    unsigned long long version, base;
 
     while (end && d->dest[end - 1] == '/')
         end--;
@@ -334,12 +334,14 @@ static int take_version(struct delta *d, struct ckpt_err *err)
                          "'%s': the directory's name ends with the number of the version, 1 or "
                          "more: %s",
                          d->dest, d->skyrl ? "delta-00000001" : "weight_v000001");
+    base = version - 1;
+    if (t->base_version &&
+        (!ckpt_parse_u64(t->base_version, strlen(t->base_version), &base) || base >= version))
+        return ckpt_fail(err, CKPT_USAGE, "--base-version %s is not a version before %llu",
+                         t->base_version, version);
     d->version = version;
-    d->base = t->base_version ? strtoull(t->base_version, NULL, 10) : version - 1;
-    return d->base < d->version
-               ? 0
-               : ckpt_fail(err, CKPT_USAGE, "--base-version %" PRIu64 " is not before %" PRIu64,
-                           d->base, d->version);
+    d->base = base;
+    return 0;
 }
 
 /* The directory is made; or is there, without a finished version. */
