@@ -12,8 +12,9 @@
 #include "tensor/ndcopy.h"
 
 enum {
-    CKPT_STRIDED_GAP = 128 * 1024,        /* holes smaller than this are read too */
-    CKPT_STRIDED_HOT_HOLE = 4096,         /* copying as much takes as long as another system call */
+    CKPT_STRIDED_GAP = 128 * 1024, /* holes smaller than this are read too */
+    CKPT_STRIDED_HOT_HOLE = 4096,  /* copying as much takes as long as another system call */
+    CKPT_STRIDED_LONG_RUN = 4096,  /* bytes; longer runs are best read alone, without holes */
     CKPT_STRIDED_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
     CKPT_STRIDED_KEPT = 2, /* limit of the cache, in multiples of CKPT_STRIDED_BOUND */
 };

@@ -427,7 +427,7 @@ from ckptfs._load import Load, make_options
 torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)  # this torch knows no CUDA
 _comm.TORCH = _comm.DRIVER
 dll, used = ctypes.CDLL(library().path), set()
-def load(idle_s):
+def load(idle_s, drop=False):
     with joined(None, 0, no_dist=True, idle_s=idle_s) as comm, ckptfs.View(sys.argv[1]) as view:
         used.add(comm)
         load, memory = Load(view, comm, make_options("auto", {})), []
@@ -438,6 +438,8 @@ def load(idle_s):
             library().load_set_dest(load.load, want, byref(Dest(memory[-1], None, None)))
         stats = load.run(None)
         assert ckptfs.release() == 0  # a load runs
+        if drop:  # one that has ended, as a Reloader's, holds none of it
+            assert library().comm_release(comm.handle) == stats["kept_bytes"]
         load.close()
         for address in memory:
             dll.ckpt_comm_dealloc(comm.handle, address)
@@ -451,6 +453,7 @@ assert load(0.05) == kept
 threads()[0].join()
 assert ckptfs.release() == 0 and not threads()  # it was given back, and nothing waits for anything
 assert load(0.05) == kept == load(60) and len(used) == 1
+assert load(60, True) == kept and ckptfs.release() == 0
 print("good")
 """
 

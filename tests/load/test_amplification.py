@@ -113,6 +113,23 @@ def cold(top, run, data):
         print(f"ok   {past / all_bytes:.2f} of cold files is read past the page cache")
 
 
+def rows_and_columns(top, run, data):
+    """Each of four ranks reads for itself: rows past the page cache, slices of columns, whose holes are the others', through it."""
+    evict(run)
+    got, lines = traced(top, "columns", 4, [run, "--layout", "tp=4", "--readers", "each"])
+    direct, at, columns = descriptors(lines), data, []
+    for name, shape in MODEL.shapes(LAYERS):
+        size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+        columns += [(at + ALIGN, at + size - ALIGN)] if re.search(r"\.(o|down)_proj\.", name) else []
+        at += size
+    past = [(off, off + n) for rank, fd, off, n in shard_reads(lines, data) if (rank, fd) in direct]
+    if direct:
+        check(not [p for p in past for c in columns if p[0] < c[1] and c[0] < p[1]], "columns were read past the page cache, by each rank")
+        share = sum(hi - lo for lo, hi in past) / got["unique_bytes"]
+        check(share > 0.02, share, "of what is wanted was read past the page cache")
+        print(f"ok   {share:.2f} of cold files is read past the page cache by ranks that read rows and columns")
+
+
 def evict(run):
     with open(os.path.join(run, "model.safetensors"), "rb") as f:
         os.fsync(f.fileno())
@@ -178,6 +195,7 @@ def main():
             print("     this file system has no O_DIRECT")
         print(f"ok   direct reads are aligned ({len(direct)} descriptors)")
         cold(top, run, data)
+        rows_and_columns(top, run, data)
         memory(run)
 
 

@@ -48,6 +48,37 @@ static void weigh_job(const struct ckpt_job_wants *r, const struct ckpt_load_pla
     free(own);
 }
 
+/* What a rank wants of files, and what of that others of its node want too: counted once more. */
+static void check_use(const struct ckpt_job_wants *r, const struct ckpt_load_places *at,
+                      uint32_t rank)
+{
+    const struct ckpt_plan_sizes sizes = {.slice = 4096, .window = 32768};
+    struct ckpt_weight *weight = calloc(r->nrank, sizeof *weight);
+    struct ckpt_file_use *use = calloc(r->cat->sources.len, sizeof *use), all = {0};
+    struct ckpt_weighing w = {r, at, &sizes, .weight = weight, .use = use};
+    struct ckpt_err err = {0};
+    uint32_t other[16], n = 0;
+
+    assert_int_equal(ckpt_load_weigh(&w, rank, &err), 0);
+    ckpt_weighing_release(&w);
+    for (size_t i = 0; i < r->cat->sources.len; i++) {
+        all.wanted += use[i].wanted;
+        all.again += use[i].again;
+    }
+    for (uint32_t k = 0; k < r->nrank; k++)
+        if (k != rank && at->node[k] == at->node[rank])
+            other[n++] = k;
+    other[n] = rank;
+    const uint64_t own = wanted_bytes(r, &rank, 1);
+    if (!ckpt_class_is_alone(r, r->class_of[rank])) {
+        assert_int_equal(all.wanted, own);
+        assert_int_equal(all.again,
+                         own + wanted_bytes(r, other, n) - wanted_bytes(r, other, n + 1));
+    }
+    free(use);
+    free(weight);
+}
+
 /* Bytes of a job, of its nodes, groups that share, and ranks: as counted rank by rank, node by
  * node. */
 static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
@@ -89,6 +120,7 @@ static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
     for (uint32_t c = 0; c < nnode * nshare; c++)
         cells += unique_bytes(r, cell, c);
     const struct ckpt_load_places at = {node, share, nnode, nshare};
+    check_use(r, &at, (uint32_t)random_range(rng, 0, r->nrank));
     for (int alone = 0; alone < 2; alone++) {
         const uint64_t mean = cells / nnode;
         in = (struct ckpt_cost_input){0};

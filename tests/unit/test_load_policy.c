@@ -48,13 +48,9 @@ TEST(policy, hot_files_of_one_node_are_read_by_each)
     in.cost.sum_node_unique = in.cost.unique;
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));
     CHECK(p.readers == CKPT_READERS_EACH && p.direct == CKPT_DIRECT_NONE);
-    in.cost.cached = 0; /* FSDP: no rank wants what another one wants */
-    in.cost.needs_twice = false;
+    in.cost.cached = 0; /* which files several ranks read, the plan says */
     CHECK_OK(ckpt_policy_sizes(&in, CKPT_READERS_EACH, &p, &err));
     CHECK(p.direct == CKPT_DIRECT_COLD);
-    in.cost.needs_twice = true;
-    CHECK_OK(ckpt_policy_sizes(&in, CKPT_READERS_EACH, &p, &err));
-    CHECK(p.direct == CKPT_DIRECT_NONE);
     in.cost.cached = 1;
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));
     CHECK(p.buffers.bounce == 0 && p.slots.ahead > 1);

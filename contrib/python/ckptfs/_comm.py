@@ -545,8 +545,8 @@ def release() -> int:
     It is pinned memory (`kept_bytes` in their statistics) and NCCL's communicators, which are given
     back by themselves when nothing has been loaded for load_options["idle_s"] seconds. Memory that
     loads have got from torch's caching allocator is torch's again at their end:
-    torch.cuda.empty_cache() frees that. Memory of a Reloader is kept until it is closed. Each rank
-    calls it when it likes.
+    torch.cuda.empty_cache() frees that. A Reloader between two steps holds none. Each rank calls it
+    when it likes.
 
     Returns:
         The number of pinned bytes.

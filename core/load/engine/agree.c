@@ -459,6 +459,8 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
     for (size_t i = 0; i < load->target.len; i++)
         load->engine_opt.mode.hosts |= load->target.ptr[i].host;
     int rc = make_plan(load, policy, job, &fit, err);
+    if (rc == 0 && policy->readers == CKPT_READERS_EACH && in->local > 1)
+        rc = ckpt_plan_find_again(load->parts.plan, in->use, err);
     return check_plans(load, rc, &fit, err);
 }
 
@@ -524,7 +526,8 @@ static int weigh_own(struct ckpt_load *load, const struct ckpt_policy_input *in,
                               .sizes = &once,
                               .device = in->cost.device,
                               .logarithmic = in->cost.device && load->comm->x->device->logarithmic,
-                              .weight = weight};
+                              .weight = weight,
+                              .use = in->use};
     const int rc = ckpt_load_weigh(&w, self, err);
     ckpt_weighing_release(&w);
     *ret = weight[self];
@@ -578,12 +581,16 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
 {
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     struct ckpt_load_options opt = load->opt;
-    struct ckpt_policy_input in = {.opt = &opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
+    ckpt_cleanup(ckpt_freep) struct ckpt_file_use *use =
+        calloc(load->view->cat->sources.len + 1, sizeof *use);
+    struct ckpt_policy_input in = {.opt = &opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1, .use = use};
     const struct fit none = {0};
     struct ckpt_policy policy;
     struct ckpt_err own = {0};
 
     use_measured(load->comm, job->nnode, &opt.rates);
+    if (rc == 0 && !use)
+        rc = ckpt_nomem(err);
     if (choose(load, rc, job, &in, err) < 0)
         return -1;
     if (ckpt_policy_choose(&in, &policy, err) < 0)

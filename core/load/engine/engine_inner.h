@@ -163,6 +163,7 @@ struct ckpt_engine {
 
     /* The rest is used by the pump only, unless noted. */
     pthread_t pump;
+    bool joined; /* the pump's thread has ended; under the lock */
     bool final;           /* the round in which all ranks agree on the end has begun */
     uint32_t next_window; /* the next window to be opened */
     uint32_t next_issue;  /* the next window whose work is to be queued on a device, or whose

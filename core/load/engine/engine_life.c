@@ -34,6 +34,7 @@ static uint64_t slab_bytes(const struct ckpt_engine *e)
            e->opt.slots * ckpt_whole_pages(e->sizes.receive);
 }
 
+/* May be called twice. */
 static void release_slots(struct ckpt_engine *e)
 {
     if (e->device && !e->leak)
@@ -45,8 +46,9 @@ static void release_slots(struct ckpt_engine *e)
                  .in); /* they contain transfers, some of which could perhaps not be cancelled */
         free(e->slot[i].out);
     }
-    free(e->read);
-    free(e->slot);
+    free(ckpt_steal(&e->read));
+    free(ckpt_steal(&e->slot));
+    e->slab = NULL;
 }
 
 static void destroy(struct ckpt_engine *e)
@@ -405,9 +407,33 @@ int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
     return rc;
 }
 
+/* Wait for the end of the pump, by the first thread that asks for it: false for all others. */
+static bool join_pump(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool joined = e->joined;
+    e->joined = true;
+    (void)pthread_mutex_unlock(&e->lock);
+    return !joined && pthread_join(e->pump, NULL) == 0;
+}
+
+/* The load has succeeded: what it needed buffers for is done, and a load that is kept for the next
+ * step keeps none. */
+static void give_back(struct ckpt_engine *e)
+{
+    if (!join_pump(e))
+        return;
+    await_workers(e, UINT32_MAX); /* none is in a read */
+    release_slots(e);
+}
+
 int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err)
 {
-    return ckpt_engine_wait_for(e, timeout_ms, NULL, err);
+    const int rc = ckpt_engine_wait_for(e, timeout_ms, NULL, err);
+
+    if (rc == 0)
+        give_back(e);
+    return rc;
 }
 
 static bool has_landed(const struct ckpt_engine *e) { return e->ntaken < e->nlanded; }
@@ -426,6 +452,8 @@ int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_wan
     if (rc == 0)
         *ret_want = e->landed[e->ntaken++];
     (void)pthread_mutex_unlock(&e->lock);
+    if (rc == 2)
+        give_back(e);
     return rc;
 }
 
@@ -447,7 +475,7 @@ static void stop(struct ckpt_engine *e)
         ckpt_engine_cancel(e);
         (void)ckpt_engine_wait(e, UINT32_MAX, NULL);
     }
-    (void)pthread_join(e->pump, NULL);
+    (void)join_pump(e);
 }
 
 void ckpt_engine_end(struct ckpt_engine *e)

@@ -233,6 +233,16 @@ static void reading_begin(struct ckpt_worker *w, const struct ckpt_tensor *t, ui
 
 static void reading_end(struct ckpt_worker *w) { atomic_store(&w->since_ms, 0); }
 
+/* How the units of a job are read. */
+static enum ckpt_direct way_of(const struct job *j)
+{
+    const struct ckpt_engine *e = j->w->e;
+    const enum ckpt_direct way = e->opt.cost.route.direct;
+
+    return way == CKPT_DIRECT_COLD && ckpt_plan_reads_again(e->plan, j->lo) ? CKPT_DIRECT_NONE
+                                                                            : way;
+}
+
 /* Read a job into its slot. */
 static int read_job(struct job *j, struct ckpt_err *err)
 {
@@ -241,6 +251,7 @@ static int read_job(struct job *j, struct ckpt_err *err)
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_box_cost cost = e->opt.cost;
 
+    cost.route.direct = way_of(j);
     cost.route.bounce = &j->w->bounce;
     reading_begin(j->w, j->read->tensor, unit->source, unit->off);
     int rc = ckpt_boxes_pread(&e->reading, j->read, j->n, &cost, err);
@@ -281,9 +292,10 @@ static bool is_cached(const struct job *j)
 {
     const struct ckpt_engine *e = j->w->e;
     const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
+    const enum ckpt_direct way = way_of(j);
 
-    if (e->opt.cost.route.direct != CKPT_DIRECT_COLD)
-        return e->opt.cost.route.direct == CKPT_DIRECT_NONE;
+    if (way != CKPT_DIRECT_COLD)
+        return way == CKPT_DIRECT_NONE;
     return unit->source < e->cat->sources.len &&
            ckpt_source_resident(e->cat->sources.ptr[unit->source], unit->off, unit->len) >= 1;
 }
@@ -381,8 +393,8 @@ static struct ckpt_read_slot *oldest_unread(struct ckpt_engine *e)
     return oldest;
 }
 
-/* Choose the next units to read, of one file, which an error can name if the read takes too long.
- * False: there are none in open read slots. */
+/* Choose the next units to read, of one file, which an error can name if the read takes too long,
+ * and in one way. False: there are none in open read slots. */
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {
     const struct ckpt_unit *unit = e->plan->units.ptr;
@@ -393,8 +405,10 @@ static bool next_units(struct ckpt_engine *e, struct job *j)
         return false;
     j->slot = s;
     j->lo = s->next;
+    const bool again = ckpt_plan_reads_again(e->plan, j->lo);
     while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
            (s->next == j->lo || (unit[s->next].source == unit[j->lo].source &&
+                                 ckpt_plan_reads_again(e->plan, s->next) == again &&
                                  bytes + unit[s->next].len <= e->plan->sizes.unit)))
         bytes += unit[s->next++].len;
     j->hi = s->next;

@@ -21,7 +21,6 @@ struct ckpt_cost_input {
     uint64_t sum_node_unique; /* the unique bytes of each node, added up over all nodes */
     double cached;            /* fraction of the files that is in the page cache, 0 to 1 */
     bool shared;              /* all nodes read from one shared storage */
-    bool needs_twice;         /* ranks of a node want the same stored bytes, and more than a few */
     bool device;    /* destinations are in device memory: reads, uploads and exchanges overlap */
     double latency; /* seconds of the exchanges with ONCE beside their bytes: of the rank that has
                        most (ckpt_cost_latency) */

@@ -372,8 +372,7 @@ static int weigh_all(struct model *m, const struct ckpt_policy_input *in,
         if (first == r)
             rc = ckpt_load_weigh(&w, r, m->err);
         else
-            m->weight[r].needed = m->weight[first].needed,
-            m->weight[r].stored = m->weight[first].stored;
+            m->weight[r].needed = m->weight[first].needed;
     }
     ckpt_weighing_release(&w);
     return rc < 0 ? -1 : ckpt_load_add_weights(m->weight, m->nrank, at, ret, m->err);

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "tensor/read.h"
+#include "tensor/strided.h"
 
 enum { MAX_UNITS = 1 << 28 };
 
@@ -23,6 +24,7 @@ void ckpt_plan_free(struct ckpt_plan *p)
         free(p->stream[g].members);
     free(p->broadcast);
     free(p->stream);
+    free(p->again);
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
@@ -96,6 +98,40 @@ static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
         }
 }
 
+/* Are the region's runs in the file so short that the holes between them are read, too? */
+static bool reads_holes(const struct ckpt_catalog *cat, const struct ckpt_region *r)
+{
+    const struct ckpt_tensor *t = ckpt_tensor_stored(&cat->tensors.ptr[r->tensor]);
+    uint64_t run = ckpt_dtype_size(t->dtype);
+
+    for (uint32_t k = t->rank; k-- > 0;) {
+        const uint32_t d = r->order[k];
+        run *= r->box.n[d];
+        if (r->box.n[d] != t->dim[d])
+            return k > 0 && run < CKPT_STRIDED_LONG_RUN;
+    }
+    return false;
+}
+
+int ckpt_plan_find_again(struct ckpt_plan *p, const struct ckpt_file_use *use, struct ckpt_err *err)
+{
+    const size_t n = p->job_wants->cat->sources.len;
+
+    if (!(p->again = calloc(n + 1, sizeof *p->again)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++)
+        p->again[i] = use[i].again > use[i].wanted / 32;
+    return 0;
+}
+
+bool ckpt_plan_reads_again(const struct ckpt_plan *p, uint32_t unit)
+{
+    const struct ckpt_unit *u = &p->units.ptr[unit];
+
+    return p->again && ((u->source < p->job_wants->cat->sources.len && p->again[u->source]) ||
+                        p->regions.ptr[u->region].holes);
+}
+
 /* Choose cut, step and parts so that a unit has at most `size` bytes: take single indices of the
  * outer dimensions until a range of the next one is small enough. */
 static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t size,
@@ -153,14 +189,12 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
 static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_unit *u)
 {
     const struct ckpt_tensor *t = ckpt_tensor_stored(ckpt_plan_unit_tensor(p, unit));
-    uint64_t stride[CKPT_MAX_RANK], at = 0;
+    uint64_t first, end;
     struct ckpt_box box;
 
     ckpt_plan_unit_box(p, unit, &box);
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++)
-        at += box.lo[d] * stride[d];
-    if (ckpt_tensor_place(t, at, &u->source, &u->off))
+    ckpt_box_range(&box, t->dim, &first, &end);
+    if (ckpt_tensor_place(t, first, &u->source, &u->off))
         return;
     u->source = UINT32_MAX;
     u->off = (uint64_t)p->regions.ptr[u->region].tensor << 32 | u->ordinal;
@@ -212,6 +246,7 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 
     for (size_t i = 0; i < p->regions.len; i++) {
         order_dims(p->job_wants->cat, &p->regions.ptr[i]);
+        p->regions.ptr[i].holes = reads_holes(p->job_wants->cat, &p->regions.ptr[i]);
         if (cut_region(p, &p->regions.ptr[i], p->sizes.unit, err) < 0)
             return -1;
         total += p->regions.ptr[i].nunit;

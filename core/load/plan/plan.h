@@ -47,6 +47,7 @@ struct ckpt_region {
     uint32_t entry; /* the only want of this rank, which has all of it; or CKPT_NONE */
     uint8_t order[CKPT_MAX_RANK]; /* dimensions, in descending order of their stride in the file */
     uint8_t cut;
+    bool holes; /* reading it reads what lies between its runs, too */
     uint64_t step, parts;
 };
 
@@ -124,6 +125,13 @@ struct ckpt_plan {
     CKPT_VEC(struct ckpt_window) windows;    /* by number and group */
     bool exchanges;                          /* some group has several members */
     uint32_t held;                           /* pieces that must be held at the same time */
+    bool *again; /* per source: ckpt_plan_find_again; NULL: no rank of the node reads anything that
+                    this one reads */
+};
+
+/* What a rank wants of a file, and how much of that other ranks of its node want, too: in bytes. */
+struct ckpt_file_use {
+    uint64_t wanted, again;
 };
 
 /* Make the plan of rank `self`. job_wants is borrowed for the life of the plan, sharing for this
@@ -132,6 +140,16 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
                   const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret,
                   struct ckpt_err *err);
+
+/* With EACH and several ranks on the node: find the files of which other ranks of the node read
+ * what this rank reads, and more than a few bytes. use: per source of the catalogue. NOMEM. */
+int ckpt_plan_find_again(struct ckpt_plan *p, const struct ckpt_file_use *use,
+                         struct ckpt_err *err);
+
+/* Do other ranks of the node read the bytes of a unit, too? Then only the page cache reads them
+ * once. They do in the files that ckpt_plan_find_again has found, and where holes are read, which
+ * are what other ranks want. */
+bool ckpt_plan_reads_again(const struct ckpt_plan *p, uint32_t unit);
 
 /* Free a plan; NULL is allowed. */
 void ckpt_plan_free(struct ckpt_plan *p);

@@ -11,7 +11,6 @@ enum {
     MOST_THREADS = 8,
     COLD_THREADS = 4,  /* reads that keep a disk busy */
     CACHED_GAP = 4096, /* copying a larger hole costs more than another system call */
-    LONG_RUN = 4096,   /* bytes; longer runs are read alone, not together with holes */
     EXACT_RUN = 1,     /* the same if every byte should be read once: no holes are read */
 };
 
@@ -20,15 +19,12 @@ static bool is_cached(const struct ckpt_policy_input *in)
     return in->cost.cached > CKPT_LOAD_CACHED;
 }
 
-/* With EACH, where ranks of a node read the same bytes, only the page cache reads them once. */
-static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum ckpt_readers readers)
+static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in)
 {
     if (in->opt->direct == CKPT_LOAD_DIRECT_ALWAYS)
         return CKPT_DIRECT_ALL;
-    if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_cached(in) ||
-        (readers == CKPT_READERS_EACH && in->cost.needs_twice))
-        return CKPT_DIRECT_NONE;
-    return CKPT_DIRECT_COLD;
+    return in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_cached(in) ? CKPT_DIRECT_NONE
+                                                                      : CKPT_DIRECT_COLD;
 }
 
 static uint32_t choose_threads(const struct ckpt_policy_input *in)
@@ -49,13 +45,13 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
     const bool in_memory = is_cached(in) && in->cost.nnode == 1 && !device;
 
     ret->readers = readers;
-    ret->direct = choose_direct(in, readers);
+    ret->direct = choose_direct(in);
     ret->threads = choose_threads(in);
     ckpt_thread_buffers_divide(aside, ret->direct != CKPT_DIRECT_NONE, is_cached(in), &ret->threads,
                                &ret->buffers);
     ret->gap = is_cached(in) ? CACHED_GAP : CKPT_STRIDED_GAP;
     /* holes belong to other units, which another worker or rank reads */
-    ret->run = shared ? EXACT_RUN : LONG_RUN;
+    ret->run = shared ? EXACT_RUN : CKPT_STRIDED_LONG_RUN;
     const struct ckpt_size_input sizes = {.opt = in->opt,
                                           .aside = aside,
                                           .piece = in_memory ? CACHED_PIECE : 0,

@@ -19,8 +19,9 @@
 struct ckpt_policy_input {
     const struct ckpt_load_options *opt; /* defaults filled in */
     struct ckpt_cost_input cost;
-    uint32_t local; /* number of ranks on this rank's node, itself included */
-    uint32_t cpus;  /* number of processors of this rank's node */
+    uint32_t local;            /* number of ranks on this rank's node, itself included */
+    uint32_t cpus;             /* number of processors of this rank's node */
+    struct ckpt_file_use *use; /* per source of the catalogue, of this rank; NULL in `ckpt plan` */
 };
 
 struct ckpt_policy {

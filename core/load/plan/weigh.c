@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "load/plan/groups.h"
 #include "tensor/read.h"
+#include "tensor/stored.h"
 
 /* A rank's coordinates in the grid of a placement; `in`: it is in the grid. */
 struct position {
@@ -103,6 +104,29 @@ static uint32_t count_nodes(const struct ckpt_weighing *w, const struct ckpt_gro
     return n;
 }
 
+/* Count a box of a group at its file; `shared`: a second rank of the node is in the group. */
+static void use_file(struct ckpt_file_use *use, const struct ckpt_tensor *t,
+                     const struct ckpt_box *box, uint64_t bytes, bool shared)
+{
+    uint64_t first, end, off;
+    uint32_t source;
+
+    ckpt_box_range(box, t->dim, &first, &end);
+    if (!ckpt_tensor_place(t, first, &source, &off))
+        return;
+    use[source].wanted += bytes;
+    use[source].again += shared ? bytes : 0;
+}
+
+static bool has_another_of_node(const struct ckpt_weighing *w, const struct ckpt_group *g,
+                                uint32_t rank)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        if (g->rank[i] != rank && w->at->node[g->rank[i]] == w->at->node[rank])
+            return true;
+    return false;
+}
+
 /* Find the groups of a rank and their stored bytes, and add those that are not known. */
 static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struct ckpt_err *err)
 {
@@ -116,11 +140,15 @@ static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struc
 
     if (rc == 0 && (!seen || !(bytes = calloc(groups.len + 1, sizeof *bytes))))
         rc = ckpt_nomem(err);
-    for (size_t i = 0; i < boxes.len && rc == 0; i++)
-        bytes[boxes.ptr[i].group] +=
-            ckpt_box_numel(&boxes.ptr[i].box) *
-            ckpt_dtype_size(
-                ckpt_tensor_stored(&w->job_wants->cat->tensors.ptr[boxes.ptr[i].tensor])->dtype);
+    for (size_t i = 0; i < boxes.len && rc == 0; i++) {
+        const struct ckpt_group_box *b = &boxes.ptr[i];
+        const struct ckpt_tensor *t =
+            ckpt_tensor_stored(&w->job_wants->cat->tensors.ptr[b->tensor]);
+        const uint64_t len = ckpt_box_numel(&b->box) * ckpt_dtype_size(t->dtype);
+        bytes[b->group] += len;
+        if (w->use && !shared)
+            use_file(w->use, t, &b->box, len, has_another_of_node(w, &groups.ptr[b->group], rank));
+    }
     w->weight[rank].latency = 0;
     for (uint32_t g = 0; g < groups.len && rc == 0; g++) {
         const struct ckpt_group *group = &groups.ptr[g];
@@ -143,11 +171,12 @@ static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struc
 int ckpt_load_weigh(struct ckpt_weighing *w, uint32_t rank, struct ckpt_err *err)
 {
     struct ckpt_weight *own = &w->weight[rank];
+    uint64_t stored;
 
-    if (ckpt_load_needed(w->job_wants, rank, &own->needed, &own->stored, err) < 0)
+    if (ckpt_load_needed(w->job_wants, rank, &own->needed, &stored, err) < 0)
         return -1;
     if (ckpt_class_is_alone(w->job_wants, w->job_wants->class_of[rank])) {
-        own->unique = own->node_unique = own->shared = own->node_shared = own->stored;
+        own->unique = own->node_unique = own->shared = own->node_shared = stored;
         return 0;
     }
     if (add_groups(w, rank, false, err) < 0)
@@ -181,13 +210,11 @@ int ckpt_load_add_weights(const struct ckpt_weight *weight, uint32_t nrank,
         if (weight[r].latency > in->latency)
             in->latency = weight[r].latency;
         node[at->node[r]].needed += weight[r].needed;
-        node[at->node[r]].stored += weight[r].stored;
         node[at->node[r]].unique += weight[r].node_unique;
     }
     for (uint32_t k = 0; k < at->nnode; k++) {
         in->node_needed = ckpt_max_u64(in->node_needed, node[k].needed);
         in->node_unique = ckpt_max_u64(in->node_unique, node[k].unique);
-        in->needs_twice |= node[k].stored - node[k].unique > node[k].unique / 32;
     }
     if (at->nshare > 1) {
         in->shared_unique = shared;

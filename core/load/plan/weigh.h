@@ -29,7 +29,7 @@ struct ckpt_load_places {
 
 /* What is counted at one rank, in bytes. */
 struct ckpt_weight {
-    uint64_t needed, stored; /* ckpt_load_needed */
+    uint64_t needed; /* ckpt_load_needed */
     uint64_t unique,
         node_unique; /* groups of which it is the first member; the first in its node */
     uint64_t shared, node_shared; /* the same for groups within a group of options.share */
@@ -42,7 +42,9 @@ struct ckpt_weighing {
     const struct ckpt_plan_sizes *sizes; /* of a load with ONCE */
     bool device, logarithmic;            /* as in struct ckpt_cost_input */
     struct ckpt_weight *weight;          /* per rank; the caller's, zeroed */
-    struct ckpt_known_lists known[2];    /* groups that were counted: of the job; that share */
+    struct ckpt_file_use *use; /* per source of the catalogue; the caller's, zeroed. Not filled for
+                                  a rank whose class is alone. NULL: not counted */
+    struct ckpt_known_lists known[2]; /* groups that were counted: of the job; that share */
 };
 
 /* Add what rank `rank` wants to its weight, and its groups that are not known yet to those of their
