@@ -163,7 +163,7 @@ struct ckpt_engine {
 
     /* The rest is used by the pump only, unless noted. */
     pthread_t pump;
-    bool joined; /* the pump's thread has ended; under the lock */
+    bool joined;          /* the pump's thread has ended; under the lock */
     bool final;           /* the round in which all ranks agree on the end has begun */
     uint32_t next_window; /* the next window to be opened */
     uint32_t next_issue;  /* the next window whose work is to be queued on a device, or whose
@@ -263,6 +263,10 @@ void *ckpt_pump_run(void *engine);
 
 /* Tell the neighbours in the tree of ranks that the load has failed; they pass it on. */
 void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why);
+
+/* Tell those, too, with which windows were exchanged: they may not hear of it along the tree before
+ * they see this rank end, and would name it. Called by the pump. */
+void ckpt_abort_tell_partners(struct ckpt_engine *e, const struct ckpt_err *why);
 
 /* Handle a control message of the load; the callback for ckpt_comm_begin. data is borrowed. */
 void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data, size_t len);
