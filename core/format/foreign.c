@@ -19,6 +19,8 @@ static const struct foreign {
     {"", ".nemo", "an archive", "give the archive itself"},
     {"model_weights.ckpt", "", "a model that one rank of NeMo 1 saved",
      "convert it with NeMo's script (scripts/checkpoint_converters/convert_*_nemo_to_hf.py)"},
+    {"", ".ckpt", "a model of Lightning in one file",
+     "make a folder of nothing but this file, named model.pt (a hard link will do), and give that"},
     {"", ".gguf", "a model in GGUF",
      "it is one file already; transformers reads it by from_pretrained(DIR, gguf_file=NAME)"},
     {"_CHECKPOINT_METADATA", "", "an Orbax checkpoint (JAX)",

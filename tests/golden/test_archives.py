@@ -249,7 +249,7 @@ class Archives(unittest.TestCase):
         self.refused(self.path("d.zip"), "compressed", "unzip")
 
     def test_what_no_reader_reads_is_named(self):
-        for name, words in (("model.nemo", "give the archive itself"), ("model_weights.ckpt", "NeMo 1"), ("model-q4.gguf", "GGUF"), ("_CHECKPOINT_METADATA", "Orbax"), ("manifest.ocdbt", "Orbax"),
+        for name, words in (("model.nemo", "give the archive itself"), ("model_weights.ckpt", "NeMo 1"), ("epoch=0-step=2.ckpt", "Lightning"), ("model-q4.gguf", "GGUF"), ("_CHECKPOINT_METADATA", "Orbax"), ("manifest.ocdbt", "Orbax"),
                             ("flax_model.msgpack", "Flax"), ("tf_model.h5", "TensorFlow"), ("model.ckpt.data-00000-of-00001", "TensorFlow"),
                             ("consolidated.00.pth", "its maker's own format"), ("consolidated.safetensors", "its maker's own format")):
             with self.subTest(name), tempfile.TemporaryDirectory() as tmp:
