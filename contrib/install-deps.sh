@@ -8,7 +8,8 @@ set -euo pipefail
 # libsodium is optional: without it CKPTFS_SECRET is an error.
 packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libzstd-dev libpcre2-dev libsodium-dev)
 if [[ ${1:-} == tests ]]; then
-  packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace xxhash)
+  packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace xxhash
+    rclone s3fs)
 fi
 
 is_installed() { [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == 'install ok installed' ]]; }
