@@ -47,15 +47,18 @@ if ((install)); then
   if [[ ! -d $venv/transformers4/transformers ]]; then
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
   fi
-  for name in s3 more; do # an S3 server; loaders beside ours, and the oldest versions of accelerate and peft
-    if ! cmp -s "tests/requirements-$name.txt" "$venv/$name/requirements.txt"; then
-      rm -rf "${venv:?}/$name"
-      "$venv/bin/pip" install --quiet --no-deps --target "$venv/$name" -r "tests/requirements-$name.txt"
-      cp "tests/requirements-$name.txt" "$venv/$name/requirements.txt"
-    fi
-  done
   if [[ ! -d $venv/cuda/nvidia/nccl ]]; then # a compiler for device code, and NCCL
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/cuda" -r tests/requirements-cuda.txt
+  fi
+  if ! cmp -s tests/requirements-bucket.txt "$venv/moto/requirements.txt"; then # a store that speaks S3's protocol
+    rm -rf "$venv/moto"
+    "$venv/bin/pip" install --quiet --no-deps --target "$venv/moto" -r tests/requirements-bucket.txt
+    cp tests/requirements-bucket.txt "$venv/moto/requirements.txt"
+  fi
+  if ! cmp -s tests/requirements-more.txt "$venv/more/requirements.txt"; then # loaders beside ours; the oldest accelerate and PEFT
+    rm -rf "$venv/more"
+    "$venv/bin/pip" install --quiet --no-deps --target "$venv/more" -r tests/requirements-more.txt
+    cp tests/requirements-more.txt "$venv/more/requirements.txt"
   fi
   if ! cmp -s tests/requirements-vllm.txt "$venv/vllm/requirements.txt"; then # over the torch of the venv
     rm -rf "$venv/vllm"
@@ -106,7 +109,7 @@ run() {
     -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
     -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" \
     -DCKPTFS_VLLM="$(realpath -m "$venv/vllm")" -DCKPTFS_BRIDGE="$(realpath -m "$venv/bridge")" \
-    -DCKPTFS_S3="$(realpath -m "$venv/s3")" -DCKPTFS_MORE="$(realpath -m "$venv/more")" >/dev/null
+    -DCKPTFS_MOTO="$(realpath -m "$venv/moto")" -DCKPTFS_MORE="$(realpath -m "$venv/more")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {

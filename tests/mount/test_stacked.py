@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in a bucket that somebody else mounts: Debian's rclone and s3fs over moto's server, and ckptfs on top (contrib/docs/mounts.md). What
-`ckpt export` and the mount give is what they give of the plain folder. moto lies in its own folder (CKPTFS_S3, made by tests/run.sh)."""
+`ckpt export` and the mount give is what they give of the plain folder. moto lies in its own folder (CKPTFS_MOTO, made by tests/run.sh)."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import unittest
 from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main, mounted, wait_until
 from test_real import digests, write_model
 
-MOTO = os.environ.get("CKPTFS_S3", "")
+MOTO = os.environ.get("CKPTFS_MOTO", "")
 GOLDEN = os.path.join(SOURCE, "tests", "golden")
 SERVER = """
 import logging, time
@@ -23,7 +23,7 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 time.sleep(3600)
 """
-RCLONE = {"rclone": ["--attr-timeout", "0"], "rclone, its own cache": ["--vfs-cache-mode", "full", "--use-server-modtime"]}
+RCLONE = {"rclone": ["--attr-timeout", "0"], "rclone, its own cache": ["--vfs-cache-mode", "full"]}
 S3FS = {"s3fs": ["noforget", "enable_noobj_cache"]}
 
 
@@ -118,6 +118,6 @@ if __name__ == "__main__":
             print("skipped: no", needed)
             sys.exit(77)
     if not os.path.isdir(os.path.join(MOTO, "moto")):
-        print("skipped: no moto in CKPTFS_S3")
+        print("skipped: no moto in CKPTFS_MOTO")
         sys.exit(77)
     main()
