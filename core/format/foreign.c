@@ -8,8 +8,7 @@
 
 #define MAKERS_WAY                                                                                 \
     "take the files with transformers' names, if there are any, or convert these by "              \
-    "transformers' "                                                                               \
-    "script for the family (convert_*_weights_to_hf.py)"
+    "transformers' script for the family (convert_*_weights_to_hf.py)"
 
 /* An entry whose name has this beginning and this end. */
 static const struct foreign {
@@ -53,8 +52,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
             continue;
         l->found = true;
         return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' holds %s ('%s'), and no checkpoint of a "
-                         "known format: %s",
+                         "'%s' holds %s ('%s'), and no checkpoint of a known format: %s",
                          ckpt_dir_path(l->dir), f->what, e->name, f->way);
     }
     return 0;
