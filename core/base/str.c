@@ -220,8 +220,8 @@ const char *ckpt_path_advice(const char *path)
     for (const char *p = path; *p; p += strcspn(p, "/"), p += *p == '/') {
         const size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
         if (n > 1 && p[n] == ':' && p[n + 1] == '/')
-            return " (expected a path of this machine: mount the bucket first, by gcsfuse, "
-                   "mountpoint-s3 or rclone)";
+            return " (expected s3://BUCKET/PREFIX, or a path of this machine: for other stores, "
+                   "mount the bucket first, by gcsfuse or rclone)";
     }
     return "";
 }

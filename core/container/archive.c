@@ -208,13 +208,16 @@ bool ckpt_archive_is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
-                      struct ckpt_dir **ret, struct ckpt_err *err)
+int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                      struct ckpt_err *err)
 {
-    if (ckpt_archive_is_file(path))
-        return ckpt_dir_open_archive(path, ckpt_archive_read_index, rec, ret, err);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    if (ckpt_dir_open(path, links, &dir, err) < 0 || ckpt_dir_use(dir, rec, err) < 0)
+
+    if (ckpt_archive_is_file(path))
+        return ckpt_dir_open_archive(path, ckpt_archive_read_index, how->recording, ret, err);
+    if ((ckpt_is_bucket(path) ? ckpt_dir_open_bucket(path, &how->bucket, how->recording, &dir, err)
+                              : ckpt_dir_open(path, how->links, &dir, err)) < 0 ||
+        ckpt_dir_use(dir, how->recording, err) < 0)
         return -1;
     *ret = ckpt_steal(&dir);
     return 0;

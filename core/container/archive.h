@@ -6,15 +6,21 @@
 #include <stdbool.h>
 
 #include "base/err.h"
+#include "io/bucket/dir_bucket.h"
 #include "io/dir_archive.h"
+#include "io/recording.h"
 
-struct ckpt_recording;
+/* How directories are opened. */
+struct ckpt_access {
+    enum ckpt_links links; /* of folders: links in an archive never lead out of it */
+    struct ckpt_bucket_settings bucket;
+    struct ckpt_recording *recording; /* ckpt_dir_use; or NULL */
+};
 
-/* Open a directory, or an archive as if it were one, with a recording (ckpt_dir_use) or without
- * (NULL). UNSUPPORTED: the archive is compressed (the text says how to unpack it). USAGE: it is a
- * file that is no archive. `links` is for directories: links in an archive never lead out of it. */
-int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
-                      struct ckpt_dir **ret, struct ckpt_err *err);
+/* Open a directory, an archive as if it were one, or s3://BUCKET/PREFIX. UNSUPPORTED: the archive
+ * is compressed (the text says how to unpack it). USAGE: it is a file that is no archive. */
+int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                      struct ckpt_err *err);
 
 /* Is this path opened as an archive? */
 bool ckpt_archive_is_file(const char *path);

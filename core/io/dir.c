@@ -145,7 +145,9 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
 {
     struct root *root = root_new(CKPT_LINKS_BENEATH);
 
-    if (!root || !(root->top.real = ckpt_below_join(ckpt_dir_real_path(folder), name)) ||
+    if (!root ||
+        !(root->top.real =
+              folder ? ckpt_below_join(ckpt_dir_real_path(folder), name) : strdup(path)) ||
         dir_new(root, path, 0, ret, err) < 0) {
         root_unref(root);
         return ckpt_nomem(err);
@@ -373,6 +375,26 @@ int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     *ret_fd = -1;
     return ckpt_dir_look(dir, name, ret, err) < 0 ? -1
                                                   : check_regular(dir, name, ret->kind, -1, err);
+}
+
+int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const char *tag,
+                         uint64_t size, const struct iovec *iov, int n, uint64_t off,
+                         enum ckpt_read_how how, struct ckpt_err *err)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    return path_below(dir, name, &below, err) < 0
+               ? -1
+               : way->ops->read(way->ctx, below, tag, size, iov, n, off, how, err);
+}
+
+void ckpt_dir_refresh(const struct ckpt_dir *dir)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+
+    if (way->ops->refresh)
+        way->ops->refresh(way->ctx);
 }
 
 /* ---- what was read before ---- */

@@ -32,12 +32,22 @@ struct ckpt_extent {
     uint64_t off, len;
 };
 
+enum { CKPT_TAG_MAX = 96 }; /* bytes of an ETag, with the NUL */
+
+/* How bytes of an object are read. */
+enum ckpt_read_how {
+    CKPT_READ_AHEAD,   /* and more, if it looks as if that were read next */
+    CKPT_READ_EXACTLY, /* no byte more */
+    CKPT_READ_HELD,    /* only if no request is needed */
+};
+
 /* What a directory knows of an entry. */
 struct ckpt_dir_found {
     enum ckpt_entry_kind kind;
     struct ckpt_file_id id;    /* a file's: of what is opened for it; differs between folders */
     struct ckpt_extent extent; /* of a file */
     int64_t birth_ns;          /* when the file was created; 0: not known */
+    char tag[CKPT_TAG_MAX];    /* of an object, which has no descriptor: its ETag; else "" */
 };
 
 /* Open the directory at `path`. Links may lead anywhere below it; if it is a snapshot of a Hugging
@@ -118,13 +128,23 @@ int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, cons
                   struct ckpt_err *err);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's, and *ret (may be NULL)
- * describes it. In an archive, the descriptor and the identity are the archive's. */
+ * describes it. In an archive, the descriptor and the identity are the archive's. An object is not
+ * opened: *ret_fd is -1. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
 
 /* The same, but a directory that replays a recording does not open the file yet: *ret_fd is -1. */
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
+
+/* Fill iov[0..n) from `off` on with bytes of the object (CKPT_READ_HELD: 1 if that is not possible)
+ * that had this size and ETag when it was found. STALE: it has been replaced. */
+int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const char *tag,
+                         uint64_t size, const struct iovec *iov, int n, uint64_t off,
+                         enum ckpt_read_how how, struct ckpt_err *err);
+
+/* What a directory keeps of lists is forgotten: look again. For all but buckets: nothing. */
+void ckpt_dir_refresh(const struct ckpt_dir *dir);
 
 /* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
  * probes. */
@@ -171,6 +191,11 @@ struct ckpt_dir_ops {
     int (*list)(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err);
     /* NULL: there is nothing to free. */
     void (*free)(void *ctx);
+    /* ckpt_dir_read_object, and ckpt_dir_refresh. NULL: files have descriptors. */
+    int (*read)(void *ctx, const char *below, const char *tag, uint64_t size,
+                const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
+                struct ckpt_err *err);
+    void (*refresh)(void *ctx);
 
     /* ---- all of the following, or none if the directory forgets ---- */
     enum ckpt_dir_memory (*memory)(void *ctx);
@@ -197,7 +222,8 @@ struct ckpt_dir_way {
 extern const struct ckpt_dir_ops ckpt_folder_ops;
 
 /* Make a directory of functions. On success it owns what they work on. `path` is shown to people.
- * All its files are ranges of the file `name` of folder (an archive); both must live as long. */
+ * All its files are ranges of the file `name` of folder (an archive); both must live as long. NULL:
+ * they are not. */
 int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_dir *folder,
                         const char *name, struct ckpt_dir **ret, struct ckpt_err *err);
 

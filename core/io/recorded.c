@@ -50,10 +50,12 @@ static void put_look(const struct recorded *r, const char *below, int rc,
 {
     const struct ckpt_question q = ask(r, below, CKPT_ASK_LOOK, 0);
     struct ckpt_looked look = {.errnum = (uint64_t)rc, .kind = CKPT_ENTRY_OTHER};
-    const struct iovec iov = {&look, sizeof look};
 
-    if (rc == 0)
+    if (rc == 0) {
         look = (struct ckpt_looked){0, found->kind, found->id, found->birth_ns};
+        memcpy(look.tag, found->tag, sizeof look.tag);
+    }
+    const struct iovec iov = {&look, offsetof(struct ckpt_looked, tag) + strlen(look.tag) + 1};
     if (rc == 0 || ckpt_errno_is_answer(rc))
         ckpt_recording_put(r->rec, &q, &iov, 1);
 }
@@ -200,6 +202,7 @@ static int recorded_look(void *ctx, const char *below, struct ckpt_dir_found *re
     if (is_replaying(r) && find_look(r, below, &look)) {
         *ret = (struct ckpt_dir_found){
             (enum ckpt_entry_kind)look.kind, look.id, {0, look.id.size}, look.birth_ns};
+        memcpy(ret->tag, look.tag, sizeof ret->tag);
         return (int)look.errnum;
     }
     const int rc = r->real.ops->look(r->real.ctx, below, ret, err);
@@ -241,6 +244,24 @@ static int recorded_list(void *ctx, const char *below, struct ckpt_str *ret, str
     if (rc == 0 && !ret->failed)
         ckpt_recording_put(r->rec, &q, &iov, 1);
     return rc;
+}
+
+/* Every request names the ETag, so that the object is the recorded one. */
+static int recorded_read(void *ctx, const char *below, const char *tag, uint64_t size,
+                         const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
+
+    return real->ops->read(real->ctx, below, tag, size, iov, n, off, how, err);
+}
+
+static void recorded_refresh(void *ctx)
+{
+    const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
+
+    if (real->ops->refresh)
+        real->ops->refresh(real->ctx);
 }
 
 static void recorded_free(void *ctx)
@@ -299,6 +320,8 @@ static const struct ckpt_dir_ops recorded_ops = {.look = recorded_look,
                                                  .open = recorded_open,
                                                  .list = recorded_list,
                                                  .free = recorded_free,
+                                                 .read = recorded_read,
+                                                 .refresh = recorded_refresh,
                                                  .memory = recorded_memory,
                                                  .keep = recorded_keep,
                                                  .recall = recorded_recall,
@@ -321,7 +344,8 @@ int ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec, struct ckpt_e
     r->root = ckpt_recording_add_root(rec);
     r->real = ckpt_dir_replace(dir, (struct ckpt_dir_way){&recorded_ops, r});
     /* the identity of the directory itself is the first thing to be recorded */
-    const int rc = r->real.ops->look(r->real.ctx, ".", &itself, NULL);
+    const bool skip = r->real.ops->read && is_replaying(r); /* it would be listed */
+    const int rc = skip ? ENOENT : r->real.ops->look(r->real.ctx, ".", &itself, NULL);
     put_look(r, ".", rc, &itself);
     r->is_same = rc == 0 && ckpt_recording_is_of_here(rec) && find_look(r, ".", &then) &&
                  then.id.inode == itself.id.inode;

@@ -19,7 +19,7 @@
 #include "io/iov.h"
 
 enum {
-    VERSION = 2,
+    VERSION = 3,
     MOST_ROOTS = 256, /* what is in further directories is not recorded */
 };
 
@@ -248,9 +248,12 @@ void ckpt_recording_end(struct ckpt_recording *r)
 
 bool ckpt_looked_get(const struct ckpt_answer *a, struct ckpt_looked *ret)
 {
-    if (a->len != sizeof *ret)
+    const size_t least = offsetof(struct ckpt_looked, tag) + 1;
+
+    if (a->len < least || a->len > sizeof *ret || a->data[a->len - 1])
         return false;
-    memcpy(ret, a->data, sizeof *ret);
+    memset(ret, 0, sizeof *ret);
+    memcpy(ret, a->data, a->len);
     return ret->kind <= CKPT_ENTRY_OTHER && ret->id.size <= INT64_MAX &&
            (ret->errnum == 0 || (ret->errnum <= INT_MAX && ckpt_errno_is_answer((int)ret->errnum)));
 }

@@ -125,6 +125,7 @@ struct ckpt_looked {
     uint64_t kind;   /* enum ckpt_entry_kind */
     struct ckpt_file_id id;
     int64_t birth_ns;
+    char tag[CKPT_TAG_MAX]; /* up to its NUL */
 };
 
 /* Get the answer to a look; false: it is malformed. */

@@ -21,6 +21,7 @@ struct source_file {
     const char *name;       /* interned below dir */
     uint64_t base;          /* of the first byte in the file that is opened: an archive, or 0 */
     struct ckpt_file_id id; /* of the file that is opened */
+    char *tag;              /* of an object of a bucket, which has no descriptor: its ETag; or NULL */
     struct ckpt_fdslot slot;
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
@@ -46,11 +47,20 @@ static int changed(const struct source_file *f, struct ckpt_err *err)
                      ckpt_dir_path(f->dir), f->name);
 }
 
+static int read_object(struct source_file *f, const struct iovec *iov, int n, uint64_t off,
+                       enum ckpt_read_how how, struct ckpt_err *err)
+{
+    atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
+    return ckpt_dir_read_object(f->dir, f->name, f->tag, f->source.size, iov, n, off, how, err);
+}
+
 static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err)
 {
     int fd, rc;
 
+    if (f->tag)
+        return read_object(f, iov, n, off, CKPT_READ_AHEAD, err);
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
     off += f->base;
@@ -99,6 +109,8 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     struct source_file *f = self(s);
     int fd, rc;
 
+    if (f->tag)
+        return read_object(f, iov, n, off, CKPT_READ_HELD, NULL) == 0;
     if (get_fd(f, &f->slot, &fd, NULL) < 0)
         return false;
     off += f->base;
@@ -112,7 +124,7 @@ static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
     struct source_file *f = self(s);
     int fd, rc = 0;
 
-    if (ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS || get_fd(f, &f->slot, &fd, NULL) < 0)
+    if (f->tag || ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS || get_fd(f, &f->slot, &fd, NULL) < 0)
         return false;
     for (size_t i = 0; i < n && rc == 0; i++) {
         struct iovec iov = {.iov_base = run[i].buf, .iov_len = run[i].len};
@@ -156,6 +168,8 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     uint32_t align;
     int fd;
 
+    if (f->tag) /* a load: who reads what is planned, to the byte */
+        return read_object(f, iov, n, off, CKPT_READ_EXACTLY, NULL) == 0;
     if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
         return false;
     const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
@@ -177,6 +191,8 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     if (!atomic_load_explicit(&f->was_opened, memory_order_relaxed))
         return 0;
     atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
+    if (f->tag) /* every request says which ETag the object must have */
+        return 0;
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
@@ -202,6 +218,7 @@ static void file_free(struct ckpt_source *s)
     ckpt_fdpool_drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
+    free(f->tag);
     free(f);
 }
 
@@ -242,6 +259,8 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     f->source.size = found.extent.len;
     f->base = found.extent.off;
     f->id = found.id;
+    if (*found.tag && !(f->tag = strdup(found.tag)))
+        return ckpt_nomem(err);
     atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
     /* its header is read next: keep the descriptor */
     return fd < 0 ? 0 : ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
@@ -278,7 +297,7 @@ int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckp
     struct ckpt_dir_found now;
     int rc;
 
-    if (!s || s->ops != &file_ops || !(unread || atomic_load(&f->was_read)))
+    if (!s || s->ops != &file_ops || !(unread || (atomic_load(&f->was_read) && !f->tag)))
         return 0;
     rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, &own)
                 : ckpt_dir_look(f->dir, f->name, &now, &own);
@@ -359,6 +378,8 @@ double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
 
     if (s->ops != &file_ops || len == 0)
         return 1;
+    if (f->tag)
+        return 0;
     off += f->base;
     const uint64_t lo = off / page * page;
     const size_t npage = (size_t)((off - lo + len + page - 1) / page);
@@ -379,6 +400,11 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
 
     if (s->ops != &file_ops || s->size == 0)
         return false;
+    if (f->tag) {
+        *ret_resident = 0;
+        *ret_shared = true;
+        return true;
+    }
     const uint64_t first = f->base / page, end = (f->base + s->size + page - 1) / page;
     const uint64_t npage = end - first;
     if (get_fd(f, &f->slot, &fd, NULL) < 0)

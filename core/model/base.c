@@ -113,13 +113,13 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
 
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
 {
-    if (!is_there(name))
+    if (!is_there(name) && !ckpt_is_bucket(name))
         return find_in_hub(name, ret_path, err);
     return (*ret_path = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
-int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
-                   struct ckpt_recording *recording, struct ckpt_base **ret, struct ckpt_err *err)
+int ckpt_base_open(const char *name, const struct ckpt_access *how,
+                   struct ckpt_fdpool *pool, struct ckpt_base **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = NULL;
     struct ckpt_base *b = calloc(1, sizeof *b);
@@ -128,7 +128,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
     if (!b)
         return ckpt_nomem(err);
     result = ckpt_base_find(name, &path, err) < 0 ||
-                     ckpt_archive_open(path, links, recording, &b->dir, err) < 0 ||
+                     ckpt_archive_open(path, how, &b->dir, err) < 0 ||
                      ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config,
                                          err) < 0 ||
                      read_weights(b, pool, err) < 0

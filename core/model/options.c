@@ -33,6 +33,7 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt->base);
     free(opt->recipe);
     free(opt->key_mapping);
+    ckpt_client_unref(opt->connected);
     json_decref(opt->overrides);
     free(opt);
 }
@@ -56,6 +57,7 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     copy->key_mapping = opt->key_mapping ? strdup(opt->key_mapping) : NULL;
     copy->overrides = json_deep_copy(opt->overrides);
     copy->recording = NULL;
+    copy->connected = ckpt_client_ref(opt->connected);
     if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
         (opt->key_mapping && !copy->key_mapping) || !copy->overrides) {
         ckpt_options_free(copy);
@@ -165,6 +167,20 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE, "option max_shard_size does not apply to view=%s: %s",
                          writer->name, writer->layout);
     return 0;
+}
+
+struct ckpt_access ckpt_options_access(const struct ckpt_options *opt)
+{
+    return (struct ckpt_access){.links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
+                                .bucket = opt->bucket,
+                                .recording = opt->recording};
+}
+
+int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
+{
+    const bool any = ckpt_is_bucket(path) || (opt->base && ckpt_is_bucket(opt->base));
+
+    return any && !opt->connected ? ckpt_client_get(&opt->bucket, &opt->connected, err) : 0;
 }
 
 bool ckpt_options_memory(const struct ckpt_options *opt)
@@ -278,6 +294,13 @@ static const struct ckpt_option options[] = {
     {"follow_symlinks", NULL, "follow symbolic links that lead out of the run",
      FLAG(follow_symlinks)},
     {"wait", NULL, "a folder without a step is no error", FLAG(wait)},
+    {"connections", "N", "of a run in a bucket: connections at once (32; 64 for small reads)",
+     .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,
+     .at = offsetof(struct ckpt_options, bucket.connections)},
+    {"timeout", "S", "of a run in a bucket: seconds of attempts to make one request (60)",
+     .kind = CKPT_OPTION_SECONDS, .at = offsetof(struct ckpt_options, bucket.timeout_ms)},
+    {"anonymous", NULL, "of a run in a public bucket: do not sign requests",
+     FLAG(bucket.anonymous)},
     {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names)},
     {"ranks", "N", "of views in other formats: ranks that divide each tensor",
      PARTS(CKPT_CUT_RANKS)},

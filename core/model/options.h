@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "container/archive.h"
 #include "format/output.h"
 #include "tensor/dtype.h"
 
@@ -47,6 +48,8 @@ struct ckpt_options {
     bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
     bool wait;         /* a folder without a step is not an error */
+    struct ckpt_bucket_settings bucket;
+    struct ckpt_client *connected; /* ckpt_options_connect; or NULL */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */
     struct ckpt_log log;
     struct ckpt_recording *recording; /* for the directories that are opened; borrowed, or NULL */
@@ -60,6 +63,9 @@ void ckpt_options_freep(struct ckpt_options **opt);
 
 /* Do the options go together? USAGE, UNSUPPORTED. */
 int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err);
+
+/* How the run's, or base's, directories are opened. */
+struct ckpt_access ckpt_options_access(const struct ckpt_options *opt);
 
 /* Are the names to be those that the model's class has in memory? */
 bool ckpt_options_memory(const struct ckpt_options *opt);

@@ -8,6 +8,7 @@ enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err)
 {
+    const struct ckpt_access how = ckpt_options_access(opt);
     struct ckpt_shared *s;
 
     if (ckpt_options_check(opt, err) < 0)
@@ -21,8 +22,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base &&
-         ckpt_base_open(s->opt->base, s->opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
-                        s->pool, opt->recording, &s->base, err) < 0)) {
+         ckpt_base_open(s->opt->base, &how, s->pool, &s->base, err) < 0)) {
         ckpt_shared_unref(s);
         return -1;
     }

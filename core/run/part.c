@@ -27,16 +27,16 @@ char *ckpt_part_above(const struct ckpt_dir *dir)
                : NULL;
 }
 
-int ckpt_part_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
-                   struct ckpt_dir **ret, struct ckpt_err *err)
+int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                   struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *above = NULL;
     struct ckpt_err ignored = {0};
 
-    if (ckpt_archive_open(path, links, rec, &dir, err) < 0)
+    if (ckpt_archive_open(path, how, &dir, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) char *outer = ckpt_archive_is_file(path) ? NULL : ckpt_part_above(dir);
-    if (outer && ckpt_archive_open(outer, links, rec, &above, &ignored) == 0 &&
+    if (outer && ckpt_archive_open(outer, how, &above, &ignored) == 0 &&
         is_part(above, ckpt_dir_real_name(dir)))
         *ret = ckpt_steal(&above);
     else

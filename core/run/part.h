@@ -5,6 +5,7 @@
 #define CKPT_RUN_PART_H
 
 #include "base/err.h"
+#include "container/archive.h"
 #include "io/dir.h"
 
 struct ckpt_recording;
@@ -16,7 +17,7 @@ char *ckpt_part_above(const struct ckpt_dir *dir);
 
 /* As ckpt_archive_open. If the path is the folder of weights in a checkpoint, that checkpoint is
  * opened. */
-int ckpt_part_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
-                   struct ckpt_dir **ret, struct ckpt_err *err);
+int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                   struct ckpt_err *err);
 
 #endif

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/bucket/dir_bucket.h"
 #include "io/dir.h"
 #include "model/base.h"
 #include "model/home.h"
@@ -109,6 +110,8 @@ static int add_tree(struct walk *w, const char *path)
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     struct ckpt_err none = {0};
 
+    if (ckpt_is_bucket(path))
+        return 0;
     if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &none) < 0)
         return add_nearest(w, path);
     const char *blobs = ckpt_dir_hub_blobs(dir);

@@ -127,6 +127,7 @@ static void compare_held(struct ckpt_run *run)
 
 int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
 {
+    ckpt_dir_refresh(run->dir);
     if (scan(run, &run->shared->opt->log, ret_changed, err) < 0)
         return -1;
     compare_held(run);
@@ -251,25 +252,27 @@ static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_
                       struct ckpt_err *err)
 {
     const char *real = ckpt_dir_real_path(run->dir), *slash = strrchr(real, '/');
+    struct ckpt_access how = ckpt_options_access(opt);
     struct ckpt_err ignored = {0};
 
+    how.links = CKPT_LINKS_BENEATH;
     if (ckpt_archive_is_file(path) || !slash || slash == real)
         return 0;
     ckpt_cleanup(ckpt_freep) char *above = ckpt_asprintf("%.*s", (int)(slash - real), real);
     if (!above)
         return ckpt_nomem(err);
     /* nobody has named it: if it cannot be read, nothing is missing */
-    (void)ckpt_archive_open(above, CKPT_LINKS_BENEATH, opt->recording, &run->above, &ignored);
+    (void)ckpt_archive_open(above, &how, &run->above, &ignored);
     return 0;
 }
 
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
-    enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
+    const struct ckpt_access how = ckpt_options_access(opt);
     struct ckpt_err probe_err = {0};
 
-    if (ckpt_part_open(path, links, opt->recording, &run->dir, err) < 0)
+    if (ckpt_part_open(path, &how, &run->dir, err) < 0)
         return -1;
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
@@ -444,6 +447,7 @@ static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_s
             return 0;
         if (last.code != CKPT_STALE)
             break;
+        ckpt_dir_refresh(run->dir);
     }
     return ckpt_err_move(err, &last);
 }

@@ -239,7 +239,8 @@ static int replace(char **text, char *with, struct ckpt_err *err)
 int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
                          struct ckpt_err *err)
 {
-    char *full = realpath(c->run, NULL);
+    const bool is_bucket = strncmp(c->run, "s3://", 5) == 0;
+    char *full = is_bucket ? strdup(c->run) : realpath(c->run, NULL);
 
     /* With -o wait the run may not exist yet: then its name is made absolute without resolving
      * links. */

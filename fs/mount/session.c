@@ -244,6 +244,10 @@ int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int rea
     if (ckptfs_mounter_start(&s.mounter, config, log, err) < 0)
         return -1;
     ckptfs_announcement_open(&s.news, ready);
+    if (ckpt_options_connect(config->opt, config->run, err) < 0) {
+        ckptfs_mounter_stop(&s.mounter);
+        return -1;
+    }
     /* a checkpoint's files are read without privileges, in the sandbox */
     if (ckptfs_privilege_drop(err) == 0 &&
         (!config->sandbox || ckptfs_sandbox_enter(config, &s.fs.sandbox, err) == 0))

@@ -81,6 +81,11 @@ CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *
                                     int (*visit)(void *ctx, const char *place), void *ctx,
                                     struct ckpt_err *err);
 
+/* Start what reads from buckets, if the run at `path` or the base is in one (s3://...): a process
+ * that a sandbox would not let be started later. ckpt_run_open does this itself. */
+CKPT_PUBLIC int ckpt_options_connect(struct ckpt_options *opt, const char *path,
+                                     struct ckpt_err *err);
+
 /* ---- runs ---- */
 
 struct ckpt_run;

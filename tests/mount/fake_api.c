@@ -121,6 +121,12 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
     return 0;
 }
 
+int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
+{
+    (void)opt, (void)path, (void)err;
+    return 0;
+}
+
 int ckpt_options_places(const struct ckpt_options *opt, const char *path,
                         int (*visit)(void *ctx, const char *place), void *ctx, struct ckpt_err *err)
 {

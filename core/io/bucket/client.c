@@ -1,0 +1,651 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The blocks, what is fetched into them, and the thread that takes the helper's answers. */
+#include "io/bucket/client.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+#include "io/bucket/start.h"
+#include "io/bucket/wire.h"
+#include "io/iov.h"
+
+/* Sizes of slots, and how many there are of each: 464 MiB, touched only as far as they are used. */
+enum { SMALL = 64 * 1024, MIDDLE = 1 << 20, BLOCK = 8 << 20 };
+static const struct {
+    uint32_t size, n;
+} classes[] = {{SMALL, 256}, {MIDDLE, 64}, {BLOCK, 48}};
+enum { NCLASS = 3, NSLOT = 256 + 64 + 48 };
+static const uint64_t MEMORY =
+    CKPT_WIRE_HEAD + 256 * (uint64_t)SMALL + 64 * (uint64_t)MIDDLE + 48 * (uint64_t)BLOCK;
+
+/* Read-ahead: of each stream at most as much as was read of it, and of all together AHEAD. */
+enum { NSTREAM = 64, NEAR = 4 << 20, AHEAD = 192 << 20, RECENT = 512 };
+
+enum state { FREE, FETCHING, READY, FAILED };
+
+/* A part of an object, or a page of a list (object: zeroes). */
+struct slot {
+    XXH128_hash_t object;
+    uint64_t off, at; /* in the object; in the memory */
+    uint32_t len, cap;
+    enum state state;
+    uint32_t pins; /* threads that wait for it, or copy from it */
+    uint64_t tick; /* of the last use; 0: has been read to its end */
+    pthread_cond_t done;
+    struct ckpt_err *err; /* FAILED; NULL: no memory */
+    char *more;           /* of a list */
+};
+
+/* Reads of an object that follow each other. */
+struct stream {
+    XXH128_hash_t object;
+    uint64_t first, next, tick;
+};
+
+struct ckpt_client {
+    struct ckpt_client *link; /* the next one of this process */
+    struct ckpt_bucket_settings settings;
+    unsigned refs; /* protected by `all_lock` */
+    pid_t owner;
+    struct ckpt_helper helper;
+    char *memory;
+    pthread_mutex_t lock;
+    pthread_cond_t freed;
+    pthread_t thread;
+    bool has_thread, dead; /* dead: the helper has ended */
+    uint64_t tick;
+    struct slot slot[NSLOT];
+    struct stream stream[NSTREAM];
+};
+
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ckpt_client *all;
+
+static const XXH128_hash_t NO_OBJECT;
+
+static struct ckpt_wire_shared *shared_of(const struct ckpt_client *c)
+{
+    return (struct ckpt_wire_shared *)(void *)c->memory;
+}
+
+/* ---- answers ---- */
+
+static void slot_free(struct ckpt_client *c, struct slot *s)
+{
+    s->state = FREE;
+    free(s->err);
+    free(s->more);
+    s->err = NULL;
+    s->more = NULL;
+    (void)pthread_cond_broadcast(&c->freed);
+}
+
+static void slot_fail(struct ckpt_client *c, struct slot *s, enum ckpt_code code, const char *text)
+{
+    s->state = FAILED;
+    if ((s->err = calloc(1, sizeof *s->err)))
+        (void)ckpt_fail(s->err, code, "%s", text);
+    (void)pthread_cond_broadcast(&s->done);
+    if (s->pins == 0) /* it was read ahead: whoever needs it asks again */
+        slot_free(c, s);
+}
+
+static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a, const char *text)
+{
+    struct slot *s = a->id < NSLOT ? &c->slot[a->id] : NULL;
+
+    if (!s || s->state != FETCHING)
+        return;
+    const bool is_list = XXH128_isEqual(s->object, NO_OBJECT);
+    if (a->code != CKPT_OK) {
+        slot_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
+    } else if (a->len > s->cap || (!is_list && a->len != s->len) ||
+               (is_list && !(s->more = strdup(text)))) {
+        slot_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
+    } else {
+        s->len = (uint32_t)a->len;
+        s->state = READY;
+        (void)pthread_cond_broadcast(&s->done);
+        (void)pthread_cond_broadcast(&c->freed);
+    }
+}
+
+/* What to say when the helper has ended: it may have said why. */
+static void take_end(struct ckpt_client *c)
+{
+    (void)pthread_mutex_lock(&c->lock);
+    c->dead = true;
+    for (size_t i = 0; i < NSLOT; i++)
+        if (c->slot[i].state == FETCHING)
+            slot_fail(c, &c->slot[i], CKPT_IO,
+                      "the helper process that reads from buckets (ckptfs-http) has ended");
+    (void)pthread_cond_broadcast(&c->freed);
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static void *take_answers(void *arg)
+{
+    struct ckpt_client *c = arg;
+    union {
+        struct ckpt_wire_answer a;
+        char bytes[CKPT_WIRE_MOST + 1];
+    } m;
+    ssize_t n;
+
+    while ((n = recv(c->helper.socket, m.bytes, CKPT_WIRE_MOST, 0)) > 0 ||
+           (n < 0 && errno == EINTR)) {
+        if (n < (ssize_t)sizeof m.a)
+            continue;
+        m.bytes[n] = '\0';
+        (void)pthread_mutex_lock(&c->lock);
+        take_answer(c, &m.a, m.bytes + sizeof m.a);
+        (void)pthread_mutex_unlock(&c->lock);
+    }
+    take_end(c);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static void client_free(struct ckpt_client *c)
+{
+    const bool own = c->owner == getpid(); /* not a copy in a process that was forked */
+
+    if (own && c->helper.socket >= 0)
+        (void)shutdown(c->helper.socket, SHUT_RDWR);
+    if (own && c->has_thread)
+        (void)pthread_join(c->thread, NULL);
+    ckpt_helper_release(&c->helper);
+    if (c->memory)
+        (void)munmap(c->memory, MEMORY);
+    for (size_t i = 0; i < NSLOT; i++) {
+        free(c->slot[i].err);
+        free(c->slot[i].more);
+        (void)pthread_cond_destroy(&c->slot[i].done);
+    }
+    (void)pthread_cond_destroy(&c->freed);
+    (void)pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+static void lay_out(struct ckpt_client *c)
+{
+    uint64_t at = CKPT_WIRE_HEAD;
+
+    for (size_t k = 0, i = 0; k < NCLASS; k++)
+        for (uint32_t j = 0; j < classes[k].n; j++, i++, at += classes[k].size) {
+            c->slot[i].at = at;
+            c->slot[i].cap = classes[k].size;
+            (void)pthread_cond_init(&c->slot[i].done, NULL);
+        }
+}
+
+static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_client *c = calloc(1, sizeof *c);
+    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, MEMORY, s->connections, s->timeout_ms,
+                                          s->anonymous};
+
+    if (!c)
+        return ckpt_nomem(err);
+    c->settings = *s;
+    c->refs = 1;
+    c->owner = getpid();
+    c->helper = CKPT_HELPER_NONE;
+    (void)pthread_mutex_init(&c->lock, NULL);
+    (void)pthread_cond_init(&c->freed, NULL);
+    lay_out(c);
+    if (ckpt_helper_start(&c->helper, MEMORY, &setup, &c->memory, err) < 0) {
+        client_free(c);
+        return -1;
+    }
+    *ret = c;
+    return 0;
+}
+
+int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
+                    struct ckpt_err *err)
+{
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&all_lock);
+    for (*ret = all; *ret; *ret = (*ret)->link)
+        if ((*ret)->owner == getpid() && !(*ret)->dead &&
+            (*ret)->settings.connections == s->connections &&
+            (*ret)->settings.timeout_ms == s->timeout_ms &&
+            (*ret)->settings.anonymous == s->anonymous)
+            break;
+    if (*ret) {
+        (*ret)->refs++;
+    } else if ((rc = client_new(s, ret, err)) == 0) {
+        (*ret)->link = all;
+        all = *ret;
+    }
+    (void)pthread_mutex_unlock(&all_lock);
+    return rc;
+}
+
+struct ckpt_client *ckpt_client_ref(struct ckpt_client *c)
+{
+    if (c) {
+        (void)pthread_mutex_lock(&all_lock);
+        c->refs++;
+        (void)pthread_mutex_unlock(&all_lock);
+    }
+    return c;
+}
+
+void ckpt_client_unref(struct ckpt_client *c)
+{
+    if (!c)
+        return;
+    (void)pthread_mutex_lock(&all_lock);
+    const bool last = --c->refs == 0;
+    for (struct ckpt_client **at = &all; last && *at; at = &(*at)->link)
+        if (*at == c) {
+            *at = c->link;
+            break;
+        }
+    (void)pthread_mutex_unlock(&all_lock);
+    if (last)
+        client_free(c);
+}
+
+/* A text that another process may be writing. */
+static void copy_text(char *to, const char *from, size_t cap)
+{
+    memcpy(to, from, cap - 1);
+    to[cap - 1] = '\0';
+}
+
+bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
+{
+    *ret = (struct ckpt_bucket_stats){0};
+    (void)pthread_mutex_lock(&all_lock);
+    const bool any = all != NULL;
+    for (const struct ckpt_client *c = all; c; c = c->link) {
+        const struct ckpt_wire_shared *s = shared_of(c);
+        ret->requests += atomic_load(&s->requests);
+        ret->bytes += atomic_load(&s->bytes);
+        ret->retries += atomic_load(&s->retries);
+        ret->connections += atomic_load(&s->connections);
+        copy_text(ret->endpoint, s->endpoint, sizeof ret->endpoint);
+        copy_text(ret->region, s->region, sizeof ret->region);
+        copy_text(ret->credentials, s->credentials, sizeof ret->credentials);
+    }
+    (void)pthread_mutex_unlock(&all_lock);
+    return any;
+}
+
+/* ---- asking; all with the lock held ---- */
+
+/* The thread is started at the first request, when a daemon's sandbox is closed already. */
+static int begin(struct ckpt_client *c, struct ckpt_err *err)
+{
+    if (c->owner != getpid())
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "a run in a bucket that was opened before fork() can't be read in the "
+                         "child: open it there");
+    if (c->dead)
+        return ckpt_fail(err, CKPT_IO,
+                         "the helper process that reads from buckets (ckptfs-http) has ended");
+    if (c->has_thread)
+        return 0;
+    const int rc = pthread_create(&c->thread, NULL, take_answers, c);
+    c->has_thread = rc == 0;
+    return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
+}
+
+/* A free slot for len bytes, or the one that was used least lately; NULL: all are in use. */
+static struct slot *find_slot(struct ckpt_client *c, uint32_t len)
+{
+    struct slot *best = NULL;
+
+    for (size_t i = 0; i < NSLOT; i++) {
+        struct slot *s = &c->slot[i];
+        if (s->cap < len || (best && s->cap > best->cap))
+            continue;
+        if (s->state == FREE)
+            return s;
+        if (s->state == READY && s->pins == 0 && (!best || s->tick < best->tick))
+            best = s;
+    }
+    if (best)
+        slot_free(c, best);
+    return best;
+}
+
+/* Send a question about the slot, which is FETCHING then. */
+static int ask(struct ckpt_client *c, struct slot *s, struct ckpt_wire_ask q, const char *bucket,
+               const char *key, const char *third, const char *more, struct ckpt_err *err)
+{
+    const char *const text[] = {bucket, key, third, more};
+    struct iovec iov[5] = {{&q, sizeof q}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 5};
+    ssize_t n;
+
+    for (size_t i = 0; i < 4; i++)
+        iov[i + 1] = (struct iovec){(char *)text[i], strlen(text[i]) + 1};
+    if (ckpt_iov_len(iov, 5) > CKPT_WIRE_MOST)
+        return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
+    q.id = (uint32_t)(s - c->slot);
+    q.at = s->at;
+    do
+        n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
+    s->state = FETCHING;
+    s->pins = 0;
+    s->tick = ++c->tick;
+    return 0;
+}
+
+static bool holds(const struct slot *s, XXH128_hash_t object, uint64_t off)
+{
+    return s->state != FREE && off >= s->off && off - s->off < s->len &&
+           XXH128_isEqual(s->object, object);
+}
+
+static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64_t off)
+{
+    for (size_t i = 0; i < NSLOT; i++)
+        if (holds(&c->slot[i], object, off))
+            return &c->slot[i];
+    return NULL;
+}
+
+/* Where the next part that is held begins, at most at `end`. */
+static uint64_t gap_end(const struct ckpt_client *c, XXH128_hash_t object, uint64_t off,
+                        uint64_t end)
+{
+    for (size_t i = 0; i < NSLOT; i++) {
+        const struct slot *s = &c->slot[i];
+        if (s->state != FREE && s->off > off && s->off < end && XXH128_isEqual(s->object, object))
+            end = s->off;
+    }
+    return end;
+}
+
+/* Fetch [off, off+len), which is not held. *ret is NULL if there is no room. */
+static int fetch(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
+                 uint64_t off, uint32_t len, struct slot **ret, struct ckpt_err *err)
+{
+    struct slot *s = *ret = find_slot(c, len);
+
+    if (!s)
+        return 0;
+    s->object = object;
+    s->off = off;
+    s->len = len;
+    return ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len,
+                                            .size = o->size},
+               o->bucket, o->key, o->tag, "", err);
+}
+
+/* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
+ * it), as far as there is room. */
+static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
+                uint64_t off, uint64_t end, uint64_t most, struct ckpt_err *err)
+{
+    while (off < end) {
+        struct slot *s = covering(c, object, off);
+        if (!s) {
+            const uint64_t stop = gap_end(c, object, off, ckpt_min_u64(end, (off / most + 1) * most));
+            if (fetch(c, o, object, off, (uint32_t)(stop - off), &s, err) < 0)
+                return -1;
+            if (!s)
+                return 0;
+        }
+        off = s->off + s->len;
+    }
+    return 0;
+}
+
+/* Note a read, and return up to where to read ahead of it; `end`: not at all. */
+static uint64_t read_ahead(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end,
+                           uint64_t size)
+{
+    struct stream *mine = NULL, *oldest = &c->stream[0];
+    uint64_t active = 1;
+
+    c->tick++;
+    for (size_t i = 0; i < NSTREAM; i++) {
+        struct stream *s = &c->stream[i];
+        if (s->tick && off + NEAR >= s->next && off <= s->next + NEAR &&
+            XXH128_isEqual(s->object, object))
+            mine = s;
+        else if (s->tick && s->tick + RECENT > c->tick)
+            active++;
+        if (s->tick < oldest->tick)
+            oldest = s;
+    }
+    if (!mine)
+        *(mine = oldest) = (struct stream){object, off, end, 0};
+    mine->tick = c->tick;
+    if (end > mine->next)
+        mine->next = end;
+    const uint64_t read = mine->next - mine->first;
+    if (mine->first == off || read < MIDDLE)
+        return end;
+    const uint64_t to = mine->next + ckpt_min_u64(read, AHEAD / active);
+    return ckpt_min_u64(size, (to + BLOCK - 1) / BLOCK * BLOCK);
+}
+
+static XXH128_hash_t name_of(const struct ckpt_object *o)
+{
+    XXH128_hash_t h = XXH3_128bits(o->bucket, strlen(o->bucket));
+
+    h = XXH3_128bits_withSeed(o->key, strlen(o->key), h.low64 ^ h.high64);
+    h = XXH3_128bits_withSeed(o->tag, strlen(o->tag), h.low64 ^ h.high64);
+    h.high64 |= 1; /* not zero */
+    return h;
+}
+
+/* ---- reading ---- */
+
+/* Wait until the slot, which the caller has pinned, is fetched. */
+static int wait_for(struct ckpt_client *c, struct slot *s, struct ckpt_err *err)
+{
+    while (s->state == FETCHING)
+        (void)pthread_cond_wait(&s->done, &c->lock);
+    if (s->state == READY)
+        return 0;
+    return s->err ? ckpt_err_move(err, s->err) : ckpt_nomem(err);
+}
+
+static void unpin(struct ckpt_client *c, struct slot *s)
+{
+    if (--s->pins == 0 && s->state == FAILED)
+        slot_free(c, s);
+    else if (s->pins == 0)
+        (void)pthread_cond_signal(&c->freed);
+}
+
+/* Copy what the slot has from `off` on, at most up to `end`; *ret_len bytes. */
+static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t end,
+                struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
+{
+    s->pins++;
+    const int rc = wait_for(c, s, err);
+    if (rc == 0) {
+        const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
+        *ret_len = stop - off;
+        (void)pthread_mutex_unlock(&c->lock);
+        ckpt_iov_put(to, (const unsigned char *)c->memory + s->at + (off - s->off),
+                     (size_t)*ret_len);
+        (void)pthread_mutex_lock(&c->lock);
+        s->tick = stop == s->off + s->len && s->cap > SMALL ? 0 : ++c->tick;
+    }
+    unpin(c, s);
+    return rc;
+}
+
+/* Is all of it there? Nothing is fetched. */
+static bool is_held(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end)
+{
+    while (off < end) {
+        const struct slot *s = covering(c, object, off);
+        if (!s || s->state != READY)
+            return false;
+        off = s->off + s->len;
+    }
+    return true;
+}
+
+/* Begin to fetch what a read needs, and what is likely to be read next. */
+static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
+                   uint64_t off, uint64_t end, enum ckpt_read_how how, struct ckpt_err *err)
+{
+    const uint64_t len = end - off;
+
+    if (how == CKPT_READ_EXACTLY) { /* a large one by several connections */
+        const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
+        return want(c, o, object, off, end, part, err);
+    }
+    const uint64_t ahead = read_ahead(c, object, off, end, o->size);
+    if (ahead > end)
+        return want(c, o, object, off, ahead, BLOCK, err);
+    if (end <= SMALL && !covering(c, object, 0)) /* headers are at an end of a file */
+        return want(c, o, object, 0, ckpt_min_u64(SMALL, o->size), BLOCK, err);
+    if (off + SMALL >= o->size && !covering(c, object, off))
+        return want(c, o, object, o->size > SMALL ? o->size - SMALL : 0, o->size, BLOCK, err);
+    return want(c, o, object, off, end, BLOCK, err);
+}
+
+static int read_locked(struct ckpt_client *c, const struct ckpt_object *o,
+                       struct ckpt_iov_cursor *to, uint64_t off, uint64_t end,
+                       enum ckpt_read_how how, struct ckpt_err *err)
+{
+    const XXH128_hash_t object = name_of(o);
+
+    if (how == CKPT_READ_HELD && !is_held(c, object, off, end))
+        return 1;
+    if (begin(c, err) < 0 || prepare(c, o, object, off, end, how, err) < 0)
+        return -1;
+    while (off < end) {
+        struct slot *s = covering(c, object, off);
+        uint64_t n = 0;
+        if (!s) {
+            const uint64_t stop =
+                gap_end(c, object, off, ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK));
+            if (fetch(c, o, object, off, (uint32_t)(stop - off), &s, err) < 0)
+                return -1;
+        }
+        if (!s)
+            (void)pthread_cond_wait(&c->freed, &c->lock);
+        else if (copy(c, s, off, end, to, &n, err) < 0)
+            return -1;
+        if (c->dead)
+            return begin(c, err);
+        off += n;
+    }
+    return 0;
+}
+
+int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
+                     int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
+{
+    struct ckpt_iov_cursor to = {iov, 0};
+
+    (void)pthread_mutex_lock(&c->lock);
+    const int rc = read_locked(c, o, &to, off, off + ckpt_iov_len(iov, n), how, err);
+    (void)pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+/* ---- lists ---- */
+
+static int take_page(const char *at, size_t len,
+                     int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
+                     void *ctx, struct ckpt_err *err)
+{
+    struct ckpt_wire_entry e;
+
+    for (const char *end = at + len; at < end; at += e.tag_len + e.key_len) {
+        if ((size_t)(end - at) < sizeof e)
+            break;
+        memcpy(&e, at, sizeof e);
+        at += sizeof e;
+        if (e.tag_len == 0 || e.key_len == 0 || (size_t)(end - at) < (size_t)e.tag_len + e.key_len ||
+            at[e.tag_len - 1] || at[e.tag_len + e.key_len - 1])
+            break;
+        const struct ckpt_listed item = {at + e.tag_len, at, e.size, e.mtime_ns};
+        if (fn(ctx, &item, err) < 0)
+            return -1;
+        len -= sizeof e + e.tag_len + e.key_len;
+    }
+    return len ? ckpt_fail(err, CKPT_IO, "the helper gave a malformed list") : 0;
+}
+
+/* Fetch a page into a slot, which is pinned on success. */
+static int fetch_page(struct ckpt_client *c, const char *bucket, const char *prefix,
+                      const char *delimiter, const char *more, struct slot **ret,
+                      struct ckpt_err *err)
+{
+    struct slot *s = NULL;
+
+    if (begin(c, err) < 0)
+        return -1;
+    while (!c->dead && !(s = find_slot(c, CKPT_WIRE_LIST)))
+        (void)pthread_cond_wait(&c->freed, &c->lock);
+    if (!s)
+        return begin(c, err);
+    s->object = NO_OBJECT;
+    s->off = 0;
+    s->len = s->cap;
+    if (ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap}, bucket, prefix,
+            delimiter, more, err) < 0)
+        return -1;
+    s->pins++;
+    if (wait_for(c, s, err) == 0) {
+        *ret = s;
+        return 0;
+    }
+    unpin(c, s);
+    return -1;
+}
+
+static void drop_page(struct ckpt_client *c, struct slot *s)
+{
+    (void)pthread_mutex_lock(&c->lock);
+    s->pins = 0;
+    slot_free(c, s);
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *prefix,
+                     const char *delimiter, unsigned most_pages, bool *ret_all,
+                     int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
+                     void *ctx, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *more = strdup("");
+    int rc = more ? 0 : ckpt_nomem(err);
+
+    *ret_all = false;
+    for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
+        struct slot *s;
+        (void)pthread_mutex_lock(&c->lock);
+        rc = fetch_page(c, bucket, prefix, delimiter, more, &s, err);
+        (void)pthread_mutex_unlock(&c->lock);
+        if (rc < 0)
+            return -1;
+        rc = take_page(c->memory + s->at, s->len, fn, ctx, err);
+        free(more);
+        more = ckpt_steal(&s->more);
+        *ret_all = !more || !*more;
+        drop_page(c, s);
+    }
+    return rc;
+}

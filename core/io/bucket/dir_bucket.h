@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A prefix of a bucket as a directory (io/dir.h): objects whose keys begin with it are its files.
+ * It is listed once, and again after ckpt_dir_refresh. */
+#ifndef CKPT_IO_BUCKET_DIR_BUCKET_H
+#define CKPT_IO_BUCKET_DIR_BUCKET_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "io/bucket/client.h"
+#include "io/dir.h"
+#include "io/recording.h"
+
+/* Is it s3://..., not a path of this machine? */
+bool ckpt_is_bucket(const char *path);
+
+/* Open s3://BUCKET/PREFIX, and list it unless a recording that is replayed (or NULL) answers for it.
+ * MISSING: no key begins with it. */
+int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
+                         const struct ckpt_recording *rec, struct ckpt_dir **ret,
+                         struct ckpt_err *err);
+
+#endif

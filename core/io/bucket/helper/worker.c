@@ -1,0 +1,696 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker: one thread that keeps many requests on their way, repeats those that fail for reasons
+ * that pass, and says of the others what the server said. */
+#include <curl/curl.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/bucket/helper/helper.h"
+
+enum {
+    CONNECTIONS = 32, /* the default; small requests may use twice as many then */
+    TIMEOUT_MS = 60 * 1000,
+    SMALL = 64 * 1024,
+    MOST_ERROR = 64 * 1024, /* of an answer that is an error */
+    MOST_LIST = 16 << 20,
+    FIRST_PAUSE_MS = 100,
+    MOST_PAUSE_MS = 5000,
+    RETRIES_PER_SECOND = 50, /* of all requests together */
+    REFRESH_S = 300,         /* before credentials expire */
+    ASK_AGAIN_MS = 10 * 1000,
+    MOST_TURNS = 4, /* other regions and credentials that a request is tried with */
+    HOPELESS = 3,   /* attempts to reach a server that has never answered */
+    SLOWEST = 4096, /* bytes a second; less is a stall */
+    MOST_BUCKETS = 64,
+};
+
+static const char EMPTY_SHA256[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+struct job {
+    struct job *next;
+    struct ckpt_wire_ask q;
+    char *text, *bucket, *key, *third, *more; /* the four texts are in `text` */
+    CURL *easy;                               /* NULL: waits for its turn */
+    struct curl_slist *headers;
+    struct ckpt_str body; /* of a list, or of an error */
+    uint64_t got;         /* bytes of the object that are in their place */
+    uint64_t since, not_before;
+    unsigned tries, turns;
+    uint64_t secrets; /* number of the credentials that it was signed with */
+    enum ckpt_code fault; /* what is wrong with the answer; and `why` */
+    char why[CURL_ERROR_SIZE + 256];
+    bool checked;
+    /* of the answer's head */
+    char tag[CKPT_ERR_TEXT], range[128], region[64];
+};
+
+struct known_region {
+    char *bucket;
+    char region[64];
+};
+
+struct worker {
+    const struct ckpt_wire_setup *setup;
+    const struct ckpt_site *site;
+    struct ckpt_worker_ca ca;
+    int keeper;
+    char *memory;
+    struct ckpt_wire_shared *shared;
+    CURLM *multi;
+    struct job *jobs;
+    unsigned active, connections, most_small;
+    uint64_t timeout_ms, next_retry;
+    bool has_answered;          /* some server, at least once */
+    struct ckpt_secret *secret; /* in pages that no core file has */
+    uint64_t secrets;           /* counts them; 0: there are none yet */
+    bool asking, has_secret;
+    uint64_t asked_ms;
+    struct known_region known[MOST_BUCKETS];
+    size_t nknown;
+    bool gone; /* the client is */
+};
+
+/* ---- answers to the client ---- */
+
+static void job_free(struct job *j)
+{
+    if (j->easy)
+        curl_easy_cleanup(j->easy);
+    curl_slist_free_all(j->headers);
+    ckpt_str_release(&j->body);
+    free(j->text);
+    free(j);
+}
+
+/* Answer, and forget the job. */
+static void answer(struct worker *w, struct job *j, enum ckpt_code code, uint64_t len,
+                   const char *text)
+{
+    const struct ckpt_wire_answer a = {j->q.id, code, len};
+    struct iovec iov[2] = {{(void *)&a, sizeof a}, {(char *)text, strlen(text) + 1}};
+    const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+
+    if (iov[1].iov_len > CKPT_WIRE_MOST - sizeof a)
+        iov[1].iov_len = CKPT_WIRE_MOST - sizeof a;
+    while (sendmsg(CKPT_WIRE_SOCKET, &msg, MSG_NOSIGNAL) < 0)
+        if (errno != EINTR) {
+            w->gone = true;
+            break;
+        }
+    for (struct job **at = &w->jobs; *at; at = &(*at)->next)
+        if (*at == j) {
+            *at = j->next;
+            break;
+        }
+    job_free(j);
+}
+
+static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, const char *why)
+{
+    struct ckpt_err err = {0};
+    const uint64_t lasted = (ckpt_now_ms() - j->since + 500) / 1000;
+    char tries[64] = "";
+
+    if (j->tries > 1)
+        (void)snprintf(tries, sizeof tries, " (%u attempts in %" PRIu64 " s)", j->tries, lasted);
+    if (j->q.kind == CKPT_WIRE_GET)
+        (void)ckpt_fail(&err, code, "reading 's3://%s/%s', bytes %" PRIu64 " to %" PRIu64
+                        ": %.500s%s", j->bucket, j->key, j->q.off, j->q.off + j->q.len, why, tries);
+    else
+        (void)ckpt_fail(&err, code, "listing 's3://%s/%s': %.500s%s", j->bucket, j->key, why, tries);
+    answer(w, j, err.code, 0, err.text);
+}
+
+/* ---- the request ---- */
+
+static const char *region_of(const struct worker *w, const char *bucket)
+{
+    for (size_t i = 0; i < w->nknown; i++)
+        if (strcmp(w->known[i].bucket, bucket) == 0)
+            return w->known[i].region;
+    return w->site->region;
+}
+
+/* False: it is known already. */
+static bool learn_region(struct worker *w, const char *bucket, const char *region)
+{
+    struct known_region *k = NULL;
+
+    if (!*region || strlen(region) >= sizeof k->region || strcmp(region, region_of(w, bucket)) == 0 ||
+        strspn(region, "abcdefghijklmnopqrstuvwxyz0123456789-") < strlen(region))
+        return false;
+    for (size_t i = 0; i < w->nknown; i++)
+        if (strcmp(w->known[i].bucket, bucket) == 0)
+            k = &w->known[i];
+    if (!k && w->nknown < MOST_BUCKETS && (w->known[w->nknown].bucket = strdup(bucket)))
+        k = &w->known[w->nknown++];
+    if (k)
+        (void)snprintf(k->region, sizeof k->region, "%s", region);
+    return k != NULL;
+}
+
+/* May the bucket be a part of a host's name, with AWS's certificate? */
+static bool is_host_label(const char *bucket)
+{
+    return strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789-") == strlen(bucket);
+}
+
+static void put_query(struct ckpt_str *url, char *sep, const char *name, const char *value)
+{
+    if (!*value)
+        return;
+    ckpt_str_printf(url, "%c%s=", *sep, name);
+    ckpt_url_encode(url, value, false);
+    *sep = '&';
+}
+
+static char *url_of(const struct worker *w, const struct job *j)
+{
+    const char *region = region_of(w, j->bucket);
+    const char *china = strncmp(region, "cn-", 3) == 0 ? ".cn" : "";
+    const bool is_host = !*w->site->endpoint && is_host_label(j->bucket);
+    struct ckpt_str url = {0};
+    char sep = '?';
+
+    if (*w->site->endpoint)
+        ckpt_str_puts(&url, w->site->endpoint);
+    else
+        ckpt_str_printf(&url, "https://%s%ss3.%s.amazonaws.com%s", is_host ? j->bucket : "",
+                        is_host ? "." : "", region, china);
+    if (!is_host) {
+        ckpt_str_putc(&url, '/');
+        ckpt_url_encode(&url, j->bucket, false);
+    }
+    if (j->q.kind == CKPT_WIRE_GET) {
+        ckpt_str_putc(&url, '/');
+        ckpt_url_encode(&url, j->key, true);
+    } else { /* the signature wants them sorted */
+        if (is_host)
+            ckpt_str_putc(&url, '/');
+        put_query(&url, &sep, "continuation-token", j->more);
+        put_query(&url, &sep, "delimiter", j->third);
+        put_query(&url, &sep, "encoding-type", "url");
+        put_query(&url, &sep, "list-type", "2");
+        put_query(&url, &sep, "prefix", j->key);
+    }
+    return url.failed ? NULL : url.ptr;
+}
+
+static void add_header(struct job *j, const char *fmt, const char *value)
+{
+    char *line = ckpt_asprintf(fmt, value);
+    struct curl_slist *more = line ? curl_slist_append(j->headers, line) : NULL;
+
+    if (line)
+        explicit_bzero(line, strlen(line));
+    free(line);
+    if (more)
+        j->headers = more;
+}
+
+static size_t on_header(char *line, size_t size, size_t n, void *ctx)
+{
+    static const char *const names[] = {"etag:", "content-range:", "x-amz-bucket-region:"};
+    struct job *j = ctx;
+    char *const to[] = {j->tag, j->range, j->region};
+    static const size_t cap[] = {sizeof j->tag, sizeof j->range, sizeof j->region};
+
+    if (size * n >= 5 && memcmp(line, "HTTP/", 5) == 0)
+        j->tag[0] = j->range[0] = j->region[0] = '\0';
+    for (size_t i = 0; i < 3; i++) {
+        const size_t len = strlen(names[i]);
+        if (size * n <= len || strncasecmp(line, names[i], len) != 0)
+            continue;
+        const char *at = line + len, *end = line + size * n;
+        while (at < end && (*at == ' ' || *at == '\t'))
+            at++;
+        while (end > at && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
+            end--;
+        (void)snprintf(to[i], cap[i], "%.*s", (int)(end - at), at);
+    }
+    return size * n;
+}
+
+static size_t fault(struct job *j, enum ckpt_code code, const char *why)
+{
+    j->fault = code;
+    (void)snprintf(j->why, sizeof j->why, "%s", why);
+    return 0;
+}
+
+/* Are these the bytes that were asked for, of the object that was asked for? */
+static size_t check_head(struct job *j, long status)
+{
+    char expected[128];
+    const uint64_t from = j->q.off + j->got, end = j->q.off + j->q.len;
+    char why[512];
+
+    if (*j->tag && strcmp(j->tag, j->third) != 0)
+        return fault(j, CKPT_STALE, "the object was replaced since the checkpoint was opened "
+                                    "(another ETag)");
+    (void)snprintf(expected, sizeof expected, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, from,
+                   end - 1, j->q.size);
+    if (status == 206 && strcmp(j->range, expected) == 0)
+        return 1;
+    if (status == 200 && from == 0 && end == j->q.size)
+        return 1;
+    (void)snprintf(why, sizeof why, "the server answers %ld with '%s', expected '%s'", status,
+                   j->range, expected);
+    return fault(j, CKPT_UNSUPPORTED, why);
+}
+
+struct ends {
+    struct worker *w;
+    struct job *j;
+};
+
+static size_t on_body(char *data, size_t size, size_t n, void *ctx)
+{
+    struct job *j = ctx;
+    struct worker *w;
+    const size_t len = size * n;
+    long status = 0;
+
+    (void)curl_easy_getinfo(j->easy, CURLINFO_RESPONSE_CODE, &status);
+    (void)curl_easy_getinfo(j->easy, CURLINFO_PRIVATE, &w);
+    atomic_fetch_add_explicit(&w->shared->bytes, len, memory_order_relaxed);
+    if (j->q.kind != CKPT_WIRE_GET || (status != 200 && status != 206)) {
+        if (len > (status == 200 ? MOST_LIST : MOST_ERROR) - j->body.len)
+            return fault(j, CKPT_LIMIT, "an answer of the server that is too long");
+        ckpt_str_append(&j->body, data, len);
+        return len;
+    }
+    if (!j->checked && !check_head(j, status))
+        return 0;
+    j->checked = true;
+    if (len > j->q.len - j->got)
+        return fault(j, CKPT_FORMAT, "the server sends more bytes than were asked for");
+    memcpy(w->memory + j->q.at + j->got, data, len);
+    j->got += len;
+    return len;
+}
+
+static void set_options(struct worker *w, struct job *j, const char *url)
+{
+    CURL *e = j->easy;
+    char range[64], sigv4[128];
+    struct curl_blob ca = {w->ca.text, w->ca.len, CURL_BLOB_NOCOPY};
+
+    (void)curl_easy_setopt(e, CURLOPT_URL, url);
+    (void)curl_easy_setopt(e, CURLOPT_PRIVATE, w);
+    (void)curl_easy_setopt(e, CURLOPT_ERRORBUFFER, j->why);
+    (void)curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+    (void)curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    (void)curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    (void)curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
+    (void)curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 256L * 1024);
+    (void)curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)(w->timeout_ms / 6));
+    (void)curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)SLOWEST);
+    (void)curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)(w->timeout_ms + 5999) / 6000);
+    (void)curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
+    (void)curl_easy_setopt(e, CURLOPT_WRITEDATA, j);
+    (void)curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
+    (void)curl_easy_setopt(e, CURLOPT_HEADERDATA, j);
+    if (ca.len)
+        (void)curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &ca);
+    if (j->q.kind == CKPT_WIRE_GET) {
+        (void)snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, j->q.off + j->got,
+                       j->q.off + j->q.len - 1);
+        (void)curl_easy_setopt(e, CURLOPT_RANGE, range);
+    }
+    if (!w->site->anonymous) {
+        (void)snprintf(sigv4, sizeof sigv4, "aws:amz:%s:s3", region_of(w, j->bucket));
+        (void)curl_easy_setopt(e, CURLOPT_AWS_SIGV4, sigv4);
+        (void)curl_easy_setopt(e, CURLOPT_USERNAME, w->secret->key);
+        (void)curl_easy_setopt(e, CURLOPT_PASSWORD, w->secret->secret);
+    }
+    (void)curl_easy_setopt(e, CURLOPT_HTTPHEADER, j->headers);
+}
+
+static void job_start(struct worker *w, struct job *j)
+{
+    ckpt_cleanup(ckpt_freep) char *url = url_of(w, j);
+
+    if (!url || !(j->easy = curl_easy_init())) {
+        answer_fail(w, j, CKPT_NOMEM, "out of memory");
+        return;
+    }
+    if (!w->site->anonymous) {
+        add_header(j, "x-amz-content-sha256: %s",
+                   strncmp(url, "https:", 6) == 0 ? "UNSIGNED-PAYLOAD" : EMPTY_SHA256);
+        if (*w->secret->token)
+            add_header(j, "X-Amz-Security-Token: %s", w->secret->token);
+    }
+    if (j->q.kind == CKPT_WIRE_GET)
+        add_header(j, "If-Match: %s", j->third);
+    j->secrets = w->secrets;
+    j->fault = CKPT_OK;
+    j->checked = false;
+    j->why[0] = '\0';
+    ckpt_str_clear(&j->body);
+    set_options(w, j, url);
+    j->tries++;
+    w->active++;
+    atomic_fetch_add_explicit(&w->shared->requests, 1, memory_order_relaxed);
+    (void)snprintf(w->shared->endpoint, sizeof w->shared->endpoint, "%.*s",
+                   (int)(strchr(strstr(url, "//") + 2, '/') - url), url);
+    (void)snprintf(w->shared->region, sizeof w->shared->region, "%s", region_of(w, j->bucket));
+    (void)curl_multi_add_handle(w->multi, j->easy);
+}
+
+/* ---- its end ---- */
+
+/* Forget the transfer, not the job. */
+static void job_stop(struct worker *w, struct job *j)
+{
+    long connects = 0;
+
+    (void)curl_easy_getinfo(j->easy, CURLINFO_NUM_CONNECTS, &connects);
+    atomic_fetch_add_explicit(&w->shared->connections, (uint64_t)connects, memory_order_relaxed);
+    (void)curl_multi_remove_handle(w->multi, j->easy);
+    curl_easy_cleanup(j->easy);
+    j->easy = NULL;
+    for (struct curl_slist *h = j->headers; h; h = h->next)
+        explicit_bzero(h->data, strlen(h->data));
+    curl_slist_free_all(j->headers);
+    j->headers = NULL;
+    w->active--;
+}
+
+static uint64_t random_below(uint64_t n)
+{
+    uint64_t r = 0;
+
+    return getrandom(&r, sizeof r, 0) == (ssize_t)sizeof r && n ? r % n : 0;
+}
+
+/* Try again later, or give up: because of `why`. */
+static void retry(struct worker *w, struct job *j, const char *why)
+{
+    const uint64_t now = ckpt_now_ms(), left = j->tries < 8 ? j->tries : 8;
+    const uint64_t pause = ckpt_min_u64(MOST_PAUSE_MS, (uint64_t)FIRST_PAUSE_MS << left);
+
+    j->not_before = now + random_below(pause) + 1;
+    if (j->not_before < w->next_retry)
+        j->not_before = w->next_retry;
+    if (j->not_before > j->since + w->timeout_ms || (!w->has_answered && j->tries >= HOPELESS)) {
+        answer_fail(w, j, CKPT_IO, why);
+        return;
+    }
+    w->next_retry = (w->next_retry > now ? w->next_retry : now) + 1000 / RETRIES_PER_SECOND;
+    atomic_fetch_add_explicit(&w->shared->retries, 1, memory_order_relaxed);
+}
+
+static bool is_passing(CURLcode rc)
+{
+    switch (rc) {
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_GOT_NOTHING:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_WEIRD_SERVER_REPLY:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool is_of_secret(const char *code)
+{
+    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired",
+                                        "InvalidToken", "RequestExpired"};
+
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (strcmp(code, codes[i]) == 0)
+            return true;
+    return false;
+}
+
+/* The server has answered, but not what was asked for. */
+static void refused(struct worker *w, struct job *j, long status)
+{
+    char code[128], words[600], why[1024], region[64];
+    const char *xml = ckpt_str_get(&j->body);
+
+    ckpt_xml_text(xml, j->body.len, "Code", code, sizeof code);
+    ckpt_xml_text(xml, j->body.len, "Message", words, sizeof words);
+    ckpt_xml_text(xml, j->body.len, "Region", region, sizeof region);
+    (void)snprintf(why, sizeof why, "the server answers %ld%s%s%s%s", status, *code ? " " : "", code,
+                   *words ? ": " : "", words);
+    if (j->turns < MOST_TURNS && (status == 301 || status == 307 || status == 400) &&
+        learn_region(w, j->bucket, *j->region ? j->region : region)) {
+        j->turns++;
+        j->tries--;
+        return;
+    }
+    if (j->turns < MOST_TURNS && !w->site->anonymous && is_of_secret(code)) {
+        j->turns++;
+        if (j->secrets == w->secrets)
+            w->has_secret = false; /* get others */
+        return;
+    }
+    if (status >= 500 || status == 408 || status == 429 || strcmp(code, "RequestTimeout") == 0 ||
+        strcmp(code, "SlowDown") == 0)
+        retry(w, j, why);
+    else if (j->q.kind == CKPT_WIRE_GET && (status == 412 || status == 416))
+        answer_fail(w, j, CKPT_STALE,
+                    "the object was replaced since the checkpoint was opened (the server answers "
+                    "412 or 416)");
+    else if (j->q.kind == CKPT_WIRE_GET && status == 404)
+        answer_fail(w, j, CKPT_STALE, "the object was removed since the checkpoint was opened");
+    else if (status == 404)
+        answer_fail(w, j, CKPT_MISSING, why);
+    else
+        answer_fail(w, j, CKPT_IO, why);
+}
+
+static void finish_list(struct worker *w, struct job *j)
+{
+    struct ckpt_err err = {0};
+    char more[CKPT_WIRE_MOST / 2];
+    uint64_t len;
+
+    if (ckpt_xml_list(ckpt_str_get(&j->body), j->body.len, w->memory + j->q.at, j->q.len, &len, more,
+                      sizeof more, &err) < 0)
+        answer_fail(w, j, err.code, err.text);
+    else
+        answer(w, j, CKPT_OK, len, more);
+}
+
+static void finish(struct worker *w, struct job *j, CURLcode rc)
+{
+    const uint64_t before = j->got;
+    char why[CURL_ERROR_SIZE + 256];
+    long status = 0;
+
+    (void)curl_easy_getinfo(j->easy, CURLINFO_RESPONSE_CODE, &status);
+    job_stop(w, j);
+    w->has_answered |= status != 0;
+    (void)snprintf(why, sizeof why, "%s", *j->why ? j->why : curl_easy_strerror(rc));
+    const bool good = status == 200 || status == 206;
+    if (j->fault)
+        answer_fail(w, j, j->fault, why);
+    else if (good && j->q.kind == CKPT_WIRE_GET && j->got == j->q.len)
+        answer(w, j, CKPT_OK, j->q.len, "");
+    else if (rc == CURLE_OK && good && j->q.kind == CKPT_WIRE_LIST_PAGE)
+        finish_list(w, j);
+    else if (rc == CURLE_OK && good)
+        retry(w, j, "the server sends fewer bytes than it was asked for");
+    else if (rc == CURLE_OK)
+        refused(w, j, status);
+    else if (is_passing(rc))
+        retry(w, j, why);
+    else
+        answer_fail(w, j, CKPT_IO, why);
+    (void)before;
+}
+
+/* ---- questions, and credentials ---- */
+
+static void take_asks(struct worker *w)
+{
+    union {
+        struct ckpt_wire_ask q;
+        char bytes[CKPT_WIRE_MOST];
+    } m;
+    ssize_t n;
+
+    while ((n = recv(CKPT_WIRE_SOCKET, m.bytes, sizeof m.bytes, MSG_DONTWAIT)) > 0) {
+        struct job *j = (size_t)n > sizeof m.q ? calloc(1, sizeof *j) : NULL, **last = &w->jobs;
+        const size_t len = (size_t)n - sizeof m.q;
+        char **const at[] = {j ? &j->bucket : NULL, j ? &j->key : NULL, j ? &j->third : NULL,
+                             j ? &j->more : NULL};
+        if (!j || !(j->text = malloc(len + 1))) {
+            w->gone = true; /* without memory nothing can be said */
+            free(j);
+            return;
+        }
+        memcpy(j->text, m.bytes + sizeof m.q, len);
+        j->text[len] = '\0';
+        j->q = m.q;
+        j->since = ckpt_now_ms();
+        char *text = j->text;
+        for (size_t i = 0; i < 4; i++) {
+            *at[i] = text;
+            text += text < j->text + len ? strlen(text) + 1 : 0;
+        }
+        while (*last)
+            last = &(*last)->next;
+        *last = j;
+        if (j->q.at > w->setup->memory || j->q.len > w->setup->memory - j->q.at)
+            answer_fail(w, j, CKPT_USAGE, "a place outside of the memory");
+        else if (ckpt_url_has_dots(j->key))
+            answer_fail(w, j, CKPT_UNSUPPORTED, "a key with a part '.' or '..'");
+    }
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        w->gone = true;
+}
+
+static void fail_waiting(struct worker *w, enum ckpt_code code, const char *why)
+{
+    for (struct job *j = w->jobs, *next; j; j = next) {
+        next = j->next;
+        if (!j->easy)
+            answer_fail(w, j, code, why);
+    }
+}
+
+/* The keeper's answer. */
+static void take_secret(struct worker *w)
+{
+    struct ckpt_secret *s = w->secret + 1;
+    const ssize_t n = recv(w->keeper, s, sizeof *s, MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    w->asking = false;
+    if (n != (ssize_t)sizeof *s) {
+        w->gone = true;
+    } else if (s->code == CKPT_OK) {
+        *w->secret = *s;
+        w->secrets++;
+        w->has_secret = true;
+        (void)snprintf(w->shared->credentials, sizeof w->shared->credentials, "%s", s->kind);
+    } else if (!w->has_secret || w->secret->expires <= time(NULL)) {
+        w->has_secret = false;
+        fail_waiting(w, s->code, s->text);
+    }
+    explicit_bzero(s, sizeof *s);
+}
+
+/* Are there credentials to sign with? Asks for them. */
+static bool have_secret(struct worker *w)
+{
+    const time_t now = time(NULL);
+    const uint64_t expires = w->has_secret && w->secret->expires ? (uint64_t)w->secret->expires : 0;
+    const bool soon = expires && (uint64_t)now + REFRESH_S >= expires;
+    const bool again = ckpt_now_ms() - w->asked_ms >= ASK_AGAIN_MS;
+
+    if (w->site->anonymous)
+        return true;
+    if (!w->asking && (!w->has_secret || (soon && again))) {
+        w->asking = send(w->keeper, "", 1, MSG_NOSIGNAL) == 1;
+        w->asked_ms = ckpt_now_ms();
+        w->gone |= !w->asking;
+    }
+    return w->has_secret && !(expires && (uint64_t)now >= expires);
+}
+
+/* Start what may be started; the milliseconds until the next one may be. */
+static int start_jobs(struct worker *w)
+{
+    const uint64_t now = ckpt_now_ms();
+    uint64_t wait = 1000;
+
+    if (!w->jobs || !have_secret(w))
+        return (int)wait;
+    for (struct job *j = w->jobs, *next; j && w->active < w->most_small; j = next) {
+        next = j->next;
+        if (j->easy || (j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET &&
+                        w->active >= w->connections))
+            continue;
+        if (j->not_before > now)
+            wait = ckpt_min_u64(wait, j->not_before - now);
+        else
+            job_start(w, j);
+    }
+    return (int)wait;
+}
+
+static void take_finished(struct worker *w)
+{
+    const CURLMsg *m;
+    int left;
+
+    while ((m = curl_multi_info_read(w->multi, &left))) {
+        struct job *j = w->jobs;
+        const CURLcode rc = m->data.result;
+        while (j && j->easy != m->easy_handle)
+            j = j->next;
+        if (m->msg == CURLMSG_DONE && j)
+            finish(w, j, rc);
+    }
+}
+
+static void serve(struct worker *w)
+{
+    while (!w->gone) {
+        struct curl_waitfd fds[] = {{CKPT_WIRE_SOCKET, CURL_WAIT_POLLIN, 0},
+                                    {w->keeper, CURL_WAIT_POLLIN, 0}};
+        int running;
+        const int wait = start_jobs(w);
+        (void)curl_multi_perform(w->multi, &running);
+        take_finished(w);
+        if (curl_multi_poll(w->multi, fds, 2, w->jobs ? wait : 60 * 1000, NULL) != CURLM_OK)
+            break;
+        take_asks(w);
+        take_secret(w);
+    }
+}
+
+int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
+                    struct ckpt_worker_ca ca, int keeper, void *memory)
+{
+    struct worker w = {.setup = setup, .site = site, .ca = ca, .keeper = keeper, .memory = memory,
+                       .shared = memory};
+    const size_t len = 2 * sizeof *w.secret;
+
+    w.connections = setup->connections ? setup->connections : CONNECTIONS;
+    w.most_small = setup->connections ? setup->connections : 2 * CONNECTIONS;
+    w.timeout_ms = setup->timeout_ms ? setup->timeout_ms : TIMEOUT_MS;
+    w.secret = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (w.secret == MAP_FAILED || !(w.multi = curl_multi_init()))
+        return 1;
+    (void)madvise(w.secret, len, MADV_DONTDUMP);
+    (void)curl_multi_setopt(w.multi, CURLMOPT_MAXCONNECTS, (long)w.most_small);
+    if (site->anonymous)
+        (void)snprintf(w.shared->credentials, sizeof w.shared->credentials, "none (anonymous)");
+    serve(&w);
+    for (struct job *j = w.jobs, *next; j; j = next) {
+        next = j->next;
+        if (j->easy)
+            job_stop(&w, j);
+        job_free(j);
+    }
+    (void)curl_multi_cleanup(w.multi);
+    for (size_t i = 0; i < w.nknown; i++)
+        free(w.known[i].bucket);
+    explicit_bzero(w.secret, len);
+    return 0;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding and starting the helper program. */
+#ifndef CKPT_IO_BUCKET_START_H
+#define CKPT_IO_BUCKET_START_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "io/bucket/wire.h"
+
+struct ckpt_helper {
+    int socket;
+};
+
+#define CKPT_HELPER_NONE ((struct ckpt_helper){-1})
+
+/* Start it, with `memory` bytes that both have mapped: *ret_map. It ends when the socket is closed.
+ * UNSUPPORTED: there is no such program. */
+int ckpt_helper_start(struct ckpt_helper *h, uint64_t memory, const struct ckpt_wire_setup *setup,
+                      char **ret_map, struct ckpt_err *err);
+void ckpt_helper_release(struct ckpt_helper *h);
+
+#endif

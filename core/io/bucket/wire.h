@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a process and its helper (helper/main.c), which makes all HTTP, say to each other: messages
+ * over a socket, and memory that both have mapped, into which the helper puts data. */
+#ifndef CKPT_IO_BUCKET_WIRE_H
+#define CKPT_IO_BUCKET_WIRE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* Of the helper: the socket and the memory. */
+enum { CKPT_WIRE_SOCKET = 3, CKPT_WIRE_MEMORY = 4 };
+
+enum {
+    CKPT_WIRE_VERSION = 1,
+    CKPT_WIRE_MOST = 16 * 1024,     /* bytes of a message */
+    CKPT_WIRE_HEAD = 64 * 1024,     /* of the memory: struct ckpt_wire_shared; then come slots */
+    CKPT_WIRE_LIST = 4 * 1024 * 1024, /* a slot that a page of a list fits into */
+};
+
+/* The first message. */
+struct ckpt_wire_setup {
+    uint64_t version, memory;
+    uint32_t connections, timeout_ms, anonymous, pad;
+};
+
+enum ckpt_wire_kind { CKPT_WIRE_GET, CKPT_WIRE_LIST_PAGE };
+
+/* A question. Four texts follow, each with its NUL: bucket; key, or the prefix of a list; ETag, or
+ * delimiter; "", or where the list continues. */
+struct ckpt_wire_ask {
+    uint32_t id, kind;
+    uint64_t at, off, len; /* put bytes [off, off+len) of the object at `at` of the memory */
+    uint64_t size;         /* of the object */
+};
+
+/* An answer. A text follows: of an error; else where a list continues, or "". */
+struct ckpt_wire_answer {
+    uint32_t id, code; /* enum ckpt_code */
+    uint64_t len;      /* bytes that were put */
+};
+
+/* An entry of a page of a list, followed by ETag and key, each with its NUL. Folders (what a
+ * delimiter gives) have no ETag. */
+struct ckpt_wire_entry {
+    uint64_t size;
+    int64_t mtime_ns;
+    uint16_t tag_len, key_len; /* with the NUL */
+    uint32_t pad;
+};
+
+/* At the beginning of the memory; written by the helper. */
+struct ckpt_wire_shared {
+    atomic_ullong requests, bytes, retries, connections;
+    char endpoint[256], region[64], credentials[128];
+};
+
+#endif
