@@ -222,10 +222,31 @@ static json_int_t count_shards(const struct ckpt_catalog *cat, json_int_t *ret_b
     return n;
 }
 
+/* What ckpt_bucket_info tells; NULL: nothing, or no memory. */
+static json_t *bucket_info(void)
+{
+    struct ckpt_bucket_stats s;
+
+    return !ckpt_bucket_stats(&s)
+               ? NULL
+               : json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I}", "endpoint", s.endpoint, "region",
+                           s.region, "credentials", s.credentials, "requests",
+                           (json_int_t)s.requests, "bytes", (json_int_t)s.bytes, "retries",
+                           (json_int_t)s.retries, "connections", (json_int_t)s.connections);
+}
+
+int ckpt_bucket_info(char **ret_json, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = bucket_info();
+
+    *ret_json = NULL;
+    return j ? dump(j, ret_json, err) : 0;
+}
+
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
-    json_t *config = view->config, *more;
+    json_t *config = view->config, *more, *bucket = bucket_info();
     json_int_t parameters, bytes, pieces, stored;
     const json_int_t shards = count_shards(view->cat, &stored);
 
@@ -241,7 +262,8 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         stored, "saved_ns", (json_int_t)ckpt_node_mtime_ns(ckpt_view_root(view)), "pieces", pieces,
         "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
-        json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0)
+        json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0 ||
+        (bucket && json_object_set_new(info, "bucket", bucket) < 0))
         return ckpt_nomem(err);
     return dump(info, ret_json, err);
 }

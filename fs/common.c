@@ -45,6 +45,15 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
     return line;
 }
 
+void ckptfs_json_bucket(json_t *into)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    json_t *j = ckpt_bucket_info(&text, NULL) == 0 && text ? json_loads(text, 0, NULL) : NULL;
+
+    if (j)
+        (void)json_object_set_new(into, "bucket", j);
+}
+
 void ckptfs_allow_many_files(void)
 {
     struct rlimit limit;

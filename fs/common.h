@@ -22,4 +22,7 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
  * usual 1024 descriptors. */
 void ckptfs_allow_many_files(void);
 
+/* Add "bucket" to the object, with what ckpt_bucket_info tells; nothing if no bucket is read. */
+void ckptfs_json_bucket(json_t *into);
+
 #endif

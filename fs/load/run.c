@@ -147,6 +147,7 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
         "exchange", job.send_s, "rates", "node_storage", r.node_storage, "shared_storage",
         r.shared_storage, "page_cache", r.page_cache, "copy", r.copy, "local_link", r.local_link,
         "network", r.network, "verified", (int)t->verify);
+    ckptfs_json_bucket(j);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
         return ckpt_nomem(err);

@@ -70,6 +70,7 @@ static json_t *stats(struct ckptfs *fs)
         "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
         fs->negotiated.dev, "warnings", warnings_of(run));
     ckptfs_steps_release(steps);
+    ckptfs_json_bucket(j);
     return j;
 }
 
@@ -106,6 +107,10 @@ static const struct metric metrics[] = {
     {"source", "cache_bytes", "source_cache_bytes", "Memory that holds transposed rows", false},
     {"source", "open_files", "source_open_files", "Shards that are open", false},
     {"source", "errors", "source_errors_total", "Reads of views that failed", true},
+    {"bucket", "requests", "bucket_requests_total", "Requests to the store of a bucket", true},
+    {"bucket", "bytes", "bucket_bytes_total", "Bytes of its answers", true},
+    {"bucket", "retries", "bucket_retries_total", "Requests that were repeated", true},
+    {"bucket", "connections", "bucket_connections_total", "Connections made to it", true},
 };
 
 char *ckptfs_stats_prometheus(struct ckptfs *fs)

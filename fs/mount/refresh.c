@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "common.h"
 
-enum { PERIOD_MS = 1000 };
+enum { PERIOD_MS = 1000, BUCKET_PERIOD_MS = 15 * 1000 }; /* lists of a bucket are paid for */
 
 void ckptfs_steps_release(struct ckptfs_steps *s)
 {
@@ -158,7 +158,7 @@ static void *watch(void *arg)
 
     (void)pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        const struct timespec until = ckpt_deadline(PERIOD_MS);
+        const struct timespec until = ckpt_deadline(strncmp(r->config->run, "s3://", 5) == 0 ? BUCKET_PERIOD_MS : PERIOD_MS);
         while (!r->stop && !r->kicked)
             if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
                 break;

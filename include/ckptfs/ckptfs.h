@@ -274,6 +274,11 @@ struct ckpt_stats {
 };
 CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
 
+/* What this process has done with buckets so far, as JSON text that the caller frees: {"endpoint",
+ * "region", "credentials" (their kind), "requests", "bytes", "retries", "connections"}. NULL if no
+ * run in a bucket is open. */
+CKPT_PUBLIC int ckpt_bucket_info(char **ret_json, struct ckpt_err *err);
+
 /* The warnings of all views that the run has opened so far, as JSON text that the caller frees:
  * [{"step": name, "text": warning}, ...], at most 1000; the name is "" for a single checkpoint.
  * Each warning was also sent to the log (ckpt_options_set_log) once, when its view was first

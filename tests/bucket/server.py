@@ -86,8 +86,14 @@ class Store:
         return self
 
     def __exit__(self, *_):
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        def stop():
+            self.server.close()
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.call_later(0.01, self.loop.stop)
+        self.loop.call_soon_threadsafe(stop)
         self.thread.join(10)
+        self.loop.close()
 
     def env(self, **more):
         """The environment of a client that has the first of the keys."""
@@ -110,7 +116,7 @@ class Store:
         try:
             while await self.one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass
         finally:
             self.open_now -= 1

@@ -96,7 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(bytes, data, size);
     mend_checksums(bytes, size);
     write_file(bytes, size);
-    if (ckpt_archive_open(path, CKPT_LINKS_BENEATH, NULL, &dir, &err) < 0)
+    if (ckpt_archive_open(path, &(struct ckpt_access){0}, &dir, &err) < 0)
         check_err(&err);
     else
         read_folder(dir, size, 0);

@@ -121,6 +121,13 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
     return 0;
 }
 
+int ckpt_bucket_info(char **ret_json, struct ckpt_err *err)
+{
+    (void)err;
+    *ret_json = NULL;
+    return 0;
+}
+
 int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
 {
     (void)opt, (void)path, (void)err;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -165,7 +166,7 @@ static void client_free(struct ckpt_client *c)
         (void)shutdown(c->helper.socket, SHUT_RDWR);
     if (own && c->has_thread)
         (void)pthread_join(c->thread, NULL);
-    ckpt_helper_release(&c->helper);
+    ckpt_helper_release(&c->helper, own);
     if (c->memory)
         (void)munmap(c->memory, MEMORY);
     for (size_t i = 0; i < NSLOT; i++) {
@@ -302,7 +303,11 @@ static int begin(struct ckpt_client *c, struct ckpt_err *err)
                          "the helper process that reads from buckets (ckptfs-http) has ended");
     if (c->has_thread)
         return 0;
+    sigset_t every, before; /* signals are for the program's own threads */
+    (void)sigfillset(&every);
+    (void)pthread_sigmask(SIG_SETMASK, &every, &before);
     const int rc = pthread_create(&c->thread, NULL, take_answers, c);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     c->has_thread = rc == 0;
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -53,37 +54,28 @@ static char *find_helper(void)
                                                       : NULL;
 }
 
-/* Run it in a session of its own, so that the terminal's signals do not end it before us. It goes
- * into the background by itself, so it never becomes our child to wait for. */
-static int spawn(const char *path, int ours, int memory, struct ckpt_err *err)
+/* Run it in a session of its own, so that the terminal's signals do not end it before us. */
+static int spawn(const char *path, int theirs, int memory, pid_t *ret, struct ckpt_err *err)
 {
     char *const argv[] = {(char *)"ckptfs-http", NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
-    int rc, status;
     sigset_t none;
-    pid_t pid;
+    int rc;
 
     (void)sigemptyset(&none);
     (void)posix_spawn_file_actions_init(&files);
     (void)posix_spawnattr_init(&attr);
     (void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK);
     (void)posix_spawnattr_setsigmask(&attr, &none);
-    (void)posix_spawn_file_actions_adddup2(&files, ours, CKPT_WIRE_SOCKET);
+    (void)posix_spawn_file_actions_adddup2(&files, theirs, CKPT_WIRE_SOCKET);
     (void)posix_spawn_file_actions_adddup2(&files, memory, CKPT_WIRE_MEMORY);
     for (int fd = 0; fd <= 2; fd++)
         (void)posix_spawn_file_actions_addopen(&files, fd, "/dev/null", O_RDWR, 0);
-    rc = posix_spawn(&pid, path, &files, &attr, argv, environ);
+    rc = posix_spawn(ret, path, &files, &attr, argv, environ);
     (void)posix_spawn_file_actions_destroy(&files);
     (void)posix_spawnattr_destroy(&attr);
-    if (rc)
-        return ckpt_fail_errno(err, rc, "running '%s', which reads from buckets", path);
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return 0; /* the process waits for its children elsewhere: the socket tells */
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0
-               ? 0
-               : ckpt_fail(err, CKPT_IO, "'%s', which reads from buckets, could not start", path);
+    return rc ? ckpt_fail_errno(err, rc, "running '%s', which reads from buckets", path) : 0;
 }
 
 /* A descriptor above those that the helper gets. */
@@ -119,11 +111,24 @@ int ckpt_helper_start(struct ckpt_helper *h, uint64_t memory, const struct ckpt_
         return ckpt_fail_errno(err, errno, "preparing to read from buckets");
     *ret_map = map;
     (void)madvise(map, memory, MADV_DONTDUMP);
-    if (spawn(path, theirs, mem, err) < 0)
+    if (spawn(path, theirs, mem, &h->pid, err) < 0)
         return -1;
     if (send(h->socket, setup, sizeof *setup, MSG_NOSIGNAL) < 0)
         return ckpt_fail_errno(err, errno, "'%s', which reads from buckets, does not answer", path);
     return 0;
 }
 
-void ckpt_helper_release(struct ckpt_helper *h) { ckpt_closep(&h->socket); }
+void ckpt_helper_release(struct ckpt_helper *h, bool is_child)
+{
+    const struct timespec tick = {0, 2000000};
+    pid_t ended = 0;
+
+    ckpt_closep(&h->socket);
+    /* it may be waiting for a program that finds credentials */
+    for (int i = 0; is_child && h->pid && ended == 0 && i < 250; i++)
+        if ((ended = waitpid(h->pid, NULL, WNOHANG)) == 0)
+            (void)nanosleep(&tick, NULL);
+    if (is_child && h->pid && ended == 0 && kill(h->pid, SIGKILL) == 0)
+        (void)waitpid(h->pid, NULL, 0);
+    h->pid = 0;
+}

@@ -3,21 +3,25 @@
 #ifndef CKPT_IO_BUCKET_START_H
 #define CKPT_IO_BUCKET_START_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/err.h"
 #include "io/bucket/wire.h"
 
 struct ckpt_helper {
     int socket;
+    pid_t pid; /* 0: none */
 };
 
-#define CKPT_HELPER_NONE ((struct ckpt_helper){-1})
+#define CKPT_HELPER_NONE ((struct ckpt_helper){-1, 0})
 
 /* Start it, with `memory` bytes that both have mapped: *ret_map. It ends when the socket is closed.
  * UNSUPPORTED: there is no such program. */
 int ckpt_helper_start(struct ckpt_helper *h, uint64_t memory, const struct ckpt_wire_setup *setup,
                       char **ret_map, struct ckpt_err *err);
-void ckpt_helper_release(struct ckpt_helper *h);
+/* Close the socket, and wait for the end if it is a child of this process. */
+void ckpt_helper_release(struct ckpt_helper *h, bool is_child);
 
 #endif

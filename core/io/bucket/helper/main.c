@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/confine.h"
@@ -216,8 +217,6 @@ int main(void)
         (void)fprintf(stderr, "ckptfs-http is started by ckptfs, to read from buckets\n");
         return 2;
     }
-    if (fork() != 0) /* the parent of the program that started us is not to wait for us */
-        return 0;
     (void)signal(SIGPIPE, SIG_IGN);
     if (recv(CKPT_WIRE_SOCKET, &setup, sizeof setup, 0) != (ssize_t)sizeof setup ||
         curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
@@ -237,5 +236,7 @@ int main(void)
         return work(&setup, &site, pair[1]);
     (void)close(CKPT_WIRE_SOCKET);
     (void)close(CKPT_WIRE_MEMORY);
-    return worker < 0 ? 1 : keep(&site, pair[0]);
+    const int rc = worker < 0 ? 1 : keep(&site, pair[0]);
+    (void)waitpid(worker, NULL, 0);
+    return rc;
 }

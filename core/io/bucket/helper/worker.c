@@ -48,8 +48,8 @@ struct job {
     uint64_t since, not_before;
     unsigned tries, turns;
     uint64_t secrets; /* number of the credentials that it was signed with */
-    enum ckpt_code fault; /* what is wrong with the answer; and `why` */
-    char why[CURL_ERROR_SIZE + 256];
+    enum ckpt_code fault; /* what is wrong with the answer; and `words` */
+    char why[CURL_ERROR_SIZE], words[512];
     bool checked;
     /* of the answer's head */
     char tag[CKPT_ERR_TEXT], range[128], region[64];
@@ -245,7 +245,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *ctx)
 static size_t fault(struct job *j, enum ckpt_code code, const char *why)
 {
     j->fault = code;
-    (void)snprintf(j->why, sizeof j->why, "%s", why);
+    (void)snprintf(j->words, sizeof j->words, "%s", why);
     return 0;
 }
 
@@ -269,11 +269,6 @@ static size_t check_head(struct job *j, long status)
                    j->range, expected);
     return fault(j, CKPT_UNSUPPORTED, why);
 }
-
-struct ends {
-    struct worker *w;
-    struct job *j;
-};
 
 static size_t on_body(char *data, size_t size, size_t n, void *ctx)
 {
@@ -495,8 +490,7 @@ static void finish_list(struct worker *w, struct job *j)
 
 static void finish(struct worker *w, struct job *j, CURLcode rc)
 {
-    const uint64_t before = j->got;
-    char why[CURL_ERROR_SIZE + 256];
+    char why[CURL_ERROR_SIZE];
     long status = 0;
 
     (void)curl_easy_getinfo(j->easy, CURLINFO_RESPONSE_CODE, &status);
@@ -505,7 +499,7 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
     (void)snprintf(why, sizeof why, "%s", *j->why ? j->why : curl_easy_strerror(rc));
     const bool good = status == 200 || status == 206;
     if (j->fault)
-        answer_fail(w, j, j->fault, why);
+        answer_fail(w, j, j->fault, j->words);
     else if (good && j->q.kind == CKPT_WIRE_GET && j->got == j->q.len)
         answer(w, j, CKPT_OK, j->q.len, "");
     else if (rc == CURLE_OK && good && j->q.kind == CKPT_WIRE_LIST_PAGE)
@@ -518,7 +512,6 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
         retry(w, j, why);
     else
         answer_fail(w, j, CKPT_IO, why);
-    (void)before;
 }
 
 /* ---- questions, and credentials ---- */

@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in a bucket: the tool and the mount against a store that recomputes signatures and has bad days (server.py)."""
+import hashlib
+import json
+import os
+import random
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+from server import Store
+
+SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
+CKPT, CKPTFS = (os.path.join(BUILD, "fs", name) for name in ("ckpt", "ckptfs"))
+GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
+
+
+def run(store, *args, env=None, timeout=30, **more):
+    return subprocess.run([CKPT, *args], env=env or store.env(**more), capture_output=True, text=True, timeout=timeout)
+
+
+def files_below(folder):
+    found = {}
+    for top, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(top, name), "rb") as f:
+                found[os.path.relpath(os.path.join(top, name), folder)] = hashlib.sha256(f.read()).hexdigest()
+    return found
+
+
+def model_files(seed, megabytes, shards=1):
+    """An HF model of made-up tensors as {name: bytes}."""
+    rng, files, where = random.Random(seed), {}, {}
+    for s in range(shards):
+        name = f"model-{s + 1:05d}-of-{shards:05d}.safetensors"
+        header, data = {"__metadata__": {"format": "pt"}}, []
+        rows = megabytes * 1024
+        for k in range(4):
+            tensor = f"model.layers.{4 * s + k}.weight"
+            header[tensor] = {"dtype": "BF16", "shape": [rows // 4, 512], "data_offsets": [k * rows * 256, (k + 1) * rows * 256]}
+            data.append(rng.randbytes(rows * 256))
+            where[tensor] = name
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        files[name] = struct.pack("<Q", len(text)) + text + b"".join(data)
+    files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": where}).encode()
+    files["config.json"] = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}).encode()
+    return files
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.tmp = tempfile.mkdtemp(prefix="ckptfs-bucket-")
+        self.addCleanup(shutil.rmtree, self.tmp, True)
+
+    def path(self, name):
+        return os.path.join(self.tmp, name)
+
+    def expected(self):
+        """What an export of the golden run gives."""
+        out = self.path("expected")
+        if not os.path.exists(out):
+            subprocess.run([CKPT, "export", GOLDEN, out, "-q"], check=True, capture_output=True)
+        return files_below(out)
+
+    def export(self, store, url, *args, **more):
+        out = tempfile.mkdtemp(dir=self.tmp)
+        os.rmdir(out)
+        r = run(store, "export", url, out, "-q", *args, **more)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return files_below(out)
+
+    def fails(self, r, *words, code=1):
+        self.assertEqual(r.returncode, code, r.stderr)
+        for w in words:
+            self.assertIn(w, r.stderr)
+        self.assertNotIn("secret/key", r.stderr)
+
+
+class Reading(Case):
+    def test_names_and_pages(self):
+        """Keys with signs that URLs, queries and signatures treat differently, and pages of three."""
+        for prefix in ("", "run/", "a=b+c d/é%2F&x;/run~(1)*'!/", "deep/er/and/deeper/"):
+            with self.subTest(prefix), Store(page=3) as s:
+                s.put_folder("bucket", prefix, GOLDEN)
+                s.put("bucket", prefix + "10/", b"")  # what consoles make for a folder
+                if prefix:
+                    s.put("bucket", prefix, b"")
+                url = "s3://bucket" + ("/" + prefix if prefix else "")
+                self.assertEqual(self.export(s, url), self.expected())
+                self.assertEqual(self.export(s, url.rstrip("/") + "/10"), self.expected())
+
+    def test_odd_file_names(self):
+        files = model_files(1, 1)
+        with Store() as s:
+            for name, data in files.items():
+                s.put("b", "m/" + name, data)
+            for name in ("merges=1.txt", "to ken.json", "ü+%25.txt", "a&b<c>\"'.txt"):
+                s.put("b", "m/" + name, name.encode())
+            r = run(s, "ls", "s3://b/m", "--files")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            got = self.export(s, "s3://b/m")
+            self.assertEqual(got["config.json"], hashlib.sha256(files["config.json"]).hexdigest())
+
+    def test_large_object(self):
+        files = model_files(2, 100)
+        with Store(latency=0.02) as s:
+            for name, data in files.items():
+                s.put("b", "m/" + name, data)
+            os.mkdir(self.path("m"))
+            for name, data in files.items():
+                with open(os.path.join(self.path("m"), name), "wb") as f:
+                    f.write(data)
+            subprocess.run([CKPT, "export", self.path("m"), self.path("local"), "-q"], check=True, capture_output=True)
+            self.assertEqual(self.export(s, "s3://b/m"), files_below(self.path("local")))
+            size = sum(map(len, files.values()))
+            self.assertLess(s.served, size * 1.05 + (1 << 20))  # nothing is fetched twice
+            self.assertGreater(s.most_open, 4)  # several connections at once
+            self.assertLess(s.connections, 40)  # which are kept
+
+    def test_nothing_there(self):
+        with Store() as s:
+            s.put("b", "other/x", b"1")
+            self.fails(run(s, "info", "s3://b/run"), "'s3://b/run'", "no object whose key begins with 'run/'")
+            self.fails(run(s, "info", "s3://none/run"), "s3://none/run/", "404 NoSuchBucket", "does not exist")
+            self.fails(run(s, "info", "s3://b/other"), "neither a checkpoint")
+            self.fails(run(s, "info", "s3:///x"), "expected s3://BUCKET", code=2)
+            self.fails(run(s, "info", "s3://b/x//y"), "no empty part", code=2)
+            self.fails(run(s, "info", "s3://b/x/../y"), "'..'", code=2)
+
+    def test_names_that_no_file_has(self):
+        for key, words in (("run//x", "empty part"), ("run/a/../b", "'..'"), ("run/./b", "'.'")):
+            with self.subTest(key), Store() as s:
+                s.put_folder("b", "run/", GOLDEN)
+                s.put("b", key, b"1")
+                self.fails(run(s, "info", "s3://b/run"), words)
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            s.put("b", "run/10", b"1")
+            self.fails(run(s, "info", "s3://b/run"), "'s3://b/run/10' is an object, and other objects are below it")
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            s.put("b", "run/10", b"")  # an older kind of marker
+            self.assertEqual(self.export(s, "s3://b/run"), self.expected())
+
+    def test_many_steps(self):
+        """Where there are many folders, all are listed at once."""
+        with Store() as s:
+            for step in range(10, 400, 10):
+                s.put_folder("b", f"run/{step}/", os.path.join(GOLDEN, "10"))
+            s.put("b", "run/latest.txt", b"390")
+            r = run(s, "info", "s3://b/run", "--json")
+            self.assertEqual(len(json.loads(r.stdout)["steps"]) if r.returncode == 0 else r.stderr, 39)
+            self.assertLess(len(s.requests("list")), 20)
+
+    def test_info_tells_of_the_store(self):
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            r = run(s, "info", "-v", "s3://b/run")
+            for w in (s.url, "us-east-1", "environment"):
+                self.assertIn(w, r.stdout)
+            b = json.loads(run(s, "info", "--json", "s3://b/run").stdout)["bucket"]
+            self.assertGreater(b["requests"], 40)
+            self.assertEqual(b["retries"], 0)
+
+    def test_headers_are_one_request_each(self):
+        """64 KiB of the right end, many at once."""
+        with Store(latency=0.02) as s:
+            for name, data in model_files(3, 1, shards=200).items():
+                s.put("b", "m/" + name, data)
+            begin = time.monotonic()
+            r = run(s, "info", "s3://b/m")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertLess(len(s.requests("get")), 210)
+            self.assertLess(len(s.requests("list")), 6)
+            self.assertLess(time.monotonic() - begin, 2.5)
+
+    def test_base(self):
+        files = model_files(1, 1)
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            for name, data in files.items():
+                s.put("b", "base/" + name, data)
+            s.put("b", "base/tokenizer.json", b'{"version": "1.0"}')
+            r = run(s, "ls", "--files", GOLDEN, "-o", "base=s3://b/base")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertIn("tokenizer.json", r.stdout)
+            self.fails(run(s, "info", GOLDEN, "-o", "base=s3://b/nothing"), "s3://b/nothing")
+
+    def test_anonymous(self):
+        with Store(anonymous=True) as s:
+            s.put_folder("b", "run/", GOLDEN)
+            env = s.env(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
+            self.fails(run(s, "info", "s3://b/run", env=env), "no credentials", "-o anonymous", code=2)
+            for args, more in ((["-o", "anonymous"], {}), ([], {"AWS_NO_SIGN_REQUEST": "true"})):
+                r = run(s, "info", "s3://b/run", *args, env={**env, **more})
+                self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertFalse([1 for x in s.log if "authorization" in x[4]])
+
+    def test_without_helper(self):
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            self.fails(run(s, "info", "s3://b/run", CKPTFS_HTTP="/nonexistent/ckptfs-http"), "/nonexistent/ckptfs-http")
+
+
+class Faults(Case):
+    """What each fault is answered with; see the table in contrib/docs/buckets.md."""
+
+    def setUp(self):
+        super().setUp()
+        self.store = self.enterContext(Store())
+        self.store.put_folder("b", "run/", GOLDEN)
+
+    def test_passing(self):
+        """Faults that pass: the export is right, and some requests were repeated."""
+        for rule in (dict(act="status", status=503), dict(act="status", status=500, code="InternalError"),
+                     dict(act="status", status=429, code="TooManyRequests"), dict(act="status", status=408, code="RequestTimeout"),
+                     dict(act="status", status=400, code="RequestTimeout"), dict(act="drop"), dict(act="truncate"),
+                     dict(act="truncate", after=1), dict(act="less")):
+            for kind in ("get", "list") if rule["act"] in ("status", "drop") else ("get",):
+                with self.subTest(rule=rule, kind=kind):
+                    self.store.rules.clear()
+                    # a server that has never answered is given up soon
+                    r = self.store.rule(kind=kind, times=2 if kind == "list" else 12, key="" if kind == "list" else "model_weight", **rule)
+                    self.assertEqual(self.export(self.store, "s3://b/run"), self.expected())
+                    self.assertEqual(r.times, 0)
+
+    def test_storm(self):
+        """Half of all requests fail for a while; not more than 50 a second are repeated."""
+        for k in range(12):
+            self.store.put_folder("b", f"run/{k + 20}/", os.path.join(GOLDEN, "10"))
+        rule = self.store.rule("status", kind="any", times=None)
+
+        def end():
+            rule.times = 0
+        threading.Timer(3, end).start()
+        rule.key = ".safetensors"
+        begin = time.monotonic()
+        self.assertEqual(self.export(self.store, "s3://b/run/10"), self.expected())
+        self.assertGreater(time.monotonic() - begin, 2.9)
+        self.assertLess(rule.hits, 50 * 3 + 100)
+
+    def test_stall(self):
+        for after in (0, 100):
+            with self.subTest(after=after):
+                self.store.rule("stall", key="qkv_proj", times=2, after=after)
+                self.assertEqual(self.export(self.store, "s3://b/run", "-o", "timeout=12"), self.expected())
+
+    def test_lasting(self):
+        """Faults that do not pass: an error that names object, range and the server's words."""
+        for rule, words in (
+                (dict(act="status", status=503), ("bytes 0 to", "503 SlowDown: as the test wants", "attempts in")),
+                (dict(act="status", status=403, code="AccessDenied"), ("bytes 0 to", "403 AccessDenied")),
+                (dict(act="status", status=412, code="PreconditionFailed"), ("was replaced since",)),
+                (dict(act="status", status=404, code="NoSuchKey"), ("was removed since",)),
+                (dict(act="drop"), ("bytes 0 to", "attempts in")),
+                (dict(act="wrong_range"), ("expected 'bytes",)),
+                (dict(act="truncate", after=1), ("bytes 0 to",))):
+            with self.subTest(rule=rule):
+                self.store.rules.clear()
+                self.store.rule(key="qkv_proj", times=None, **rule)
+                begin = time.monotonic()
+                r = run(self.store, "export", "s3://b/run", self.path("out"), "-q", "-o", "timeout=3")
+                self.fails(r, "s3://b/run/10/model/model/", "qkv_proj", *words)
+                self.assertLess(time.monotonic() - begin, 30)
+
+    def test_bad_lists(self):
+        self.store.rule("garbage", kind="list", times=None)
+        self.fails(run(self.store, "info", "s3://b/run"), "ListObjectsV2", "s3://b/run/")
+
+    def test_more_bytes_than_asked(self):
+        self.store.rule("more", key="qkv_proj", times=1)
+        self.assertIn(run(self.store, "info", "s3://b/run").returncode, (0, 1))
+
+    def test_no_server(self):
+        env = self.store.env(AWS_ENDPOINT_URL="http://127.0.0.1:9")
+        begin = time.monotonic()
+        self.fails(run(self.store, "info", "s3://b/run", env=env), "s3://b/run/", "connect")
+        self.assertLess(time.monotonic() - begin, 10)
+        for url, words in (("ftp://x", "not http"), ("http://u:p@x", "password")):
+            r = run(self.store, "info", "s3://b/run", env=self.store.env(AWS_ENDPOINT_URL=url))
+            self.fails(r, words, code=2)
+
+    def test_region(self):
+        self.store.region = "eu-central-7"
+        for region in ("eu-central-7", "us-west-2", None):
+            env = self.store.env(AWS_REGION=region)
+            self.assertEqual(files_below(self.done(env)), self.expected())
+
+    def done(self, env):
+        out = self.path(f"out{random.random()}")
+        r = subprocess.run([CKPT, "export", "s3://b/run", out, "-q"], env=env, capture_output=True, text=True)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return out
+
+    def test_region_of_the_header(self):
+        rule = self.store.rule("status", kind="any", status=301, code="PermanentRedirect", times=1,
+                               headers=[("x-amz-bucket-region", "ap-south-9")])
+        self.store.region = "ap-south-9"
+        self.assertEqual(files_below(self.done(self.store.env(AWS_REGION="us-east-1"))), self.expected())
+        self.assertEqual(rule.times, 0)
+
+    def test_wrong_key(self):
+        self.fails(run(self.store, "info", "s3://b/run", AWS_SECRET_ACCESS_KEY="wrong"), "403 SignatureDoesNotMatch")
+        self.fails(run(self.store, "info", "s3://b/run", AWS_ACCESS_KEY_ID="nobody"), "403 InvalidAccessKeyId")
+
+
+class Mounted(Case):
+    def setUp(self):
+        super().setUp()
+        if not shutil.which("fusermount3") or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            self.fail("these tests need FUSE")
+        self.mnt = self.path("mnt")
+        os.mkdir(self.mnt)
+
+    def mount(self, store, url, *args, **more):
+        log = open(self.path("log"), "w+")
+        self.addCleanup(log.close)
+        p = subprocess.Popen([CKPTFS, "-f", *args, url, self.mnt], env=store.env(**more), stdout=log, stderr=log)
+
+        def end():
+            p.terminate()
+            self.assertEqual(p.wait(30), 0)
+        self.addCleanup(end)
+        until = time.monotonic() + 20
+        while not os.path.ismount(self.mnt):
+            self.assertIsNone(p.poll(), open(self.path("log")).read())
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        return p
+
+    def helpers(self, p):
+        """The processes below a daemon that make HTTP: keeper and worker."""
+        out = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in out.splitlines()]
+        keeper = [int(pid) for pid, ppid, comm in rows if int(ppid) == p.pid and comm == "ckptfs-http"]
+        return keeper + [int(pid) for pid, ppid, _ in rows if int(ppid) in keeper]
+
+    def test_reads_in_the_sandbox(self):
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            p = self.mount(s, "s3://b/run")
+            self.assertEqual(files_below(os.path.join(self.mnt, "10")), self.expected())
+            with open(os.path.join(self.mnt, ".ckptfs", "stats.json")) as f:
+                stats = json.load(f)
+            if os.path.exists("/sys/kernel/security/landlock") or "landlock" in stats["settings"]["sandbox"]:
+                self.assertIn("landlock", stats["settings"]["sandbox"])
+            self.assertGreater(stats["bucket"]["requests"], 40)
+            self.assertEqual(stats["bucket"]["endpoint"], s.url)
+            keeper, worker = self.helpers(p)
+            for pid in (keeper, worker):  # not dumpable: /proc/PID belongs to root, whoever runs it; no core file
+                with open(f"/proc/{pid}/limits") as f:
+                    self.assertRegex(f.read(), r"Max core file size +0 +0 ")
+            with open(f"/proc/{worker}/status") as f:
+                status = f.read()
+            self.assertRegex(status, r"NoNewPrivs:\s1")
+            self.assertRegex(status, r"Seccomp:\s2")
+            text = open(self.path("log")).read() + json.dumps(stats)
+            self.assertNotIn("secret/key", text)
+
+    def test_replaced_object(self):
+        """Never mixed bytes: ESTALE, and the message names the object."""
+        files = model_files(4, 64)
+        name = "model-00001-of-00001.safetensors"
+        with Store() as s:
+            for k, v in files.items():
+                s.put("b", "m/" + k, v)
+            self.mount(s, "s3://b/m")
+            path = os.path.join(self.mnt, name)
+            with open(path, "rb", buffering=0) as f:
+                head = f.read(4096)
+                s.put("b", "m/" + name, model_files(5, 64)[name])
+                with self.assertRaises(OSError) as e:
+                    os.pread(f.fileno(), 4096, 40 << 20)
+                self.assertIn(e.exception.errno, (5, 116))
+            self.assertTrue(head)
+            with open(self.path("log")) as f:
+                self.assertRegex(f.read(), "m/" + name + ".*replaced since")
+
+    def test_new_step_and_removed_object(self):
+        with Store() as s:
+            s.put_folder("b", "run/10/", os.path.join(GOLDEN, "10"))
+            s.put("b", "run/latest.txt", b"10")
+            self.mount(s, "s3://b/run")
+            s.put_folder("b", "run/20/", os.path.join(GOLDEN, "10"))
+            s.put("b", "run/latest.txt", b"20")
+            until = time.monotonic() + 40
+            while not os.path.isdir(os.path.join(self.mnt, "20")):
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.5)
+            self.assertEqual(files_below(os.path.join(self.mnt, "20")), self.expected())
+            self.assertEqual(os.readlink(os.path.join(self.mnt, "latest")), "20")
+
+    def test_token_expires_while_mounted(self):
+        """The profile's process gives new credentials when the store says that the old ones have expired."""
+        files = model_files(6, 64)
+        with Store() as s:
+            s.keys = {"ID1": ("one", "token1")}
+            for k, v in files.items():
+                s.put("b", "m/" + k, v)
+            os.mkdir(self.path(".aws"))
+            with open(self.path("creds.json"), "w") as f:
+                json.dump({"Version": 1, "AccessKeyId": "ID1", "SecretAccessKey": "one", "SessionToken": "token1"}, f)
+            with open(self.path(".aws/config"), "w") as f:
+                f.write(f"[default]\nregion = us-east-1\ncredential_process = cat {self.path('creds.json')}\n")
+            self.mount(s, "s3://b/m", AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, AWS_SESSION_TOKEN=None, HOME=self.tmp)
+            with open(os.path.join(self.mnt, "model-00001-of-00001.safetensors"), "rb", buffering=0) as f:
+                f.read(4096)
+                with open(self.path("creds.json"), "w") as g:
+                    json.dump({"Version": 1, "AccessKeyId": "ID2", "SecretAccessKey": "two", "SessionToken": "token2"}, g)
+                s.keys = {"ID1": ("one", "token1"), "ID2": ("two", "token2")}
+                s.expired = {"token1"}
+                self.assertEqual(len(os.pread(f.fileno(), 1 << 20, 40 << 20)), 1 << 20)
+            self.assertEqual({x[4]["x-amz-security-token"] for x in s.log}, {"token1", "token2"})
+
+
+def sts_answer(action, name, secret, token):
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+    return (f'<{action}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{action}Result><Credentials><AccessKeyId>{name}'
+            f"</AccessKeyId><SecretAccessKey>{secret}</SecretAccessKey><SessionToken>{token}</SessionToken><Expiration>{when}"
+            f"</Expiration></Credentials></{action}Result></{action}Response>")
+
+
+class Credentials(Case):
+    """All places, in the order of AWS's tools."""
+
+    def setUp(self):
+        super().setUp()
+        self.store = self.enterContext(Store())
+        self.store.put_folder("b", "run/", GOLDEN)
+        self.store.keys = {"GOOD": ("good", "good-token")}
+        os.mkdir(self.path(".aws"))
+        self.env = self.store.env(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, AWS_SESSION_TOKEN=None, HOME=self.tmp)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+
+    def kind(self, **more):
+        env = {k: v for k, v in {**self.env, **more}.items() if v is not None}
+        r = subprocess.run([CKPT, "info", "--json", "s3://b/run"], env=env, capture_output=True, text=True, timeout=60)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return json.loads(r.stdout)["bucket"]["credentials"]
+
+    def refused(self, *words, **more):
+        env = {k: v for k, v in {**self.env, **more}.items() if v is not None}
+        r = subprocess.run([CKPT, "info", "s3://b/run"], env=env, capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(r.returncode, 0)
+        for w in words:
+            self.assertIn(w, r.stderr)
+
+    def test_environment(self):
+        self.assertEqual(self.kind(AWS_ACCESS_KEY_ID="GOOD", AWS_SECRET_ACCESS_KEY="good", AWS_SESSION_TOKEN="good-token"), "environment")
+        self.refused("secret access key is missing", AWS_ACCESS_KEY_ID="GOOD")
+
+    def test_profiles(self):
+        self.write(".aws/credentials", "# mine\n[default]\naws_access_key_id = BAD\naws_secret_access_key=bad\n\n[work]\n"
+                   "aws_access_key_id=GOOD\naws_secret_access_key =  good\naws_session_token = good-token\n")
+        self.assertEqual(self.kind(AWS_PROFILE="work"), "profile 'work'")
+        self.refused("InvalidAccessKeyId")
+        self.refused("no such profile", AWS_PROFILE="none")
+        self.write("elsewhere", "[x]\naws_access_key_id=GOOD\naws_secret_access_key=good\naws_session_token=good-token\n")
+        self.assertEqual(self.kind(AWS_PROFILE="x", AWS_SHARED_CREDENTIALS_FILE=self.path("elsewhere")), "profile 'x'")
+
+    def test_region_and_endpoint_of_the_profile(self):
+        self.store.region = "eu-north-5"
+        self.write(".aws/config", f"[profile w]\nregion = eu-north-5\nendpoint_url = {self.store.url}/\naws_access_key_id=GOOD\n"
+                   "aws_secret_access_key=good\naws_session_token=good-token\n")
+        self.kind(AWS_PROFILE="w", AWS_ENDPOINT_URL=None, AWS_REGION=None)
+        self.assertEqual(len({x[4]["authorization"].split("/")[2] for x in self.store.log}), 1)
+
+    def test_process(self):
+        self.write(".aws/config", "[default]\ncredential_process = echo '{\"Version\": 1, \"AccessKeyId\": \"GOOD\", "
+                   "\"SecretAccessKey\": \"good\", \"SessionToken\": \"good-token\"}'\n")
+        self.assertEqual(self.kind(), "profile 'default'")
+        self.write(".aws/config", "[default]\ncredential_process = false\n")
+        self.refused("the command failed")
+        self.write(".aws/config", "[default]\ncredential_process = echo no\n")
+        self.refused("not a JSON object")
+
+    def test_role(self):
+        seen = []
+
+        def sts(method, headers, body):
+            seen.append((headers.get("authorization", ""), body.decode()))
+            return 200, sts_answer("AssumeRole", "GOOD", "good", "good-token")
+        self.store.extra["/"] = sts
+        self.write(".aws/config", "[profile deep]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = src\nexternal_id = e&1\n"
+                   "[profile src]\naws_access_key_id=SRC\naws_secret_access_key=src\n"
+                   "[profile circle]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = circle2\n"
+                   "[profile circle2]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = circle\n[profile mfa]\n"
+                   "role_arn = arn:aws:iam::1:role/r\nsource_profile = src\nmfa_serial = x\n")
+        self.assertIn("role arn:aws:iam::1:role/r", self.kind(AWS_PROFILE="deep"))
+        self.assertIn("Credential=SRC/", seen[0][0])
+        self.assertIn("/us-east-1/sts/", seen[0][0])
+        self.assertIn("RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fr", seen[0][1])
+        self.assertIn("ExternalId=e%261", seen[0][1])
+        self.refused("circle", AWS_PROFILE="circle")
+        self.refused("mfa_serial", AWS_PROFILE="mfa")
+
+    def test_web_identity(self):
+        self.write("token", "ey.token\n")
+        self.store.extra["/"] = lambda m, h, body: ((200, sts_answer("AssumeRoleWithWebIdentity", "GOOD", "good", "good-token"))
+                                                    if b"WebIdentityToken=ey.token" in body and "authorization" not in h else (403, ""))
+        self.assertIn("web identity", self.kind(AWS_WEB_IDENTITY_TOKEN_FILE=self.path("token"), AWS_ROLE_ARN="arn:x"))
+        self.refused("can't be read", AWS_WEB_IDENTITY_TOKEN_FILE="/none", AWS_ROLE_ARN="arn:x")
+
+    def document(self, **more):
+        return json.dumps({"AccessKeyId": "GOOD", "SecretAccessKey": "good", "Token": "good-token",
+                           "Expiration": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 900)), **more})
+
+    def test_container(self):
+        self.store.extra["/creds"] = lambda m, h, b: (200, self.document()) if h.get("authorization") == "tok" else (401, "{}")
+        self.assertEqual(self.kind(AWS_CONTAINER_CREDENTIALS_FULL_URI=self.store.url + "/creds", AWS_CONTAINER_AUTHORIZATION_TOKEN="tok"),
+                         "container")
+        self.refused("401", AWS_CONTAINER_CREDENTIALS_FULL_URI=self.store.url + "/creds")
+        self.refused("neither https", AWS_CONTAINER_CREDENTIALS_FULL_URI="http://example.invalid/creds")
+
+    def test_instance(self):
+        roles = "/latest/meta-data/iam/security-credentials/"
+        self.store.extra["/latest/api/token"] = lambda m, h, b: (200, "T1") if m == "PUT" else (405, "")
+        self.store.extra[roles] = lambda m, h, b: (200, "my-role") if h.get("x-aws-ec2-metadata-token") == "T1" else (401, "")
+        self.store.extra[roles + "my-role"] = lambda m, h, b: (200, self.document()) if h.get("x-aws-ec2-metadata-token") == "T1" else (401, "")
+        self.assertEqual(self.kind(AWS_EC2_METADATA_DISABLED=None, AWS_EC2_METADATA_SERVICE_ENDPOINT=self.store.url), "instance (IMDSv2)")
+        self.refused("no credentials", AWS_EC2_METADATA_SERVICE_ENDPOINT=self.store.url)
+
+    def test_refused(self):
+        self.write(".aws/config", "[default]\nsso_session = x\n")
+        self.refused("uses SSO", "credential_process")
+        self.refused("certificates '/none'", AWS_CA_BUNDLE="/none", AWS_ACCESS_KEY_ID="GOOD", AWS_SECRET_ACCESS_KEY="good")
+
+    def test_expired_for_good(self):
+        """Credentials that the store refuses as expired, and no others to be had."""
+        self.store.expired = {"good-token"}
+        begin = time.monotonic()
+        self.refused("ExpiredToken", AWS_ACCESS_KEY_ID="GOOD", AWS_SECRET_ACCESS_KEY="good", AWS_SESSION_TOKEN="good-token")
+        self.assertLess(time.monotonic() - begin, 20)
+
+    def test_tls(self):
+        """Certificates of AWS_CA_BUNDLE, and no others; the payload is not hashed."""
+        import ssl
+        cert, key = self.path("cert.pem"), self.path("key.pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+                        "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        with Store(tls=context) as s:
+            s.put_folder("b", "run/", GOLDEN)
+            self.fails(run(s, "info", "s3://b/run"), "certificate")
+            self.assertEqual(self.export(s, "s3://b/run", AWS_CA_BUNDLE=cert), self.expected())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
