@@ -141,7 +141,8 @@ static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
 static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
                          const struct ckpt_route *route)
 {
-    return route->direct != CKPT_DIRECT_NONE && len >= CKPT_DIRECT_LEAST &&
+    return route->bounce && route->bounce->len && route->direct != CKPT_DIRECT_NONE &&
+           len >= CKPT_DIRECT_LEAST &&
            atomic_load(&f->align) != 1 &&
            !(route->direct == CKPT_DIRECT_COLD &&
              ckpt_source_resident(&f->source, off, len) > COLD);
