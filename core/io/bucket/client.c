@@ -29,8 +29,8 @@ enum { NCLASS = 3, NSLOT = 256 + 64 + 48 };
 static const uint64_t MEMORY =
     CKPT_WIRE_HEAD + 256 * (uint64_t)SMALL + 64 * (uint64_t)MIDDLE + 48 * (uint64_t)BLOCK;
 
-/* Read-ahead: of each stream at most as much as was read of it, and of all together AHEAD. */
-enum { NSTREAM = 64, NEAR = 4 << 20, AHEAD = 192 << 20, RECENT = 512 };
+/* Read-ahead: of each stream EAGER times as much as was read of it, and of all together AHEAD. */
+enum { NSTREAM = 64, NEAR = 4 << 20, EAGER = 8, AHEAD = 256 << 20, RECENT = 512 };
 
 enum state { FREE, FETCHING, READY, FAILED };
 
@@ -321,12 +321,15 @@ static struct slot *find_slot(struct ckpt_client *c, uint32_t len)
         struct slot *s = &c->slot[i];
         if (s->cap < len || (best && s->cap > best->cap))
             continue;
-        if (s->state == FREE)
-            return s;
-        if (s->state == READY && s->pins == 0 && (!best || s->tick < best->tick))
+        const bool idle = s->state == READY && s->pins == 0;
+        if (s->state == FREE || (idle && s->tick == 0)) { /* the first: few pages are touched */
+            best = s;
+            break;
+        }
+        if (idle && (!best || s->tick < best->tick))
             best = s;
     }
-    if (best)
+    if (best && best->state != FREE)
         slot_free(c, best);
     return best;
 }
@@ -444,7 +447,7 @@ static uint64_t read_ahead(struct ckpt_client *c, XXH128_hash_t object, uint64_t
     const uint64_t read = mine->next - mine->first;
     if (mine->first == off || read < MIDDLE)
         return end;
-    const uint64_t to = mine->next + ckpt_min_u64(read, AHEAD / active);
+    const uint64_t to = mine->next + ckpt_min_u64(EAGER * read, AHEAD / active);
     return ckpt_min_u64(size, (to + BLOCK - 1) / BLOCK * BLOCK);
 }
 
@@ -640,7 +643,7 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
 
     *ret_all = false;
     for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
-        struct slot *s;
+        struct slot *s = NULL;
         (void)pthread_mutex_lock(&c->lock);
         rc = fetch_page(c, bucket, prefix, delimiter, more, &s, err);
         (void)pthread_mutex_unlock(&c->lock);
