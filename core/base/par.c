@@ -8,6 +8,8 @@
 
 enum { DEFAULT_THREADS = 8, MAX_THREADS = 64, CHUNK = 16 };
 
+static atomic_uint default_threads = DEFAULT_THREADS;
+
 struct par {
     int (*fn)(void *ctx, size_t i, struct ckpt_err *err);
     void *ctx;
@@ -46,6 +48,8 @@ static void *work(void *arg)
     }
 }
 
+void ckpt_parallel_far(void) { atomic_store(&default_threads, MAX_THREADS); }
+
 int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, struct ckpt_err *err),
                   void *ctx, struct ckpt_err *err)
 {
@@ -54,7 +58,7 @@ int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, str
     unsigned started = 0;
 
     if (nthread == 0)
-        nthread = DEFAULT_THREADS;
+        nthread = atomic_load(&default_threads);
     if (nthread > MAX_THREADS)
         nthread = MAX_THREADS;
     p.chunk = n / nthread < CHUNK ? 1 : CHUNK;

@@ -11,6 +11,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/below.h"
@@ -444,6 +445,7 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
         ckpt_dir_open_other(b->url, (struct ckpt_dir_way){&bucket_ops, b}, NULL, NULL, ret, err) <
             0)
         return -1;
+    ckpt_parallel_far();
     (void)ckpt_steal(&b);
     return 0;
 }
