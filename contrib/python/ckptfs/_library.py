@@ -438,6 +438,11 @@ def to_device(comm, device, stream, memory=None):
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 
+def is_bucket(run):
+    """Return whether a run is in a bucket (s3://...), not at a path of this machine."""
+    return os.fsdecode(run).startswith("s3://")
+
+
 def warn(text):
     """Warn at the line that called this package, by itself or through torch."""
     frame, level = sys._getframe(1), 2

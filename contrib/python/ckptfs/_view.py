@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ._ahead import ahead
 from ._fork import reading, taken
-from ._library import CkptError, Step, TensorInfo, library, new, take_bytes, take_text, u64s, warn
+from ._library import CkptError, Step, TensorInfo, is_bucket, library, new, take_bytes, take_text, u64s, warn
 from ._objects import value
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class View:
     ):
         if framework not in TORCHES + NUMPIES:
             raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
-        self._run = os.path.abspath(os.fsdecode(run))
+        self._run = os.fsdecode(run) if is_bucket(run) else os.path.abspath(os.fsdecode(run))
         self._framework, self._device = framework, device
         self._options = {
             k: v

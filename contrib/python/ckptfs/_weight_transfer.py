@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from ._library import CkptError
+from ._library import CkptError, is_bucket
 from .vllm import ModelLoader, _check_complete
 
 
@@ -68,7 +68,7 @@ class Engine(WeightTransferEngine):
             ValueError: An option is wrong.
         """
         given = {**init_info.options, "run": init_info.run}
-        if not init_info.run or not os.path.exists(init_info.run):
+        if not init_info.run or not (is_bucket(init_info.run) or os.path.exists(init_info.run)):
             raise CkptError(
                 "missing",
                 f"there is no run '{init_info.run}': init_info is "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ._boxes import load_boxes
 from ._comm import group_of
 from ._frameworks import unusable
-from ._library import CkptError
+from ._library import CkptError, is_bucket
 from ._objects import is_whole
 from ._view import TORCH, View
 
@@ -105,8 +105,8 @@ class StorageReader(_Base):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id):
-        """Return whether a checkpoint_id is a directory."""
-        return os.path.isdir(checkpoint_id)
+        """Return whether a checkpoint_id is a directory, or in a bucket."""
+        return is_bucket(checkpoint_id) or os.path.isdir(checkpoint_id)
 
     def read_metadata(self):
         """Return the view's tensors as torch's Metadata, one chunk each; without other ranks."""

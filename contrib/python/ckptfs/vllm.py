@@ -23,7 +23,7 @@ from ._ahead import ahead
 from ._boxes import load_boxes
 from ._comm import kept_comm
 from ._frameworks import unusable
-from ._library import READERS, CkptError
+from ._library import READERS, CkptError, is_bucket
 from ._load import make_options
 from ._running import surroundings
 from ._state_dict import step_folder
@@ -399,13 +399,15 @@ class ModelLoader(_Base):
             if given != folder and by_path:  # reload_weights(weights_path=...)
                 run, step = given, None
         run = run or folder
-        if not os.path.exists(run):
+        if not is_bucket(run) and not os.path.exists(run):
             raise CkptError(
                 "missing",
                 f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' "
                 "says where it is, or weights_path of reload_weights",
             )
-        same = not os.path.isdir(folder) or os.path.samefile(folder, run)
+        same = not os.path.isdir(folder) or (
+            not is_bucket(run) and os.path.samefile(folder, run)
+        )
         return run, step, None if same else folder
 
     def _view(self, run, step, base):

@@ -74,6 +74,25 @@ static struct ckpt_client *all;
 
 static const XXH128_hash_t NO_OBJECT;
 
+/* ---- fork ---- */
+
+/* In a child, no lock is held by a thread that the child does not have. */
+static void lock_all(void)
+{
+    (void)pthread_mutex_lock(&all_lock);
+    for (struct ckpt_client *c = all; c; c = c->link)
+        (void)pthread_mutex_lock(&c->lock);
+}
+
+static void unlock_all(void)
+{
+    for (struct ckpt_client *c = all; c; c = c->link)
+        (void)pthread_mutex_unlock(&c->lock);
+    (void)pthread_mutex_unlock(&all_lock);
+}
+
+static void watch_forks(void) { (void)pthread_atfork(lock_all, unlock_all, unlock_all); }
+
 static struct ckpt_wire_shared *shared_of(const struct ckpt_client *c)
 {
     return (struct ckpt_wire_shared *)(void *)c->memory;
@@ -191,12 +210,18 @@ static void lay_out(struct ckpt_client *c)
         }
 }
 
+static int start_helper(struct ckpt_client *c, struct ckpt_err *err)
+{
+    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, MEMORY, c->settings.connections,
+                                          c->settings.timeout_ms, c->settings.anonymous};
+
+    return ckpt_helper_start(&c->helper, MEMORY, &setup, &c->memory, err);
+}
+
 static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
                       struct ckpt_err *err)
 {
     struct ckpt_client *c = calloc(1, sizeof *c);
-    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, MEMORY, s->connections, s->timeout_ms,
-                                          s->anonymous};
 
     if (!c)
         return ckpt_nomem(err);
@@ -207,7 +232,7 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
     (void)pthread_mutex_init(&c->lock, NULL);
     (void)pthread_cond_init(&c->freed, NULL);
     lay_out(c);
-    if (ckpt_helper_start(&c->helper, MEMORY, &setup, &c->memory, err) < 0) {
+    if (start_helper(c, err) < 0) {
         client_free(c);
         return -1;
     }
@@ -218,8 +243,10 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
 int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
                     struct ckpt_err *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int rc = 0;
 
+    (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&all_lock);
     for (*ret = all; *ret; *ret = (*ret)->link)
         if ((*ret)->owner == getpid() && !(*ret)->dead &&
@@ -277,6 +304,8 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     const bool any = all != NULL;
     for (const struct ckpt_client *c = all; c; c = c->link) {
         const struct ckpt_wire_shared *s = shared_of(c);
+        if (!s)
+            continue;
         ret->requests += atomic_load(&s->requests);
         ret->bytes += atomic_load(&s->bytes);
         ret->retries += atomic_load(&s->retries);
@@ -291,13 +320,31 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
 
 /* ---- asking; all with the lock held ---- */
 
+/* In a process that was forked: the helper, and what it is fetching, are the parent's. */
+static int begin_again(struct ckpt_client *c, struct ckpt_err *err)
+{
+    ckpt_helper_release(&c->helper, false);
+    if (c->memory)
+        (void)munmap(c->memory, MEMORY);
+    c->memory = NULL;
+    c->has_thread = c->dead = false;
+    (void)pthread_cond_init(&c->freed, NULL);
+    for (size_t i = 0; i < NSLOT; i++) {
+        slot_free(c, &c->slot[i]);
+        c->slot[i].pins = 0;
+        (void)pthread_cond_init(&c->slot[i].done, NULL);
+    }
+    if (start_helper(c, err) < 0)
+        return -1;
+    c->owner = getpid();
+    return 0;
+}
+
 /* The thread is started at the first request, when a daemon's sandbox is closed already. */
 static int begin(struct ckpt_client *c, struct ckpt_err *err)
 {
-    if (c->owner != getpid())
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "a run in a bucket that was opened before fork() can't be read in the "
-                         "child: open it there");
+    if (c->owner != getpid() && begin_again(c, err) < 0)
+        return -1;
     if (c->dead)
         return ckpt_fail(err, CKPT_IO,
                          "the helper process that reads from buckets (ckptfs-http) has ended");
@@ -538,7 +585,7 @@ static int read_locked(struct ckpt_client *c, const struct ckpt_object *o,
 {
     const XXH128_hash_t object = name_of(o);
 
-    if (how == CKPT_READ_HELD && !is_held(c, object, off, end))
+    if (how == CKPT_READ_HELD && (c->owner != getpid() || !is_held(c, object, off, end)))
         return 1;
     if (begin(c, err) < 0 || prepare(c, o, object, off, end, how, err) < 0)
         return -1;
