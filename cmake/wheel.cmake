@@ -8,6 +8,9 @@ foreach(library ckptfs-load-shared ${CKPTFS_TRANSPORTS})
   set_target_properties(${library} PROPERTIES INSTALL_RPATH "$ORIGIN" VERSION 0) # one file each: wheels have no links
   install(TARGETS ${library} LIBRARY DESTINATION lib COMPONENT wheel NAMELINK_SKIP)
 endforeach()
+if(TARGET ckptfs-http)
+  install(TARGETS ckptfs-http RUNTIME DESTINATION libexec/ckptfs COMPONENT wheel)
+endif()
 # Manual pages and completions go where man and bash look for those of a prefix.
 set(SHARE ${SKBUILD_DATA_DIR}/share)
 install(FILES fs/mount/ckptfs.1 fs/tool/ckpt.1 fs/load/ckpt-load.1 DESTINATION ${SHARE}/man/man1 COMPONENT wheel)

@@ -5,8 +5,9 @@
 # compiler's sanitizer runtime) are derived from what the distribution offers.
 set -euo pipefail
 
-# libsodium is optional: without it CKPTFS_SECRET is an error.
-packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libzstd-dev libpcre2-dev libsodium-dev)
+# libsodium is optional: without it CKPTFS_SECRET is an error; so are libcurl and expat: without them s3:// is one.
+packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libzstd-dev libpcre2-dev libsodium-dev
+  libcurl4-openssl-dev libexpat1-dev)
 if [[ ${1:-} == tests ]]; then
   packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace xxhash
     rclone s3fs)

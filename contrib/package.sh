@@ -37,6 +37,7 @@ tell_missing() {
     [[ $files == *libckptfs_load_$plugin.so* ]] ||
       echo "warning: $(basename "$1") has no libckptfs_load_$plugin.so: what it is built with was not found" >&2
   done
+  [[ $files == *ckptfs-http* ]] || echo "warning: $(basename "$1") can't read from buckets: libcurl or expat was not found" >&2
 }
 
 make_wheel() {

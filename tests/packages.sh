@@ -53,7 +53,7 @@ man -w ckptfs >/dev/null 2>&1 || test -e /usr/share/man/man1/ckptfs.1.gz || grep
 printf '#include <ckptfs/ckptfs.h>\n#include <stdio.h>\nint main(void) { puts(ckpt_version()); }\n' >"$tmp/use.c"
 cc "$tmp/use.c" -o "$tmp/use" $(pkg-config --cflags --libs ckptfs) && "$tmp/use"
 say 'apt-get purge'
-apt-get purge -y -qq ckptfs libckptfs0 libckptfs-dev libckptfs-load-mpi0 python3-ckptfs >/dev/null
+apt-get purge -y -qq ckptfs ckptfs-http libckptfs0 libckptfs-dev libckptfs-load-mpi0 python3-ckptfs >/dev/null
 after=$(leftovers | sort)
 [[ $before == "$after" ]] || { diff <(echo "$before") <(echo "$after"); echo 'the Debian packages leave something behind' >&2; exit 1; }
 

@@ -125,7 +125,7 @@ run() {
 
 if ((strict)); then
   run asan -LE 'interop|bench|engines'
-  run tsan -L 'unit|mount|load'
+  run tsan -L 'unit|mount|load|bucket'
   if [[ -f tests/fuzz/run.sh ]]; then
     mkdir -p build/fuzz
     # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest

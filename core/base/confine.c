@@ -218,8 +218,8 @@ static const int network[] = {SYS_socket, SYS_connect, SYS_socketpair, SYS_bind}
 static const int serving[] = {SYS_listen, SYS_accept, SYS_accept4};
 
 struct filter {
-    struct sock_filter code[3 * (sizeof refused + sizeof tracing + sizeof network + sizeof serving) /
-                            sizeof(int)];
+    struct sock_filter
+        code[3 * (sizeof refused + sizeof tracing + sizeof network + sizeof serving) / sizeof(int)];
     unsigned short len;
 };
 

@@ -30,9 +30,9 @@ int ckpt_landlock_port(int rules, unsigned port);
 /* Put the rules into force. no_new_privs must be set. */
 int ckpt_landlock_enter(int rules, struct ckpt_err *err);
 
-/* Deny running programs, creating processes, tracing, mounting, serving on sockets, changing owners,
- * modes or settings of the system; and connecting, unless `connects`. False: the kernel has no
- * filters, or the architecture is not known. */
+/* Deny running programs, creating processes, tracing, mounting, serving on sockets, changing
+ * owners, modes or settings of the system; and connecting, unless `connects`. False: the kernel has
+ * no filters, or the architecture is not known. */
 bool ckpt_seccomp_enter(bool connects);
 
 #endif

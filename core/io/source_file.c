@@ -21,7 +21,7 @@ struct source_file {
     const char *name;       /* interned below dir */
     uint64_t base;          /* of the first byte in the file that is opened: an archive, or 0 */
     struct ckpt_file_id id; /* of the file that is opened */
-    char *tag;              /* of an object of a bucket, which has no descriptor: its ETag; or NULL */
+    char *tag; /* of an object of a bucket, which has no descriptor: its ETag; or NULL */
     struct ckpt_fdslot slot;
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
@@ -142,8 +142,7 @@ static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
                          const struct ckpt_route *route)
 {
     return route->bounce && route->bounce->len && route->direct != CKPT_DIRECT_NONE &&
-           len >= CKPT_DIRECT_LEAST &&
-           atomic_load(&f->align) != 1 &&
+           len >= CKPT_DIRECT_LEAST && atomic_load(&f->align) != 1 &&
            !(route->direct == CKPT_DIRECT_COLD &&
              ckpt_source_resident(&f->source, off, len) > COLD);
 }

@@ -118,8 +118,8 @@ int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
     return (*ret_path = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
-int ckpt_base_open(const char *name, const struct ckpt_access *how,
-                   struct ckpt_fdpool *pool, struct ckpt_base **ret, struct ckpt_err *err)
+int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_fdpool *pool,
+                   struct ckpt_base **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = NULL;
     struct ckpt_base *b = calloc(1, sizeof *b);

@@ -27,8 +27,8 @@ struct ckpt_base {
 /* Open the base `name`: a directory, or ORG/NAME, which means the snapshot that refs/main names in
  * the local hub cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub). Never uses the
  * network. The directory is opened with `recording` (NULL: none). */
-int ckpt_base_open(const char *name, const struct ckpt_access *how,
-                   struct ckpt_fdpool *pool, struct ckpt_base **ret, struct ckpt_err *err);
+int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_fdpool *pool,
+                   struct ckpt_base **ret, struct ckpt_err *err);
 /* Find the directory that `name` means; *ret_path is new. MISSING: `name` is neither a directory
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);

@@ -21,8 +21,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
         ckpt_fdpool_new(0, &s->pool, err) < 0 || ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
-        (s->opt->base &&
-         ckpt_base_open(s->opt->base, &how, s->pool, &s->base, err) < 0)) {
+        (s->opt->base && ckpt_base_open(s->opt->base, &how, s->pool, &s->base, err) < 0)) {
         ckpt_shared_unref(s);
         return -1;
     }

@@ -158,7 +158,8 @@ static void *watch(void *arg)
 
     (void)pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        const struct timespec until = ckpt_deadline(strncmp(r->config->run, "s3://", 5) == 0 ? BUCKET_PERIOD_MS : PERIOD_MS);
+        const struct timespec until =
+            ckpt_deadline(strncmp(r->config->run, "s3://", 5) == 0 ? BUCKET_PERIOD_MS : PERIOD_MS);
         while (!r->stop && !r->kicked)
             if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
                 break;

@@ -11,7 +11,10 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-static int allow_place(void *ctx, const char *place) { return ckpt_landlock_allow(*(const int *)ctx, place); }
+static int allow_place(void *ctx, const char *place)
+{
+    return ckpt_landlock_allow(*(const int *)ctx, place);
+}
 
 /* Allow the system's files that the C library and libfuse read: the time zone, the number of
  * processors, the limit of a request's size. */

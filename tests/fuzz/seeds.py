@@ -308,6 +308,13 @@ def text_seeds(out):
             "? [a]\n: b\n", "a: |\n  text\n  more\n", "--- {a: 1, a: 2}\n...\n", "a: !!int '3'\nb: \"\\0\"\n"]
     for i, text in enumerate(more):
         put(out, "fuzz_yaml", "text%d" % i, text)
+    item = "<Contents><Key>%s</Key><LastModified>2026-11-26T01:02:03.5Z</LastModified><ETag>&quot;e&quot;</ETag><Size>7</Size></Contents>"
+    page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>%s</ListBucketResult>"
+    more = [page % (item % "a" + "<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>"),
+            page % ("<EncodingType>url</EncodingType>" + item % "a%2Bb+c"), "[default]\nregion = eu-west-1\n# x\n[profile y]\nregion=z\n",
+            "<Error><Code>SlowDown</Code><Message>m</Message></Error>", "2026-11-26T01:02:03.000Z", "a/../b+c d=%"]
+    for i, text in enumerate(more):
+        put(out, "fuzz_bucket", "text%d" % i, text)
     for i in range(8):
         put(out, "fuzz_axes", "seed%d" % i, bytes((k * k * (i + 3) + i) % 256 for k in range(96)))
 

@@ -33,6 +33,8 @@ BELOW = {
 PLACES = [
     (r"jansson\.h", r"core/base/json\.h|fs/.*"),
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
+    (r"curl/.*", r"core/io/bucket/helper/.*\.c"),
+    (r"expat\.h", r"core/io/bucket/helper/text\.c"),
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),

@@ -535,10 +535,10 @@ class Real(Case):
             self.assertIn(f"there is no tensor '{given}'; did you mean '{meant}'?", ckpt("explain", GOLDEN, given).stderr)
         self.assertNotIn("did you mean", ckpt("explain", GOLDEN, "visual.patch").stderr)
         self.assertIn("no tensor's name matches '*.nothing'", ckpt("explain", GOLDEN, "*.nothing").stderr)
-        for run in ("s3://bucket/run", "hf:/a/b", "/here/gs://bucket"):
+        for run in ("gs://bucket/run", "hf:/a/b", "/here/gs://bucket"):
             self.assertIn("mount the bucket first", ckpt("info", run).stderr)
             self.assertIn("mount the bucket first", subprocess.run([CKPTFS, run, self.mnt], capture_output=True, text=True).stderr)
-        self.assertIn("mount the bucket first", ckpt("info", GOLDEN, "-o", "base=s3://bucket/model").stderr)
+        self.assertIn("mount the bucket first", ckpt("info", GOLDEN, "-o", "base=gs://bucket/model").stderr)
         self.assertNotIn("bucket", ckpt("info", self.tmp + "/a:b/absent").stderr)
         done = subprocess.run([CKPTFS, self.run_dir, self.mnt], capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)

@@ -444,9 +444,10 @@ static int fetch(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash
     s->object = object;
     s->off = off;
     s->len = len;
-    return ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len,
-                                            .size = o->size},
-               o->bucket, o->key, o->tag, "", err);
+    return ask(
+        c, s,
+        (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len, .size = o->size},
+        o->bucket, o->key, o->tag, "", err);
 }
 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
@@ -457,7 +458,8 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
     while (off < end) {
         struct slot *s = covering(c, object, off);
         if (!s) {
-            const uint64_t stop = gap_end(c, object, off, ckpt_min_u64(end, (off / most + 1) * most));
+            const uint64_t stop =
+                gap_end(c, object, off, ckpt_min_u64(end, (off / most + 1) * most));
             if (fetch(c, o, object, off, (uint32_t)(stop - off), &s, err) < 0)
                 return -1;
             if (!s)
@@ -633,8 +635,9 @@ static int take_page(const char *at, size_t len,
             break;
         memcpy(&e, at, sizeof e);
         at += sizeof e;
-        if (e.tag_len == 0 || e.key_len == 0 || (size_t)(end - at) < (size_t)e.tag_len + e.key_len ||
-            at[e.tag_len - 1] || at[e.tag_len + e.key_len - 1])
+        if (e.tag_len == 0 || e.key_len == 0 ||
+            (size_t)(end - at) < (size_t)e.tag_len + e.key_len || at[e.tag_len - 1] ||
+            at[e.tag_len + e.key_len - 1])
             break;
         const struct ckpt_listed item = {at + e.tag_len, at, e.size, e.mtime_ns};
         if (fn(ctx, &item, err) < 0)
@@ -660,8 +663,8 @@ static int fetch_page(struct ckpt_client *c, const char *bucket, const char *pre
     s->object = NO_OBJECT;
     s->off = 0;
     s->len = s->cap;
-    if (ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap}, bucket, prefix,
-            delimiter, more, err) < 0)
+    if (ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap}, bucket,
+            prefix, delimiter, more, err) < 0)
         return -1;
     s->pins++;
     if (wait_for(c, s, err) == 0) {

@@ -25,8 +25,8 @@ enum {
 struct node {
     const char *path, *tag;
     bool is_folder, is_listed;
-    uint64_t size, hash; /* hash: of a folder's entries */
-    int64_t mtime_ns;    /* of a folder: its newest entry's */
+    uint64_t size, hash;  /* hash: of a folder's entries */
+    int64_t mtime_ns;     /* of a folder: its newest entry's */
     uint32_t first, next; /* entries of a folder; CKPT_NONE: no more */
 };
 
@@ -281,8 +281,8 @@ static int look_locked(struct bucket *b, const char *below, struct ckpt_dir_foun
     if (rc || (b->tree.nodes.ptr[at].is_folder && need_list(b, at, err) < 0))
         return rc ? rc : -1;
     const struct node *n = &b->tree.nodes.ptr[at];
-    const uint64_t place = XXH3_64bits_withSeed(below, strlen(below),
-                                                XXH3_64bits(b->url, strlen(b->url)));
+    const uint64_t place =
+        XXH3_64bits_withSeed(below, strlen(below), XXH3_64bits(b->url, strlen(b->url)));
     const uint64_t content = n->is_folder ? n->hash : XXH3_64bits(n->tag, strlen(n->tag));
     *ret = (struct ckpt_dir_found){
         .kind = n->is_folder ? CKPT_ENTRY_DIR : CKPT_ENTRY_FILE,
@@ -398,8 +398,9 @@ static int parse(struct bucket *b, const char *url, struct ckpt_err *err)
     prefix += *prefix == '/';
     for (plen = strlen(prefix); plen && prefix[plen - 1] == '/'; plen--)
         continue;
-    if (len == 0 || len > 255 || strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                              "0123456789.-_:") < len)
+    if (len == 0 || len > 255 ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                     "0123456789.-_:") < len)
         return ckpt_fail(err, CKPT_USAGE, "'%s': expected s3://BUCKET or s3://BUCKET/PREFIX", url);
     b->name = strndup(name, len);
     b->prefix = ckpt_asprintf("%.*s%s", (int)plen, prefix, plen ? "/" : "");

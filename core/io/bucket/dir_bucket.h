@@ -14,8 +14,8 @@
 /* Is it s3://..., not a path of this machine? */
 bool ckpt_is_bucket(const char *path);
 
-/* Open s3://BUCKET/PREFIX, and list it unless a recording that is replayed (or NULL) answers for it.
- * MISSING: no key begins with it. */
+/* Open s3://BUCKET/PREFIX, and list it unless a recording that is replayed (or NULL) answers for
+ * it. MISSING: no key begins with it. */
 int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
                          const struct ckpt_recording *rec, struct ckpt_dir **ret,
                          struct ckpt_err *err);

@@ -43,8 +43,8 @@ static char *find_helper(void)
     for (size_t i = 0; i < 2; i++) {
         const char *slash = from[i] ? strrchr(from[i], '/') : NULL;
         for (size_t k = 0; slash && k < sizeof beside / sizeof *beside; k++) {
-            char *path = ckpt_asprintf("%.*s%sckptfs-http", (int)(slash - from[i] + 1), from[i],
-                                       beside[k]);
+            char *path =
+                ckpt_asprintf("%.*s%sckptfs-http", (int)(slash - from[i] + 1), from[i], beside[k]);
             if (is_program(path))
                 return path;
             free(path);
@@ -92,8 +92,8 @@ int ckpt_helper_start(struct ckpt_helper *h, uint64_t memory, const struct ckpt_
 {
     ckpt_cleanup(ckpt_freep) char *path = find_helper();
     ckpt_cleanup(ckpt_closep) int theirs = -1;
-    ckpt_cleanup(ckpt_closep) int mem = raise_fd(memfd_create("ckptfs-blocks", MFD_CLOEXEC |
-                                                              MFD_ALLOW_SEALING));
+    ckpt_cleanup(ckpt_closep) int mem =
+        raise_fd(memfd_create("ckptfs-blocks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     int pair[2];
 
     if (!path)

@@ -12,8 +12,8 @@ enum { CKPT_WIRE_SOCKET = 3, CKPT_WIRE_MEMORY = 4 };
 
 enum {
     CKPT_WIRE_VERSION = 1,
-    CKPT_WIRE_MOST = 16 * 1024,     /* bytes of a message */
-    CKPT_WIRE_HEAD = 64 * 1024,     /* of the memory: struct ckpt_wire_shared; then come slots */
+    CKPT_WIRE_MOST = 16 * 1024,       /* bytes of a message */
+    CKPT_WIRE_HEAD = 64 * 1024,       /* of the memory: struct ckpt_wire_shared; then come slots */
     CKPT_WIRE_LIST = 4 * 1024 * 1024, /* a slot that a page of a list fits into */
 };
 

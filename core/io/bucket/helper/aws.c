@@ -83,8 +83,9 @@ static char *read_text(const char *path)
 static char *read_aws(const char *variable, const char *name)
 {
     const char *home = env("HOME"), *say = env(variable);
-    ckpt_cleanup(ckpt_freep) char *path =
-        say ? strdup(say) : home ? ckpt_asprintf("%s/.aws/%s", home, name) : NULL;
+    ckpt_cleanup(ckpt_freep) char *path = say    ? strdup(say)
+                                          : home ? ckpt_asprintf("%s/.aws/%s", home, name)
+                                                 : NULL;
 
     return read_text(path);
 }
@@ -151,16 +152,16 @@ static int choose(const struct profiles *p, const char *const *variable, const c
 int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err)
 {
     static const char *const regions[] = {"AWS_REGION", "AWS_DEFAULT_REGION", NULL},
-                            *const endpoints[] = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", NULL},
-                            *const bundles[] = {"AWS_CA_BUNDLE", NULL};
+                             *const endpoints[] = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", NULL},
+                             *const bundles[] = {"AWS_CA_BUNDLE", NULL};
     ckpt_cleanup(profiles_release) struct profiles p = profiles_read();
     const bool deaf = env_is_true("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
 
     site->anonymous |= env_is_true("AWS_NO_SIGN_REQUEST");
     if (choose(&p, regions, "region", site->region, sizeof site->region, err) < 0 ||
         choose(&p, bundles, "ca_bundle", site->ca_bundle, sizeof site->ca_bundle, err) < 0 ||
-        (!deaf && choose(&p, endpoints, "endpoint_url", site->endpoint, sizeof site->endpoint,
-                         err) < 0))
+        (!deaf &&
+         choose(&p, endpoints, "endpoint_url", site->endpoint, sizeof site->endpoint, err) < 0))
         return -1;
     if (!*site->region)
         memcpy(site->region, "us-east-1", sizeof "us-east-1");
@@ -296,8 +297,8 @@ static void secret_set(struct ckpt_secret *s, const char *kind, const char *key,
     if (strlen(key) >= sizeof s->key || strlen(secret) >= sizeof s->secret ||
         strlen(token ? token : "") >= sizeof s->token || !is_plain(key) || !is_plain(secret) ||
         !is_plain(token ? token : "")) {
-        secret_fail(s, CKPT_USAGE, "credentials of %s: too long, or with characters that no key has",
-                    kind);
+        secret_fail(s, CKPT_USAGE,
+                    "credentials of %s: too long, or with characters that no key has", kind);
         return;
     }
     (void)snprintf(s->key, sizeof s->key, "%s", key);
@@ -342,8 +343,8 @@ static void secret_xml(struct ckpt_secret *s, const char *kind, const struct ckp
 static void ask_sts(const struct ckpt_site *site, const struct ckpt_secret *by, const char *query,
                     const char *kind, struct ckpt_secret *s)
 {
-    const char *say = env("AWS_ENDPOINT_URL_STS") ? env("AWS_ENDPOINT_URL_STS")
-                                                  : env("AWS_ENDPOINT_URL");
+    const char *say =
+        env("AWS_ENDPOINT_URL_STS") ? env("AWS_ENDPOINT_URL_STS") : env("AWS_ENDPOINT_URL");
     const bool china = strncmp(site->region, "cn-", 3) == 0;
     ckpt_cleanup(ckpt_freep) char *url =
         say ? ckpt_asprintf("%s/", say)
@@ -456,9 +457,9 @@ static void run_process(const char *command, const char *kind, struct ckpt_secre
 /* A container's credentials may come from these hosts without TLS. */
 static bool is_local(const char *url)
 {
-    static const char *const hosts[] = {"http://127.0.0.1", "http://localhost", "http://[::1]",
-                                        "http://169.254.170.2", "http://169.254.170.23",
-                                        "http://[fd00:ec2::23]"};
+    static const char *const hosts[] = {"http://127.0.0.1",      "http://localhost",
+                                        "http://[::1]",          "http://169.254.170.2",
+                                        "http://169.254.170.23", "http://[fd00:ec2::23]"};
 
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
         const size_t n = strlen(hosts[i]);
@@ -473,8 +474,10 @@ static bool container(const struct ckpt_site *site, struct ckpt_secret *s)
     const char *relative = env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     const char *full = env("AWS_CONTAINER_CREDENTIALS_FULL_URI");
     const char *token_file = env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-    ckpt_cleanup(ckpt_freep) char *url =
-        relative ? ckpt_asprintf("http://169.254.170.2%s", relative) : full ? strdup(full) : NULL;
+    ckpt_cleanup(ckpt_freep) char *url = relative
+                                             ? ckpt_asprintf("http://169.254.170.2%s", relative)
+                                         : full ? strdup(full)
+                                                : NULL;
     ckpt_cleanup(wipep) char *token = token_file ? read_text(token_file) : NULL;
     ckpt_cleanup(wipep) char *header = NULL;
     ckpt_cleanup(wipe_str) struct ckpt_str answer = {0};
@@ -483,21 +486,28 @@ static bool container(const struct ckpt_site *site, struct ckpt_secret *s)
     if (!url)
         return false;
     if (!is_local(url)) {
-        secret_fail(s, CKPT_USAGE, "AWS_CONTAINER_CREDENTIALS_FULL_URI='%s' is neither https nor a "
-                    "local address", url);
+        secret_fail(s, CKPT_USAGE,
+                    "AWS_CONTAINER_CREDENTIALS_FULL_URI='%s' is neither https nor a "
+                    "local address",
+                    url);
         return true;
     }
     if (token)
         token[strcspn(token, "\r\n")] = '\0';
     const char *say = token ? token : env("AWS_CONTAINER_AUTHORIZATION_TOKEN");
     header = say ? ckpt_asprintf("Authorization: %s", say) : NULL;
-    const struct request r = {.url = url, .method = "GET", .header = {header},
-                              .timeout_ms = HTTP_MS, .ca_bundle = site->ca_bundle, .no_proxy = true};
+    const struct request r = {.url = url,
+                              .method = "GET",
+                              .header = {header},
+                              .timeout_ms = HTTP_MS,
+                              .ca_bundle = site->ca_bundle,
+                              .no_proxy = true};
     const long status = request(&r, &answer, why);
     if (status == 200)
         secret_json(s, "container", ckpt_str_get(&answer), "Token");
     else
-        secret_fail(s, CKPT_IO, "credentials of the container: %s answers %ld %s", url, status, why);
+        secret_fail(s, CKPT_IO, "credentials of the container: %s answers %ld %s", url, status,
+                    why);
     return true;
 }
 
@@ -506,8 +516,12 @@ static bool imds_get(const char *base, const char *path, const char *method, con
 {
     ckpt_cleanup(ckpt_freep) char *url = ckpt_asprintf("%s%s", base, path);
     char why[CURL_ERROR_SIZE];
-    const struct request r = {.url = url, .method = method, .header = {header},
-                              .timeout_ms = METADATA_MS, .ca_bundle = "", .no_proxy = true};
+    const struct request r = {.url = url,
+                              .method = method,
+                              .header = {header},
+                              .timeout_ms = METADATA_MS,
+                              .ca_bundle = "",
+                              .no_proxy = true};
 
     ckpt_str_clear(answer);
     return url && request(&r, answer, why) == 200 && answer->len && !answer->failed;
@@ -592,8 +606,8 @@ static void from_role(const struct ckpt_site *site, const struct profiles *p, co
     by->code = CKPT_USAGE;
     if (source && hops >= MOST_HOPS)
         secret_fail(by, CKPT_USAGE, "source_profile leads in a circle");
-    else if (source && !from_profile(site, p, source, strcmp(source, name) == 0 ? MOST_HOPS
-                                                                               : hops + 1, by))
+    else if (source &&
+             !from_profile(site, p, source, strcmp(source, name) == 0 ? MOST_HOPS : hops + 1, by))
         secret_fail(by, CKPT_USAGE, "profile '%s' has no credentials", source);
     else if (place)
         from_source(site, place, by);
@@ -629,7 +643,8 @@ static bool from_profile(const struct ckpt_site *site, const struct profiles *p,
     else if (sso || sso_url)
         secret_fail(s, CKPT_UNSUPPORTED,
                     "%s uses SSO, which ckptfs does not: in the profile, write credential_process "
-                    "= aws configure export-credentials --profile %s", kind, name);
+                    "= aws configure export-credentials --profile %s",
+                    kind, name);
     else
         return false;
     return true;
@@ -649,8 +664,10 @@ void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s)
     }
     free(setting(&p, profile_name(), "region", &found));
     if (asked && !found) {
-        secret_fail(s, CKPT_USAGE, "AWS_PROFILE=%s: there is no such profile in ~/.aws/config and "
-                    "~/.aws/credentials", asked);
+        secret_fail(s, CKPT_USAGE,
+                    "AWS_PROFILE=%s: there is no such profile in ~/.aws/config and "
+                    "~/.aws/credentials",
+                    asked);
         return;
     }
     if (from_profile(site, &p, profile_name(), 0, s))
@@ -661,5 +678,6 @@ void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s)
         secret_fail(s, CKPT_USAGE,
                     "there are no credentials: not in the environment (AWS_ACCESS_KEY_ID), profile "
                     "'%s' of ~/.aws, AWS_WEB_IDENTITY_TOKEN_FILE, a container, or the instance "
-                    "(IMDS). For a public bucket: -o anonymous", profile_name());
+                    "(IMDS). For a public bucket: -o anonymous",
+                    profile_name());
 }

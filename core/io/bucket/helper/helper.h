@@ -41,9 +41,9 @@ void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s);
 
 /* ---- text.c ---- */
 
-/* A profile's settings are lines "key = value" below "[name]". Get the value of `key` in the section
- * `section` of a file's text; malloc'ed. NULL: there is none. `ret_found` (may be NULL): is there
- * such a section? */
+/* A profile's settings are lines "key = value" below "[name]". Get the value of `key` in the
+ * section `section` of a file's text; malloc'ed. NULL: there is none. `ret_found` (may be NULL): is
+ * there such a section? */
 char *ckpt_ini_get(const char *text, const char *section, const char *key, bool *ret_found);
 
 /* Seconds since 1970 of "2026-11-26T01:02:03Z" (fractions are left out), or -1. */
@@ -61,8 +61,8 @@ void ckpt_xml_text(const char *xml, size_t len, const char *name, char *ret, siz
 /* Parse a page of ListObjectsV2: entries (struct ckpt_wire_entry) are written to out[0..cap), and
  * *ret_len is their length. `more` gets the token of the next page, "" if this is the last.
  * FORMAT. */
-int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *ret_len,
-                  char *more, size_t more_cap, struct ckpt_err *err);
+int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *ret_len, char *more,
+                  size_t more_cap, struct ckpt_err *err);
 
 /* ---- worker.c ---- */
 

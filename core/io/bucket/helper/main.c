@@ -66,7 +66,9 @@ static unsigned port_of(const char *url)
     char *port = NULL;
     unsigned n = 0;
 
-    if (u && curl_url_set(u, CURLUPART_URL, url, CURLU_GUESS_SCHEME | CURLU_NON_SUPPORT_SCHEME) == CURLUE_OK &&
+    if (u &&
+        curl_url_set(u, CURLUPART_URL, url, CURLU_GUESS_SCHEME | CURLU_NON_SUPPORT_SCHEME) ==
+            CURLUE_OK &&
         curl_url_get(u, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK)
         n = (unsigned)strtoul(port, NULL, 10);
     curl_free(port);
@@ -76,8 +78,8 @@ static unsigned port_of(const char *url)
 
 static int allow_ports(int rules, const struct ckpt_site *site)
 {
-    static const char *const proxies[] = {"http_proxy",  "https_proxy", "HTTPS_PROXY",
-                                          "all_proxy",   "ALL_PROXY"};
+    static const char *const proxies[] = {"http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy",
+                                          "ALL_PROXY"};
     unsigned port[MOST_PORTS] = {53, *site->endpoint ? port_of(site->endpoint) : 443}, n = 2;
 
     for (size_t i = 0; i < sizeof proxies / sizeof *proxies; i++) {
@@ -167,7 +169,8 @@ static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *sit
 {
     struct ckpt_worker_ca ca = {0};
     struct ckpt_err err = {0};
-    void *memory = mmap(NULL, setup->memory, PROT_READ | PROT_WRITE, MAP_SHARED, CKPT_WIRE_MEMORY, 0);
+    void *memory =
+        mmap(NULL, setup->memory, PROT_READ | PROT_WRITE, MAP_SHARED, CKPT_WIRE_MEMORY, 0);
 
     (void)close(CKPT_WIRE_MEMORY);
     if (memory == MAP_FAILED)
@@ -184,8 +187,8 @@ static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *sit
 /* Find credentials each time that the worker asks. */
 static int keep(const struct ckpt_site *site, int worker)
 {
-    struct ckpt_secret *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ckpt_secret *s =
+        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char byte;
 
     if (s == MAP_FAILED)

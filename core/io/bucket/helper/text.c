@@ -238,8 +238,9 @@ struct list {
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-                                                                               : -1;
+    return c >= '0' && c <= '9'                 ? c - '0'
+           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                : -1;
 }
 
 /* Undo encoding-type=url. */
@@ -356,8 +357,8 @@ static bool says_encoded(const char *xml, size_t len)
     return memmem(xml, len, word, strlen(word)) != NULL;
 }
 
-int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *ret_len,
-                  char *more, size_t more_cap, struct ckpt_err *err)
+int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *ret_len, char *more,
+                  size_t more_cap, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct xml *x = calloc(1, sizeof *x);
     ckpt_cleanup(ckpt_freep) struct list *l = calloc(1, sizeof *l);
@@ -365,7 +366,10 @@ int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *
     if (!x || !l)
         return ckpt_nomem(err);
     *more = '\0';
-    *l = (struct list){.out = out, .cap = cap, .more = more, .more_cap = more_cap,
+    *l = (struct list){.out = out,
+                       .cap = cap,
+                       .more = more,
+                       .more_cap = more_cap,
                        .encoded = says_encoded(xml, len)};
     x->ctx = l;
     x->end = list_end;

@@ -35,7 +35,8 @@ enum {
     MOST_BUCKETS = 64,
 };
 
-static const char EMPTY_SHA256[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+static const char EMPTY_SHA256[] =
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 struct job {
     struct job *next;
@@ -47,7 +48,7 @@ struct job {
     uint64_t got;         /* bytes of the object that are in their place */
     uint64_t since, not_before;
     unsigned tries, turns;
-    uint64_t secrets; /* number of the credentials that it was signed with */
+    uint64_t secrets;     /* number of the credentials that it was signed with */
     enum ckpt_code fault; /* what is wrong with the answer; and `words` */
     char why[CURL_ERROR_SIZE], words[512];
     bool checked;
@@ -125,10 +126,12 @@ static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, co
     if (j->tries > 1)
         (void)snprintf(tries, sizeof tries, " (%u attempts in %" PRIu64 " s)", j->tries, lasted);
     if (j->q.kind == CKPT_WIRE_GET)
-        (void)ckpt_fail(&err, code, "reading 's3://%s/%s', bytes %" PRIu64 " to %" PRIu64
-                        ": %.500s%s", j->bucket, j->key, j->q.off, j->q.off + j->q.len, why, tries);
+        (void)ckpt_fail(&err, code,
+                        "reading 's3://%s/%s', bytes %" PRIu64 " to %" PRIu64 ": %.500s%s",
+                        j->bucket, j->key, j->q.off, j->q.off + j->q.len, why, tries);
     else
-        (void)ckpt_fail(&err, code, "listing 's3://%s/%s': %.500s%s", j->bucket, j->key, why, tries);
+        (void)ckpt_fail(&err, code, "listing 's3://%s/%s': %.500s%s", j->bucket, j->key, why,
+                        tries);
     answer(w, j, err.code, 0, err.text);
 }
 
@@ -147,7 +150,8 @@ static bool learn_region(struct worker *w, const char *bucket, const char *regio
 {
     struct known_region *k = NULL;
 
-    if (!*region || strlen(region) >= sizeof k->region || strcmp(region, region_of(w, bucket)) == 0 ||
+    if (!*region || strlen(region) >= sizeof k->region ||
+        strcmp(region, region_of(w, bucket)) == 0 ||
         strspn(region, "abcdefghijklmnopqrstuvwxyz0123456789-") < strlen(region))
         return false;
     for (size_t i = 0; i < w->nknown; i++)
@@ -257,8 +261,9 @@ static size_t check_head(struct job *j, long status)
     char why[512];
 
     if (*j->tag && strcmp(j->tag, j->third) != 0)
-        return fault(j, CKPT_STALE, "the object was replaced since the checkpoint was opened "
-                                    "(another ETag)");
+        return fault(j, CKPT_STALE,
+                     "the object was replaced since the checkpoint was opened "
+                     "(another ETag)");
     (void)snprintf(expected, sizeof expected, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, from,
                    end - 1, j->q.size);
     if (status == 206 && strcmp(j->range, expected) == 0)
@@ -428,8 +433,8 @@ static bool is_passing(CURLcode rc)
 
 static bool is_of_secret(const char *code)
 {
-    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired",
-                                        "InvalidToken", "RequestExpired"};
+    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException",
+                                        "TokenRefreshRequired", "InvalidToken", "RequestExpired"};
 
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (strcmp(code, codes[i]) == 0)
@@ -446,8 +451,8 @@ static void refused(struct worker *w, struct job *j, long status)
     ckpt_xml_text(xml, j->body.len, "Code", code, sizeof code);
     ckpt_xml_text(xml, j->body.len, "Message", words, sizeof words);
     ckpt_xml_text(xml, j->body.len, "Region", region, sizeof region);
-    (void)snprintf(why, sizeof why, "the server answers %ld%s%s%s%s", status, *code ? " " : "", code,
-                   *words ? ": " : "", words);
+    (void)snprintf(why, sizeof why, "the server answers %ld%s%s%s%s", status, *code ? " " : "",
+                   code, *words ? ": " : "", words);
     if (j->turns < MOST_TURNS && (status == 301 || status == 307 || status == 400) &&
         learn_region(w, j->bucket, *j->region ? j->region : region)) {
         j->turns++;
@@ -481,8 +486,8 @@ static void finish_list(struct worker *w, struct job *j)
     char more[CKPT_WIRE_MOST / 2];
     uint64_t len;
 
-    if (ckpt_xml_list(ckpt_str_get(&j->body), j->body.len, w->memory + j->q.at, j->q.len, &len, more,
-                      sizeof more, &err) < 0)
+    if (ckpt_xml_list(ckpt_str_get(&j->body), j->body.len, w->memory + j->q.at, j->q.len, &len,
+                      more, sizeof more, &err) < 0)
         answer_fail(w, j, err.code, err.text);
     else
         answer(w, j, CKPT_OK, len, more);
@@ -615,8 +620,8 @@ static int start_jobs(struct worker *w)
         return (int)wait;
     for (struct job *j = w->jobs, *next; j && w->active < w->most_small; j = next) {
         next = j->next;
-        if (j->easy || (j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET &&
-                        w->active >= w->connections))
+        if (j->easy ||
+            (j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET && w->active >= w->connections))
             continue;
         if (j->not_before > now)
             wait = ckpt_min_u64(wait, j->not_before - now);
@@ -660,7 +665,11 @@ static void serve(struct worker *w)
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
                     struct ckpt_worker_ca ca, int keeper, void *memory)
 {
-    struct worker w = {.setup = setup, .site = site, .ca = ca, .keeper = keeper, .memory = memory,
+    struct worker w = {.setup = setup,
+                       .site = site,
+                       .ca = ca,
+                       .keeper = keeper,
+                       .memory = memory,
                        .shared = memory};
     const size_t len = 2 * sizeof *w.secret;
 
