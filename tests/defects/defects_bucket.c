@@ -102,7 +102,7 @@ static const struct {
 int main(int argc, char **argv)
 {
     struct judge j = {.filter = argc > 1 ? argv[1] : NULL};
-    static char out[1 << 17];
+    static char out[1 << 16];
     char more[256];
     uint64_t len;
 

@@ -46,9 +46,10 @@ static void look(struct ckpt_str *s, const char *path, uint64_t kind, uint64_t e
 {
     const uint64_t number[] = {errnum, kind, 11, size, 1, 2, 3};
 
-    about(s, LOOK, path, 0, sizeof number);
+    about(s, LOOK, path, 0, sizeof number + 1);
     for (size_t i = 0; i < sizeof number / sizeof *number; i++)
         num(s, number[i], 8);
+    num(s, 0, 1); /* no ETag */
 }
 
 static void list(struct ckpt_str *s, const char *data, uint32_t len)
@@ -251,7 +252,7 @@ static void try_body(struct judge *j, const struct lie *lie)
     const clock_t begin = clock();
 
     lie->body(&body);
-    wrap(&whole, &body, 2);
+    wrap(&whole, &body, 3);
     judge(j, lie->name, decode(whole.ptr, whole.len, &err), &err, lie->code, "recording",
           lie->needle, begin);
     ckpt_str_release(&body);
@@ -265,11 +266,11 @@ static void try_whole(struct judge *j)
     struct ckpt_err err = {0};
 
     sound(&body);
-    wrap(&whole, &body, 2);
-    wrap(&later, &body, 3);
-    if (wanted(j, "version_3"))
-        judge(j, "version_3", decode(later.ptr, later.len, &err), &err, CKPT_UNSUPPORTED,
-              "recording", "version 3", clock());
+    wrap(&whole, &body, 3);
+    wrap(&later, &body, 4);
+    if (wanted(j, "version_4"))
+        judge(j, "version_4", decode(later.ptr, later.len, &err), &err, CKPT_UNSUPPORTED,
+              "recording", "version 4", clock());
     for (size_t i = 0; i < whole.len && wanted(j, "cut"); i++) {
         char *part = malloc(i + 1); /* so that a sanitizer sees a byte too far */
         memcpy(part, whole.ptr, i);

@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint64_t sum = XXH3_64bits(data, size);
 
     MUST(whole);
-    memcpy(whole, "ckptfsRC\2\0\0\0\0\0\0\0", 16);
+    memcpy(whole, "ckptfsRC\3\0\0\0\0\0\0\0", 16);
     memcpy(whole + 16, &sum, sizeof sum);
     if (size)
         memcpy(whole + HEAD, data, size);

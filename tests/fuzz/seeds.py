@@ -382,7 +382,7 @@ def recording_seeds(out):
         return struct.pack("<QIHBB", off, len(data), len(path) + 1, kind, 0) + path + b"\0" + data
 
     def look(kind, errno, size):
-        return struct.pack("<7Q", errno, kind, 11, size, 1, 2, 9)
+        return struct.pack("<7Qx", errno, kind, 11, size, 1, 2, 9)
     start = struct.pack("<QQ", 7, 1000)
     file = answer(0, b"a/b", look(0, 0, 100)) + answer(2, b"a/b", b"head") + answer(2, b"a/b", b"0123456789", 90) + answer(3, b"a/b", b"sample", 50)
     put(out, "fuzz_recording", "empty", start)

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ._ahead import ahead
 from ._fork import reading, taken
-from ._library import CkptError, Step, TensorInfo, is_bucket, library, new, take_bytes, take_text, u64s, warn
+from ._library import (
+    CkptError,
+    Step,
+    TensorInfo,
+    is_bucket,
+    library,
+    new,
+    take_bytes,
+    take_text,
+    u64s,
+    warn,
+)
 from ._objects import value
 
 if TYPE_CHECKING:

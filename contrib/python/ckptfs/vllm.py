@@ -405,9 +405,7 @@ class ModelLoader(_Base):
                 f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' "
                 "says where it is, or weights_path of reload_weights",
             )
-        same = not os.path.isdir(folder) or (
-            not is_bucket(run) and os.path.samefile(folder, run)
-        )
+        same = not os.path.isdir(folder) or (not is_bucket(run) and os.path.samefile(folder, run))
         return run, step, None if same else folder
 
     def _view(self, run, step, base):
