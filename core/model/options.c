@@ -34,6 +34,7 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt->recipe);
     free(opt->key_mapping);
     ckpt_client_unref(opt->connected);
+    free(opt->bucket.cache);
     json_decref(opt->overrides);
     free(opt);
 }
@@ -57,9 +58,11 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     copy->key_mapping = opt->key_mapping ? strdup(opt->key_mapping) : NULL;
     copy->overrides = json_deep_copy(opt->overrides);
     copy->recording = NULL;
+    copy->bucket.cache = opt->bucket.cache ? strdup(opt->bucket.cache) : NULL;
     copy->connected = ckpt_client_ref(opt->connected);
     if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
-        (opt->key_mapping && !copy->key_mapping) || !copy->overrides) {
+        (opt->key_mapping && !copy->key_mapping) || (opt->bucket.cache && !copy->bucket.cache) ||
+        !copy->overrides) {
         ckpt_options_free(copy);
         return ckpt_nomem(err);
     }
@@ -216,6 +219,18 @@ static int set_rope(void *into, const struct ckpt_option *o, const char *value,
     return 0;
 }
 
+static int set_cache(void *into, const struct ckpt_option *o, const char *value,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_option path = {.word = o->word,
+                                     .kind = CKPT_OPTION_PATH,
+                                     .at = offsetof(struct ckpt_options, bucket.cache)};
+    struct ckpt_options *opt = into;
+
+    opt->bucket.no_cache = value && strcmp(value, "no") == 0;
+    return opt->bucket.no_cache ? 0 : ckpt_option_set(&path, into, value, err);
+}
+
 static int set_override(struct ckpt_options *opt, const char *key, const char *word, json_t *value,
                         struct ckpt_err *err)
 {
@@ -299,6 +314,8 @@ static const struct ckpt_option options[] = {
      .at = offsetof(struct ckpt_options, bucket.connections)},
     {"timeout", "S", "of a run in a bucket: seconds of attempts to make one request (60)",
      .kind = CKPT_OPTION_SECONDS, .at = offsetof(struct ckpt_options, bucket.timeout_ms)},
+    {"cache", "DIR|no", "of a run in a bucket: where headers are kept (in the user's cache folder)",
+     .set = set_cache},
     {"anonymous", NULL, "of a run in a public bucket: do not sign requests",
      FLAG(bucket.anonymous)},
     {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names)},

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/bucket/cache.h"
 #include "io/bucket/dir_bucket.h"
 #include "io/dir.h"
 #include "model/base.h"
@@ -152,8 +153,12 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
     ckpt_cleanup(walk_release) struct walk w = {
         .visit = visit, .ctx = ctx, .follow = opt->follow_symlinks, .err = err};
     ckpt_cleanup(ckpt_freep) char *base = NULL;
+    ckpt_cleanup(ckpt_freep) char *cache =
+        opt->bucket.cache ? strdup(opt->bucket.cache) : ckpt_cache_default();
     struct ckpt_err none = {0};
 
+    if (opt->connected && cache && !opt->bucket.no_cache && add(&w, cache) < 0)
+        return -1;
     if (add_tree(&w, path) < 0 || add_home(&w, path) < 0 ||
         (opt->recipe && add(&w, opt->recipe) < 0) ||
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))

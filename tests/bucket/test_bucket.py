@@ -182,6 +182,45 @@ class Reading(Case):
             self.assertLess(len(s.requests("list")), 6)
             self.assertLess(time.monotonic() - begin, 2.5)
 
+    def test_cache(self):
+        """Headers are kept in files, by ETag; damaged files are not used."""
+        files = model_files(3, 1, shards=20)
+        cache = self.path("cache")
+        with Store() as s:
+            for name, data in files.items():
+                s.put("b", "m/" + name, data)
+
+            def gets(*more):
+                s.log.clear()
+                r = run(s, "info", "s3://b/m", *more)
+                self.assertEqual(r.returncode, 0, r.stderr)
+                return len(s.requests("get"))
+            self.assertGreaterEqual(gets("-o", "cache=" + cache), 20)
+            self.assertEqual(gets("-o", "cache=" + cache), 0)
+            self.assertGreaterEqual(gets("-o", "cache=no"), 20)
+            self.assertEqual(gets("-o", "cache=" + cache), 0)
+            name = "model-00003-of-00020.safetensors"
+            s.put("b", "m/" + name, model_files(4, 1, shards=20)[name])
+            self.assertEqual(gets("-o", "cache=" + cache), 1)
+            for i, name in enumerate(sorted(os.listdir(cache))):
+                with open(os.path.join(cache, name), "r+b") as f:
+                    if i % 2:
+                        f.truncate(1000)
+                    else:
+                        f.seek(200)
+                        f.write(b"damage")
+            self.assertGreaterEqual(gets("-o", "cache=" + cache), 20)
+            self.assertEqual({oct(stat.S_IMODE(os.stat(os.path.join(cache, n)).st_mode)) for n in os.listdir(cache)}, {"0o600"})
+            self.fails(run(s, "info", "s3://b/m", "-o", "cache=/proc/none"), "option cache")
+            home = self.path("home")
+            os.mkdir(home)
+            for expected in (20, 0):
+                s.log.clear()
+                self.assertEqual(run(s, "info", "s3://b/m", HOME=home).returncode, 0)
+                self.assertGreaterEqual(len(s.requests("get")), expected)
+            self.assertEqual(len(s.requests("get")), 0)
+            self.assertEqual(os.listdir(os.path.join(home, ".cache")), ["ckptfs"])
+
     def test_base(self):
         files = model_files(1, 1)
         with Store() as s:

@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/bucket/cache.h"
 #include "io/bucket/start.h"
 #include "io/bucket/wire.h"
 #include "io/iov.h"
@@ -42,6 +43,7 @@ struct slot {
     enum state state;
     uint32_t pins; /* threads that wait for it, or copy from it */
     uint64_t tick; /* of the last use; 0: has been read to its end */
+    bool is_end;   /* of an object: to be kept in the cache when it is first read */
     pthread_cond_t done;
     struct ckpt_err *err; /* FAILED; NULL: no memory */
     char *more;           /* of a list */
@@ -58,6 +60,7 @@ struct ckpt_client {
     struct ckpt_bucket_settings settings;
     unsigned refs; /* protected by `all_lock` */
     pid_t owner;
+    int cache; /* descriptor of its folder; -1: none */
     struct ckpt_helper helper;
     char *memory;
     pthread_mutex_t lock;
@@ -186,6 +189,8 @@ static void client_free(struct ckpt_client *c)
     if (own && c->has_thread)
         (void)pthread_join(c->thread, NULL);
     ckpt_helper_release(&c->helper, own);
+    ckpt_closep(&c->cache);
+    free(c->settings.cache);
     if (c->memory)
         (void)munmap(c->memory, MEMORY);
     for (size_t i = 0; i < NSLOT; i++) {
@@ -226,13 +231,17 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
     if (!c)
         return ckpt_nomem(err);
     c->settings = *s;
+    c->settings.cache = NULL;
+    c->cache = -1;
     c->refs = 1;
     c->owner = getpid();
     c->helper = CKPT_HELPER_NONE;
     (void)pthread_mutex_init(&c->lock, NULL);
     (void)pthread_cond_init(&c->freed, NULL);
     lay_out(c);
-    if (start_helper(c, err) < 0) {
+    if ((s->cache && !(c->settings.cache = strdup(s->cache)) && ckpt_nomem(err) < 0) ||
+        (!s->no_cache && ckpt_cache_open(s->cache, &c->cache, err) < 0) ||
+        start_helper(c, err) < 0) {
         client_free(c);
         return -1;
     }
@@ -252,7 +261,10 @@ int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **r
         if ((*ret)->owner == getpid() && !(*ret)->dead &&
             (*ret)->settings.connections == s->connections &&
             (*ret)->settings.timeout_ms == s->timeout_ms &&
-            (*ret)->settings.anonymous == s->anonymous)
+            (*ret)->settings.anonymous == s->anonymous &&
+            (*ret)->settings.no_cache == s->no_cache &&
+            strcmp((*ret)->settings.cache ? (*ret)->settings.cache : "",
+                   s->cache ? s->cache : "") == 0)
             break;
     if (*ret) {
         (*ret)->refs++;
@@ -402,6 +414,7 @@ static int ask(struct ckpt_client *c, struct slot *s, struct ckpt_wire_ask q, co
     if (n < 0)
         return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
     s->state = FETCHING;
+    s->is_end = false;
     s->pins = 0;
     s->tick = ++c->tick;
     return 0;
@@ -433,6 +446,11 @@ static uint64_t gap_end(const struct ckpt_client *c, XXH128_hash_t object, uint6
     return end;
 }
 
+static struct ckpt_wire_ask get_question(const struct ckpt_object *o, uint64_t off, uint32_t len)
+{
+    return (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len, .size = o->size};
+}
+
 /* Fetch [off, off+len), which is not held. *ret is NULL if there is no room. */
 static int fetch(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
                  uint64_t off, uint32_t len, struct slot **ret, struct ckpt_err *err)
@@ -444,10 +462,7 @@ static int fetch(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash
     s->object = object;
     s->off = off;
     s->len = len;
-    return ask(
-        c, s,
-        (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len, .size = o->size},
-        o->bucket, o->key, o->tag, "", err);
+    return ask(c, s, get_question(o, off, len), o->bucket, o->key, o->tag, "", err);
 }
 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
@@ -510,6 +525,40 @@ static XXH128_hash_t name_of(const struct ckpt_object *o)
     return h;
 }
 
+/* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
+static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
+                    uint64_t off, struct ckpt_err *err)
+{
+    const uint32_t len = (uint32_t)ckpt_min_u64(SMALL, o->size - off);
+    struct slot *s =
+        c->cache < 0 || gap_end(c, object, off, off + len) < off + len ? NULL : find_slot(c, len);
+
+    if (!s)
+        return want(c, o, object, off, off + len, BLOCK, err);
+    s->object = object;
+    s->off = off;
+    s->len = len;
+    s->state = FETCHING; /* other threads wait */
+    s->pins = 1;
+    (void)pthread_mutex_unlock(&c->lock);
+    const bool kept = ckpt_cache_get(c->cache, object, off, c->memory + s->at, len);
+    (void)pthread_mutex_lock(&c->lock);
+    const uint32_t others = s->pins - 1;
+    int rc = 0;
+    if (kept)
+        s->state = READY;
+    else if ((rc = ask(c, s, get_question(o, off, len), o->bucket, o->key, o->tag, "", err)) < 0)
+        slot_fail(c, s, err ? err->code : CKPT_IO, err ? err->text : "");
+    s->is_end = !kept;
+    s->tick = ++c->tick;
+    s->pins = others;
+    if (s->state != FETCHING)
+        (void)pthread_cond_broadcast(&s->done);
+    if (s->state == FAILED && others == 0)
+        slot_free(c, s);
+    return rc;
+}
+
 /* ---- reading ---- */
 
 /* Wait until the slot, which the caller has pinned, is fetched. */
@@ -538,8 +587,12 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
     const int rc = wait_for(c, s, err);
     if (rc == 0) {
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
+        const bool keep = s->is_end;
         *ret_len = stop - off;
+        s->is_end = false;
         (void)pthread_mutex_unlock(&c->lock);
+        if (keep)
+            ckpt_cache_put(c->cache, s->object, s->off, c->memory + s->at, s->len);
         ckpt_iov_put(to, (const unsigned char *)c->memory + s->at + (off - s->off),
                      (size_t)*ret_len);
         (void)pthread_mutex_lock(&c->lock);
@@ -575,9 +628,9 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
     if (ahead > end)
         return want(c, o, object, off, ahead, BLOCK, err);
     if (end <= SMALL && !covering(c, object, 0)) /* headers are at an end of a file */
-        return want(c, o, object, 0, ckpt_min_u64(SMALL, o->size), BLOCK, err);
+        return want_end(c, o, object, 0, err);
     if (off + SMALL >= o->size && !covering(c, object, off))
-        return want(c, o, object, o->size > SMALL ? o->size - SMALL : 0, o->size, BLOCK, err);
+        return want_end(c, o, object, o->size > SMALL ? o->size - SMALL : 0, err);
     return want(c, o, object, off, end, BLOCK, err);
 }
 

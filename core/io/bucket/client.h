@@ -18,6 +18,8 @@
 struct ckpt_bucket_settings {
     uint32_t connections, timeout_ms;
     bool anonymous; /* requests are not signed */
+    bool no_cache;
+    char *cache; /* the folder of headers; NULL: the default one. A client has a copy */
 };
 
 struct ckpt_bucket_stats {
