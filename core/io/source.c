@@ -61,9 +61,11 @@ int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint6
 {
     const uint64_t len = ckpt_iov_len(iov, n);
 
-    if (s->ops->preadv_direct && (route->arrived || (route->bounce && route->bounce->len)) &&
+    if (s->ops->preadv_direct && route->bounce && route->bounce->len &&
         ckpt_range_ok(off, len, s->size) && s->ops->preadv_direct(s, iov, n, len, off, route))
         return 0;
+    if (s->ops->preadv_exactly && route->arrived && ckpt_range_ok(off, len, s->size))
+        return s->ops->preadv_exactly(s, iov, n, off, err);
     return ckpt_source_preadv(s, iov, n, off, err);
 }
 

@@ -43,10 +43,14 @@ struct ckpt_source_ops {
     /* Read runs anywhere in the source, if that can be done without waiting for storage: true;
      * false: not, and the runs' memory is undefined. NULL: never. */
     bool (*gather_cached)(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
-    /* As preadv, without the page cache, or (an object) not a byte more: true; false: not, and
+    /* As preadv, without the page cache: true; false: not, and
      * iov's memory is undefined. NULL: never. */
     bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
                           uint64_t off, const struct ckpt_route *route);
+    /* As preadv, for a load, which has planned to the byte who reads what: nothing is read ahead.
+     * NULL: preadv does it. */
+    int (*preadv_exactly)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                          struct ckpt_err *err);
 };
 
 /* Members embed this first. */

@@ -141,8 +141,8 @@ static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
 static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
                          const struct ckpt_route *route)
 {
-    return route->bounce && route->bounce->len && route->direct != CKPT_DIRECT_NONE &&
-           len >= CKPT_DIRECT_LEAST && atomic_load(&f->align) != 1 &&
+    return !f->tag && route->direct != CKPT_DIRECT_NONE && len >= CKPT_DIRECT_LEAST &&
+           atomic_load(&f->align) != 1 &&
            !(route->direct == CKPT_DIRECT_COLD &&
              ckpt_source_resident(&f->source, off, len) > COLD);
 }
@@ -168,8 +168,6 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     uint32_t align;
     int fd;
 
-    if (f->tag) /* a load: who reads what is planned, to the byte */
-        return read_object(f, iov, n, off, CKPT_READ_EXACTLY, NULL) == 0;
     if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
         return false;
     const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
@@ -177,6 +175,15 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     if (!good)
         atomic_store(&f->align, 1);
     return good;
+}
+
+static int file_preadv_exactly(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                               struct ckpt_err *err)
+{
+    struct source_file *f = self(s);
+
+    return f->tag ? read_object(f, iov, n, off, CKPT_READ_EXACTLY, err)
+                  : file_preadv(s, iov, n, off, err);
 }
 
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
@@ -226,6 +233,7 @@ static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
                                                 .gather_cached = file_gather_cached,
                                                 .preadv_direct = file_preadv_direct,
+                                                .preadv_exactly = file_preadv_exactly,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free};

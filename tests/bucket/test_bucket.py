@@ -351,6 +351,79 @@ class Faults(Case):
         self.fails(run(self.store, "info", "s3://b/run", AWS_ACCESS_KEY_ID="nobody"), "403 InvalidAccessKeyId")
 
 
+class Loads(Case):
+    def setUp(self):
+        super().setUp()
+        self.store = self.enterContext(Store())
+        self.files = model_files(7, 16, shards=2)
+        for name, data in self.files.items():
+            self.store.put("b", "m/" + name, data)
+        self.size = sum(len(v) for k, v in self.files.items() if k.endswith(".safetensors"))
+
+    def load(self, *args):
+        self.store.served = 0
+        self.store.log.clear()
+        r = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", CKPT, "load", "s3://b/m", "--layout",
+                            "dp=2,fsdp=2", "--json", "-o", "cache=no", *args], env=self.store.env(PATH=os.environ["PATH"]),
+                           capture_output=True, text=True, timeout=120)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return json.loads(r.stdout.splitlines()[-1])
+
+    def test_once(self):
+        """Each byte leaves the bucket once per job, and rank 0 alone lists and reads headers."""
+        told = self.load("--readers=once")
+        self.assertEqual(told["read_bytes"], told["unique_bytes"])
+        self.assertLess(self.store.served, self.size + 3 * 65536 + 10000)
+        self.assertLess(len(self.store.requests("list")), 6)
+        self.assertGreater(told["bucket"]["requests"], 2)
+        self.load("--readers=once", "--verify")
+
+    def test_each(self):
+        """Every rank for itself: still not a byte more than planned."""
+        told = self.load("--readers=each")
+        self.assertLess(self.store.served, told["read_bytes"] + 3 * 65536 + 10000)
+        self.load("--readers=each", "--verify")
+
+    def test_failure(self):
+        name = "model-00002-of-00002.safetensors"
+        self.store.put("b", "cache/x", b"")
+        args = ["s3://b/m", "-o", "cache=" + self.path("cache")]
+        self.assertEqual(run(self.store, "info", *args).returncode, 0)  # its header is known now
+        self.store.rule("status", status=403, code="AccessDenied", times=None, key=name)
+        r = run(self.store, "load", *args, "--layout", "fsdp=1", PATH=os.environ["PATH"])
+        self.fails(r, "s3://b/m/" + name, "403 AccessDenied")
+
+
+PROGRAM = """
+import os, sys, ckptfs
+url, local = sys.argv[1:]
+a, b = (ckptfs.View(x, framework="np", dtype="float32") for x in (url, local))
+bits = lambda x: x.tobytes()
+same = lambda: all(bits(a.get_tensor(k)) == bits(b.get_tensor(k)) for k in b.keys())
+assert sorted(a.keys()) == sorted(b.keys()) and len(list(b.keys())) == 38 and same()
+child = os.fork()
+if child == 0:
+    os._exit(0 if same() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert same() and a.info()["bucket"]["requests"] > 0
+try:
+    ckptfs.View(url + "-not")
+    sys.exit("no error")
+except ckptfs.NotFoundError as e:
+    assert url + "-not" in str(e)
+"""
+
+
+class Python(Case):
+    def test_view(self):
+        """Also in a process that is forked."""
+        with Store() as s:
+            s.put_folder("b", "run/", GOLDEN)
+            env = s.env(PYTHONPATH=os.path.join(SOURCE, "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
+            r = subprocess.run([sys.executable, "-c", PROGRAM, "s3://b/run", GOLDEN], env=env, capture_output=True, text=True, timeout=120)
+            self.assertEqual(r.returncode, 0, r.stderr)
+
+
 class Mounted(Case):
     def setUp(self):
         super().setUp()

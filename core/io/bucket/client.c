@@ -52,7 +52,7 @@ struct slot {
 /* Reads of an object that follow each other. */
 struct stream {
     XXH128_hash_t object;
-    uint64_t first, next, tick;
+    uint64_t first, next, got, tick; /* got: bytes that were read */
 };
 
 struct ckpt_client {
@@ -504,13 +504,14 @@ static uint64_t read_ahead(struct ckpt_client *c, XXH128_hash_t object, uint64_t
             oldest = s;
     }
     if (!mine)
-        *(mine = oldest) = (struct stream){object, off, end, 0};
+        *(mine = oldest) = (struct stream){object, off, end, 0, 0};
     mine->tick = c->tick;
     if (end > mine->next)
         mine->next = end;
-    const uint64_t read = mine->next - mine->first;
-    if (mine->first == off || read < MIDDLE)
-        return end;
+    mine->got += end - off;
+    const uint64_t read = mine->got;
+    if (mine->first == off || read < MIDDLE || 2 * read < mine->next - mine->first)
+        return end; /* the first, or here and there */
     const uint64_t to = mine->next + ckpt_min_u64(EAGER * read, AHEAD / active);
     return ckpt_min_u64(size, (to + BLOCK - 1) / BLOCK * BLOCK);
 }
