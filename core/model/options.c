@@ -59,7 +59,7 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     copy->overrides = json_deep_copy(opt->overrides);
     copy->recording = NULL;
     copy->bucket.cache = opt->bucket.cache ? strdup(opt->bucket.cache) : NULL;
-    copy->connected = ckpt_client_ref(opt->connected);
+    copy->connected = NULL; /* the original holds it */
     if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
         (opt->key_mapping && !copy->key_mapping) || (opt->bucket.cache && !copy->bucket.cache) ||
         !copy->overrides) {

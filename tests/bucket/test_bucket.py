@@ -310,6 +310,21 @@ class Faults(Case):
                 self.fails(r, "s3://b/run/10/model/model/", "qkv_proj", *words)
                 self.assertLess(time.monotonic() - begin, 30)
 
+    def test_first_connections(self):
+        """A server that resets its first connections."""
+        rule = self.store.rule("drop", kind="any", times=5)
+        self.assertEqual(self.export(self.store, "s3://b/run"), self.expected())
+        self.assertEqual(rule.times, 0)
+
+    def test_lasting_faults_of_a_run(self):
+        """The tool looks for an older step that can be read, but not for long."""
+        for step in (20, 30, 40):
+            self.store.put_folder("b", f"run/{step}/", os.path.join(GOLDEN, "10"))
+        self.store.rule("status", key="0/", times=None)
+        begin = time.monotonic()
+        self.fails(run(self.store, "info", "s3://b/run", "-o", "timeout=5", "-o", "cache=no"), "503 SlowDown")
+        self.assertLess(time.monotonic() - begin, 12)
+
     def test_bad_lists(self):
         self.store.rule("garbage", kind="list", times=None)
         self.fails(run(self.store, "info", "s3://b/run"), "ListObjectsV2", "s3://b/run/")

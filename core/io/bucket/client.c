@@ -276,16 +276,6 @@ int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **r
     return rc;
 }
 
-struct ckpt_client *ckpt_client_ref(struct ckpt_client *c)
-{
-    if (c) {
-        (void)pthread_mutex_lock(&all_lock);
-        c->refs++;
-        (void)pthread_mutex_unlock(&all_lock);
-    }
-    return c;
-}
-
 void ckpt_client_unref(struct ckpt_client *c)
 {
     if (!c)

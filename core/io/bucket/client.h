@@ -32,8 +32,7 @@ struct ckpt_client;
 /* Start a helper, or take the one that has these settings. Counted. */
 int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
                     struct ckpt_err *err);
-struct ckpt_client *ckpt_client_ref(struct ckpt_client *c); /* NULL is allowed, as below */
-void ckpt_client_unref(struct ckpt_client *c);
+void ckpt_client_unref(struct ckpt_client *c); /* NULL is allowed */
 
 /* The sums over all helpers of this process; texts are of one of them. False: there was none. */
 bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret);

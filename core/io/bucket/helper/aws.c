@@ -55,28 +55,21 @@ static void wipep(char **text)
 
 /* ---- files ---- */
 
-static char *read_fd(int fd, size_t most)
-{
-    char *text = malloc(most + 1);
-    size_t len = 0;
-    ssize_t n = 1;
-
-    while (text && len < most && (n = read(fd, text + len, most - len)) != 0)
-        if (n > 0)
-            len += (size_t)n;
-        else if (errno != EINTR)
-            break;
-    if (text)
-        text[len] = '\0';
-    return text;
-}
-
 /* The text of a file, malloc'ed; NULL: it cannot be read. */
 static char *read_text(const char *path)
 {
-    ckpt_cleanup(ckpt_closep) int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    FILE *f = path ? fopen(path, "re") : NULL;
+    char *text = f ? calloc(1, MOST_FILE + 1) : NULL;
 
-    return fd < 0 ? NULL : read_fd(fd, MOST_FILE);
+    if (f)
+        (void)setvbuf(f, NULL, _IONBF, 0); /* no copy of a secret */
+    if (text && fread(text, 1, MOST_FILE, f) == 0 && ferror(f)) {
+        free(text);
+        text = NULL;
+    }
+    if (f)
+        (void)fclose(f);
+    return text;
 }
 
 /* A file of AWS's, where `variable` says, or in ~/.aws. */

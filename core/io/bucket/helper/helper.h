@@ -52,9 +52,6 @@ int64_t ckpt_time_parse(const char *text);
 /* Append as S3 encodes: all but A-Z, a-z, 0-9, '-', '.', '_', '~', and '/' with `path`. */
 void ckpt_url_encode(struct ckpt_str *out, const char *text, bool path);
 
-/* Does the text have a part "." or ".." between slashes? */
-bool ckpt_url_has_dots(const char *key);
-
 /* The text of the first element `name` of XML, "" if there is none. */
 void ckpt_xml_text(const char *xml, size_t len, const char *name, char *ret, size_t cap);
 

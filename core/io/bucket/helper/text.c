@@ -101,17 +101,6 @@ void ckpt_url_encode(struct ckpt_str *out, const char *text, bool path)
     }
 }
 
-bool ckpt_url_has_dots(const char *key)
-{
-    for (const char *at = key; *at; at += *at == '/') {
-        const size_t n = strcspn(at, "/");
-        if ((n == 1 && *at == '.') || (n == 2 && at[0] == '.' && at[1] == '.'))
-            return true;
-        at += n;
-    }
-    return false;
-}
-
 /* ---- XML ---- */
 
 enum { MOST_DEPTH = 16, MOST_TEXT = 8192 };

@@ -30,7 +30,9 @@ enum {
     REFRESH_S = 300,         /* before credentials expire */
     ASK_AGAIN_MS = 10 * 1000,
     MOST_TURNS = 4, /* other regions and credentials that a request is tried with */
-    HOPELESS = 3,   /* attempts to reach a server that has never answered */
+    HOPELESS = 3,   /* attempts to connect to a server that has never answered */
+    IMPATIENT = 10, /* after a request that was given up, others are tried for this part of the
+                       time, until one succeeds */
     SLOWEST = 4096, /* bytes a second; less is a stall */
     MOST_BUCKETS = 64,
 };
@@ -73,6 +75,7 @@ struct worker {
     unsigned active, connections, most_small;
     uint64_t timeout_ms, next_retry;
     bool has_answered;          /* some server, at least once */
+    bool is_failing;            /* the last request that ended was given up */
     struct ckpt_secret *secret; /* in pages that no core file has */
     uint64_t secrets;           /* counts them; 0: there are none yet */
     bool asking, has_secret;
@@ -253,6 +256,15 @@ static size_t fault(struct job *j, enum ckpt_code code, const char *why)
     return 0;
 }
 
+/* Lists of some stores have ETags without their quotes. */
+static bool is_same_tag(const char *a, const char *b)
+{
+    const size_t n = strlen(a += *a == '"'), m = strlen(b += *b == '"');
+    const size_t na = n - (n && a[n - 1] == '"'), nb = m - (m && b[m - 1] == '"');
+
+    return na == nb && memcmp(a, b, na) == 0;
+}
+
 /* Are these the bytes that were asked for, of the object that was asked for? */
 static size_t check_head(struct job *j, long status)
 {
@@ -260,7 +272,7 @@ static size_t check_head(struct job *j, long status)
     const uint64_t from = j->q.off + j->got, end = j->q.off + j->q.len;
     char why[512];
 
-    if (*j->tag && strcmp(j->tag, j->third) != 0)
+    if (*j->tag && !is_same_tag(j->tag, j->third))
         return fault(j, CKPT_STALE,
                      "the object was replaced since the checkpoint was opened "
                      "(another ETag)");
@@ -396,15 +408,18 @@ static uint64_t random_below(uint64_t n)
 }
 
 /* Try again later, or give up: because of `why`. */
-static void retry(struct worker *w, struct job *j, const char *why)
+static void retry(struct worker *w, struct job *j, const char *why, bool connected)
 {
+    const uint64_t patience = w->is_failing ? w->timeout_ms / IMPATIENT : w->timeout_ms;
     const uint64_t now = ckpt_now_ms(), left = j->tries < 8 ? j->tries : 8;
     const uint64_t pause = ckpt_min_u64(MOST_PAUSE_MS, (uint64_t)FIRST_PAUSE_MS << left);
 
     j->not_before = now + random_below(pause) + 1;
     if (j->not_before < w->next_retry)
         j->not_before = w->next_retry;
-    if (j->not_before > j->since + w->timeout_ms || (!w->has_answered && j->tries >= HOPELESS)) {
+    if (j->not_before > j->since + patience ||
+        (!w->has_answered && !connected && j->tries >= HOPELESS)) {
+        w->is_failing = true;
         answer_fail(w, j, CKPT_IO, why);
         return;
     }
@@ -467,7 +482,7 @@ static void refused(struct worker *w, struct job *j, long status)
     }
     if (status >= 500 || status == 408 || status == 429 || strcmp(code, "RequestTimeout") == 0 ||
         strcmp(code, "SlowDown") == 0)
-        retry(w, j, why);
+        retry(w, j, why, true);
     else if (j->q.kind == CKPT_WIRE_GET && (status == 412 || status == 416))
         answer_fail(w, j, CKPT_STALE,
                     "the object was replaced since the checkpoint was opened (the server answers "
@@ -503,6 +518,7 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
     w->has_answered |= status != 0;
     (void)snprintf(why, sizeof why, "%s", *j->why ? j->why : curl_easy_strerror(rc));
     const bool good = status == 200 || status == 206;
+    w->is_failing &= !(rc == CURLE_OK && good);
     if (j->fault)
         answer_fail(w, j, j->fault, j->words);
     else if (good && j->q.kind == CKPT_WIRE_GET && j->got == j->q.len)
@@ -510,11 +526,11 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
     else if (rc == CURLE_OK && good && j->q.kind == CKPT_WIRE_LIST_PAGE)
         finish_list(w, j);
     else if (rc == CURLE_OK && good)
-        retry(w, j, "the server sends fewer bytes than it was asked for");
+        retry(w, j, "the server sends fewer bytes than it was asked for", true);
     else if (rc == CURLE_OK)
         refused(w, j, status);
     else if (is_passing(rc))
-        retry(w, j, why);
+        retry(w, j, why, rc != CURLE_COULDNT_CONNECT && rc != CURLE_COULDNT_RESOLVE_HOST);
     else
         answer_fail(w, j, CKPT_IO, why);
 }
@@ -553,8 +569,6 @@ static void take_asks(struct worker *w)
         *last = j;
         if (j->q.at > w->setup->memory || j->q.len > w->setup->memory - j->q.at)
             answer_fail(w, j, CKPT_USAGE, "a place outside of the memory");
-        else if (ckpt_url_has_dots(j->key))
-            answer_fail(w, j, CKPT_UNSUPPORTED, "a key with a part '.' or '..'");
     }
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         w->gone = true;
