@@ -99,11 +99,13 @@ static int allow_ports(int rules, const struct ckpt_site *site)
     return 0;
 }
 
-/* Names are looked up by the C library, which reads these, and nothing else is readable. */
+/* Names are looked up by the C library, which reads these, and loads modules. */
 static int allow_names(int rules)
 {
-    static const char *const paths[] = {"/etc/hosts",     "/etc/resolv.conf", "/etc/nsswitch.conf",
-                                        "/etc/host.conf", "/etc/gai.conf",    "/etc/localtime"};
+    static const char *const paths[] = {
+        "/etc/hosts",    "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf",
+        "/etc/gai.conf", "/etc/localtime",   "/etc/ld.so.cache",   "/lib",
+        "/lib64",        "/usr/lib",         "/usr/lib64"};
 
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         if (ckpt_landlock_allow(rules, paths[i]) < 0)
