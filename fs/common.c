@@ -45,6 +45,8 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
     return line;
 }
 
+unsigned ckptfs_scan_period(const char *run) { return ckpt_has_prefix(run, "s3://") ? 15 : 1; }
+
 void ckptfs_json_bucket(json_t *into)
 {
     ckpt_cleanup(ckpt_freep) char *text = NULL;

@@ -22,6 +22,9 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
  * usual 1024 descriptors. */
 void ckptfs_allow_many_files(void);
 
+/* Seconds between two scans of a run for new steps: lists of a bucket are paid for. */
+unsigned ckptfs_scan_period(const char *run);
+
 /* Add "bucket" to the object, with what ckpt_bucket_info tells; nothing if no bucket is read. */
 void ckptfs_json_bucket(json_t *into);
 

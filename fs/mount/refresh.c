@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening the run, and scanning it every second; inotify does not work on NFS and Lustre. */
+/* Opening the run, and scanning it again and again; inotify does not work on NFS and Lustre. */
 #include "mount/refresh.h"
 
 #include <stdlib.h>
@@ -10,8 +10,6 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "common.h"
-
-enum { PERIOD_MS = 1000, BUCKET_PERIOD_MS = 15 * 1000 }; /* lists of a bucket are paid for */
 
 void ckptfs_steps_release(struct ckptfs_steps *s)
 {
@@ -158,8 +156,7 @@ static void *watch(void *arg)
 
     (void)pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        const struct timespec until =
-            ckpt_deadline(strncmp(r->config->run, "s3://", 5) == 0 ? BUCKET_PERIOD_MS : PERIOD_MS);
+        const struct timespec until = ckpt_deadline(1000 * ckptfs_scan_period(r->config->run));
         while (!r->stop && !r->kicked)
             if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
                 break;

@@ -256,7 +256,9 @@ static int watch(struct series *s, struct ckpt_err *err)
 {
     char said[sizeof err->text] = "";
 
-    for (;; (void)nanosleep(&(struct timespec){.tv_sec = 1}, NULL)) {
+    const struct timespec period = {.tv_sec = ckptfs_scan_period(s->export.tool->run)};
+
+    for (;; (void)nanosleep(&period, NULL)) {
         struct ckpt_err why = {0};
         bool changed = false, opening = !s->run;
         int rc = s->run ? ckpt_run_scan(s->run, &changed, &why) : open_folder(s, &why);

@@ -496,6 +496,7 @@ class Mounted(Case):
                 status = f.read()
             self.assertRegex(status, r"NoNewPrivs:\s1")
             self.assertRegex(status, r"Seccomp:\s2")
+            self.assertRegex(status, r"CapEff:\s0+\n")
             text = open(self.path("log")).read() + json.dumps(stats)
             self.assertNotIn("secret/key", text)
 

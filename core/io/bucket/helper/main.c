@@ -3,6 +3,7 @@
 #include <curl/curl.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
@@ -128,8 +129,11 @@ static int confine(const struct ckpt_site *site, struct ckpt_err *err)
     const unsigned version = ckpt_landlock_version();
     ckpt_cleanup(ckpt_closep) int rules = -1;
 
+    struct __user_cap_header_struct who = {_LINUX_CAPABILITY_VERSION_3, 0};
+    const struct __user_cap_data_struct none[2] = {{0}, {0}};
+
     load_resolver();
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || syscall(SYS_capset, &who, none) < 0)
         return ckpt_fail_errno(err, errno, "giving up privileges");
     if (version > 0) {
         if (ckpt_landlock_begin(version, &rules, err) < 0)
