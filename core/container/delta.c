@@ -97,6 +97,7 @@ struct source_delta {
     struct ckpt_source *base;
     uint64_t off;
     uint64_t part; /* bytes that are folded together: all, unless the tensor is long */
+    struct source_delta *next; /* ckpt_source_delta_next */
     size_t n;
     pthread_mutex_t lock; /* protects the next three */
     bool good;            /* of a tensor in parts: its checksum has been compared */
@@ -392,10 +393,25 @@ static int fill(const void *ctx, void *buf, size_t len, uint64_t part, struct ck
 
 static struct source_delta *self(const struct ckpt_source *s) { return (struct source_delta *)s; }
 
+static bool next_whole(const void *ctx, struct ckpt_slab *ret)
+{
+    const struct source_delta *s = ctx;
+
+    if (!s->next || s->next->part < s->next->source.size)
+        return false;
+    *ret = slab_of(s->next, 0);
+    return true;
+}
+
 static struct ckpt_slab slab_of(struct source_delta *s, uint64_t part)
 {
-    return (struct ckpt_slab){
-        .group = s, .owner = s, .number = part, .len = part_len(s, part), .fill = fill, .ctx = s};
+    return (struct ckpt_slab){.group = s,
+                              .owner = s,
+                              .number = part,
+                              .len = part_len(s, part),
+                              .fill = fill,
+                              .ctx = s,
+                              .next = next_whole};
 }
 
 static int read_part(struct source_delta *s, unsigned char *buf, size_t len, uint64_t off,
@@ -487,4 +503,9 @@ int ckpt_source_delta_new(struct ckpt_delta_store *store, struct ckpt_source *ba
     (void)pthread_mutex_init(&s->lock, NULL);
     *ret = &s->source;
     return 0;
+}
+
+void ckpt_source_delta_next(struct ckpt_source *s, struct ckpt_source *next)
+{
+    self(s)->next = self(next);
 }

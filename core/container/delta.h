@@ -63,6 +63,10 @@ int ckpt_source_delta_new(struct ckpt_delta_store *store, struct ckpt_source *ba
                           uint64_t size, const struct ckpt_delta *delta, size_t n,
                           struct ckpt_source **ret, struct ckpt_err *err);
 
+/* `next` is likely to be read after s; both are of one store. A thread that would wait for s folds
+ * it meanwhile. Neither is referenced: they are freed together. */
+void ckpt_source_delta_next(struct ckpt_source *s, struct ckpt_source *next);
+
 /* The change that makes tensor b of tensor a, which has as many bytes (ckpt_view_change). */
 struct ckpt_change;
 struct ckpt_reading;

@@ -11,13 +11,17 @@
 
 #include "base/mem.h"
 
+enum { HUGE_PAGE = 2 << 20, LARGE = 4 * HUGE_PAGE };
+
 struct slab {
-    struct slab *prev, *next; /* most recently used first */
+    struct slab *prev, *next; /* most recently used first; spent ones last */
     struct ckpt_slab is;      /* its ctx is valid while FILLING */
     unsigned users;           /* readers and the filler; > 0 is not evicted */
     enum { FILLING, READY, FAILED } state;
     struct ckpt_err err; /* FAILED */
     unsigned char *data;
+    size_t room; /* bytes of a large slab's memory */
+    size_t read; /* bytes that were read from it, together */
 };
 
 struct ckpt_slabs {
@@ -25,6 +29,8 @@ struct ckpt_slabs {
     pthread_cond_t filled;
     struct slab list; /* sentinel */
     size_t budget, bytes;
+    unsigned char *spare; /* a large slab's memory that nobody uses */
+    size_t spare_room;
 };
 
 int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
@@ -42,16 +48,14 @@ int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
 }
 
 /* Large slabs in huge pages: faulting in small ones takes as long as filling them. */
-static void *allocate(size_t len)
+static void *allocate(struct slab *s)
 {
-    const size_t huge = 2 << 20;
-
-    if (len < 4 * huge)
-        return malloc(len);
-    len = (len + huge - 1) / huge * huge;
-    void *p = aligned_alloc(huge, len);
+    if (s->is.len < LARGE)
+        return malloc(s->is.len);
+    s->room = (s->is.len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    void *p = aligned_alloc(HUGE_PAGE, s->room);
     if (p)
-        (void)madvise(p, len, MADV_HUGEPAGE);
+        (void)madvise(p, s->room, MADV_HUGEPAGE);
     return p;
 }
 
@@ -61,18 +65,26 @@ static void unlink_slab(struct slab *s)
     s->next->prev = s->prev;
 }
 
-static void link_first(struct ckpt_slabs *c, struct slab *s)
+static void link_after(struct slab *prev, struct slab *s)
 {
-    s->next = c->list.next;
-    s->prev = &c->list;
+    s->next = prev->next;
+    s->prev = prev;
     s->next->prev = s;
-    c->list.next = s;
+    prev->next = s;
 }
+
+/* As many bytes of it have been read as it has. */
+static bool is_spent(const struct slab *s) { return s->read >= s->is.len; }
 
 static void discard(struct ckpt_slabs *c, struct slab *s)
 {
     unlink_slab(s);
     c->bytes -= s->is.len;
+    if (s->room > c->spare_room) {
+        free(c->spare);
+        c->spare = ckpt_steal(&s->data);
+        c->spare_room = s->room;
+    }
     free(s->data);
     free(s);
 }
@@ -83,14 +95,17 @@ void ckpt_slabs_free(struct ckpt_slabs *slabs)
         return;
     while (slabs->list.next != &slabs->list)
         discard(slabs, slabs->list.next);
+    free(slabs->spare);
     (void)pthread_cond_destroy(&slabs->filled);
     (void)pthread_mutex_destroy(&slabs->lock);
     free(slabs);
 }
 
+/* Half of the budget is enough for slabs that have been read: others may read them, too. */
 static void evict(struct ckpt_slabs *c)
 {
-    for (struct slab *s = c->list.prev, *prev; s != &c->list && c->bytes > c->budget; s = prev) {
+    for (struct slab *s = c->list.prev, *prev;
+         s != &c->list && c->bytes > (is_spent(s) ? c->budget / 2 : c->budget); s = prev) {
         prev = s->prev;
         if (s->users == 0)
             discard(c, s);
@@ -116,9 +131,14 @@ static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
         s->is = *is;
         s->state = FILLING;
         c->bytes += is->len;
-        link_first(c, s);
+        link_after(&c->list, s);
         s->users = 1;
         evict(c);
+        if (is->len >= LARGE && is->len <= c->spare_room && is->len >= c->spare_room / 2) {
+            s->data = ckpt_steal(&c->spare);
+            s->room = c->spare_room;
+            c->spare_room = 0;
+        }
     }
     return s;
 }
@@ -126,12 +146,46 @@ static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
 static void fill_new(struct ckpt_slabs *c, struct slab *s)
 {
     (void)pthread_mutex_unlock(&c->lock);
-    s->data = allocate(s->is.len);
+    if (!s->data)
+        s->data = allocate(s);
     int result = s->data ? s->is.fill(s->is.ctx, s->data, s->is.len, s->is.number, &s->err)
                          : ckpt_nomem(&s->err);
     (void)pthread_mutex_lock(&c->lock);
     s->state = result < 0 ? FAILED : READY;
     (void)pthread_cond_broadcast(&c->filled);
+}
+
+static void leave(struct ckpt_slabs *c, struct slab *s, size_t read)
+{
+    s->read += read;
+    if (--s->users == 0 && s->state == FAILED) {
+        discard(c, s);
+    } else if (is_spent(s)) {
+        unlink_slab(s);
+        link_after(c->list.prev, s);
+    }
+    evict(c);
+}
+
+/* Instead of waiting for s: fill the first slab after it that is not here. False: there is none, or
+ * no room. */
+static bool fill_ahead(struct ckpt_slabs *c, const struct slab *s)
+{
+    struct ckpt_slab next = s->is;
+    size_t used = 0;
+
+    do {
+        if (!next.next || !next.next(next.ctx, &next))
+            return false;
+    } while (find(c, &next));
+    for (const struct slab *k = c->list.next; k != &c->list; k = k->next)
+        used += k->users ? k->is.len : 0;
+    struct slab *new = used + next.len <= c->budget ? begin(c, &next) : NULL;
+    if (!new)
+        return false;
+    fill_new(c, new);
+    leave(c, new, 0);
+    return true;
 }
 
 int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
@@ -144,9 +198,10 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
     if (s) {
         s->users++;
         unlink_slab(s);
-        link_first(slabs, s);
+        link_after(&slabs->list, s);
         while (s->state == FILLING)
-            (void)pthread_cond_wait(&slabs->filled, &slabs->lock);
+            if (!fill_ahead(slabs, s))
+                (void)pthread_cond_wait(&slabs->filled, &slabs->lock);
     } else if ((s = begin(slabs, slab))) {
         fill_new(slabs, s);
     } else {
@@ -160,9 +215,7 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
         memcpy(buf, s->data + off, len);
         (void)pthread_mutex_lock(&slabs->lock);
     }
-    if (--s->users == 0 && s->state == FAILED)
-        discard(slabs, s);
-    evict(slabs);
+    leave(slabs, s, len);
     (void)pthread_mutex_unlock(&slabs->lock);
     return result;
 }

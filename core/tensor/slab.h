@@ -3,10 +3,12 @@
  * values.
  *
  * A slab is made once, by the first thread that needs it; other threads wait for it. When the
- * budget is used up, the least recently used slabs are freed. */
+ * budget is used up, the least recently used slabs are freed. The memory of one large slab is kept
+ * for the next one: getting it from the kernel, which clears it, takes as long as filling it. */
 #ifndef CKPT_TENSOR_SLAB_H
 #define CKPT_TENSOR_SLAB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,6 +32,9 @@ struct ckpt_slab {
     size_t len;        /* bytes of it */
     ckpt_slab_fill *fill;
     const void *ctx; /* for fill */
+    /* NULL, or the slab that is likely to be read after this one; false: none is. A thread that
+     * would wait while another one fills this slab fills a later one, if the budget has room. */
+    bool (*next)(const void *ctx, struct ckpt_slab *ret);
 };
 
 /* Copy bytes [off, off+len) of a slab into buf; the slab is made if it is not in the cache. Safe

@@ -62,6 +62,7 @@ struct load {
     struct ckpt_catalog *own;
     struct ckpt_delta_store *store;
     CKPT_VEC(struct level) levels; /* newest first */
+    struct ckpt_source **last;     /* of each source of `whole`: the changed tensor before */
     size_t unchecked;              /* tensors whose checksum is not compared */
 };
 
@@ -74,6 +75,7 @@ static void load_release(struct load *l)
         ckpt_map_release(&l->levels.ptr[i].by_name);
     }
     ckpt_vec_release(&l->levels);
+    free(l->last);
     ckpt_catalog_free(l->own);
     ckpt_delta_store_unref(l->store);
 }
@@ -474,6 +476,9 @@ static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct
     const uint32_t at = ckpt_catalog_add_source(l->cat, s, err);
     if (at == UINT32_MAX)
         return -1;
+    if (l->last[source])
+        ckpt_source_delta_next(l->last[source], s);
+    l->last[source] = s;
     ckpt_shape_strides(t->dim, t->rank, stride);
     for (uint32_t d = 0; d < t->rank; d++)
         stride[d] *= ckpt_dtype_size(t->dtype);
@@ -547,6 +552,8 @@ static int load(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
     const uint32_t first = (uint32_t)l->cat->sources.len;
     if (ckpt_catalog_add_sources(l->cat, l->whole, err) < 0)
         return -1;
+    if (!(l->last = calloc(l->whole->sources.len + 1, sizeof(struct ckpt_source *))))
+        return ckpt_nomem(err);
     for (size_t i = 0; i < l->whole->tensors.len; i++)
         if (add_tensor(l, &l->whole->tensors.ptr[i], first, &changes, err) < 0)
             return -1;
