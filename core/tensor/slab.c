@@ -101,11 +101,11 @@ void ckpt_slabs_free(struct ckpt_slabs *slabs)
     free(slabs);
 }
 
-/* Half of the budget is enough for slabs that have been read: others may read them, too. */
+/* A quarter of the budget is enough for slabs that have been read: others may read them, too. */
 static void evict(struct ckpt_slabs *c)
 {
     for (struct slab *s = c->list.prev, *prev;
-         s != &c->list && c->bytes > (is_spent(s) ? c->budget / 2 : c->budget); s = prev) {
+         s != &c->list && c->bytes > (is_spent(s) ? c->budget / 4 : c->budget); s = prev) {
         prev = s->prev;
         if (s->users == 0)
             discard(c, s);

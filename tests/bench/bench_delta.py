@@ -7,12 +7,15 @@ usage: tests/bench/bench_delta.py [--build build/release] [--dir SCRATCH] [--gib
 A model of BF16 weights, and steps in which so many elements changed by their last bit, as slime writes them (xor, zstd 1, xxh3-128).
 The receiver does what inference engines do: threads decompress each blob in parts of 2 MiB, combine them with the mapped copy in place,
 and compare the checksum. It has the bytes then, but nobody has read them; so it is measured alone, and with the reading and hashing of
-what it made. ckptfs opens the step, reads and hashes it ("ckpt digest"). Printed: medians, and the ratios that matter; and with --rate
-the same from a storage of so many MB/s (a preloaded library that lets pread wait), over reading a full model from it.
+what it made. ckptfs opens the step and reads all tensors by as many threads (through the library), or also hashes them ("ckpt digest").
+Printed: medians, and the ratios that matter; and with --rate the digest from a storage of so many MB/s (a preloaded library that lets
+pread wait), over that of a full model from it. On a busy machine run it by "chrt -f 10".
 """
 
 import argparse
 import concurrent.futures
+import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -148,6 +151,34 @@ def timed(fn, *args):
     return time.perf_counter() - begin
 
 
+def read_all(a, threads, run, base):
+    """Open the step, and read all tensors in parts of 1 MiB, in order."""
+    lib, failed = a.library, ctypes.create_string_buffer(2048)
+    opt, handle, view, tickets = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), itertools.count()
+
+    def call(rc):
+        assert rc >= 0, failed.raw
+
+    call(lib.ckpt_options_new(ctypes.byref(opt), failed))
+    call(lib.ckpt_options_set(opt, b"base", base.encode(), failed))
+    call(lib.ckpt_run_open(run.encode(), opt, ctypes.byref(handle), failed))
+    call(lib.ckpt_run_view(handle, None, ctypes.byref(view), failed))
+    parts, n = int(a.tensor_mib), lib.ckpt_view_tensors(view)
+
+    def work(_):
+        part = ctypes.create_string_buffer(1 << 20)
+        for k in tickets:
+            if k >= parts * n:
+                return
+            call(lib.ckpt_view_tensor_pread(view, ctypes.c_size_t(k // parts), part, ctypes.c_size_t(1 << 20), ctypes.c_uint64(k % parts << 20), failed))
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    lib.ckpt_view_release(view)
+    lib.ckpt_run_close(handle)
+    lib.ckpt_options_free(opt)
+
+
 def digest(a, *args, env=None):
     done = subprocess.run([os.path.join(a.build, "fs", "ckpt"), "digest", "--tensors", *args], capture_output=True, text=True, check=True, env=env)
     return done.stdout
@@ -166,7 +197,7 @@ def main():
     p.add_argument("--build", default="build/release")
     p.add_argument("--dir", default="/dev/shm", help="a tmpfs")
     p.add_argument("--gib", type=float, default=2)
-    p.add_argument("--tensor-mib", type=float, default=128)
+    p.add_argument("--tensor-mib", type=int, default=128)
     p.add_argument("--changed", type=float, default=0.03)
     p.add_argument("--steps", type=int, default=1)
     p.add_argument("--rounds", type=int, default=5)
@@ -178,21 +209,23 @@ def main():
         base, run = os.path.join(top, "base"), os.path.join(top, "run")
         step = [run, "-o", f"base={base}"]
         copy, threads = os.path.join(top, "copy"), os.cpu_count()
-        times = {"receiver": [], "receiver, then read": [], "ckptfs": [], "full model": []}
+        a.library = ctypes.CDLL(os.path.join(a.build, "core/libckptfs.so.0"))
+        times = {k: [] for k in ("receiver", "receiver, then digest", "ckptfs reads", "ckptfs digest", "full model, digest")}
         for _ in range(a.rounds):
             shutil.copytree(base, copy)
             times["receiver"].append(timed(patch, copy, run, a.steps, threads))
-            times["receiver, then read"].append(times["receiver"][-1] + timed(digest, a, copy))
+            times["receiver, then digest"].append(times["receiver"][-1] + timed(digest, a, copy))
             shutil.rmtree(copy)
-            times["ckptfs"].append(timed(digest, a, *step))
-            times["full model"].append(timed(digest, a, full))
+            times["ckptfs reads"].append(timed(read_all, a, threads, run, base))
+            times["ckptfs digest"].append(timed(digest, a, *step))
+            times["full model, digest"].append(timed(digest, a, full))
         assert digest(a, *step) == digest(a, full), "other bytes"
         blobs = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(run) for f in files)
         print(f"{a.gib:g} GiB in tensors of {a.tensor_mib:g} MiB, {a.steps} steps of {100 * a.changed:g} %, {blobs / 2**20:.0f} MiB of changes, {threads} processors")
         best = {k: statistics.median(v) for k, v in times.items()}
         for k, v in times.items():
             print(f"  {k:22} {best[k]:6.2f} s ({min(v):.2f} to {max(v):.2f})")
-        print(f"  ckptfs / receiver {best['ckptfs'] / best['receiver']:.2f}, / receiver, then read {best['ckptfs'] / best['receiver, then read']:.2f}")
+        print(f"  ratios: {best['ckptfs reads'] / best['receiver']:.2f} read, {best['ckptfs digest'] / best['receiver, then digest']:.2f} digest")
         if a.rate:
             env = dict(os.environ, LD_PRELOAD=slow_library(top), SLOW_BYTES_PER_S=str(a.rate * 1e6))
             slow = {k: statistics.median([timed(lambda w=w: digest(a, *w, env=env)) for _ in range(3)]) for k, w in (("step", step), ("full", [full]))}
