@@ -174,7 +174,7 @@ const struct ckpt_option ckptfs_options[] = {
      TOOL(DELTAS, TEXT, base_version)},
     {"tolerance", "T", "elements are equal whose difference is not greater (0)",
      .of = CKPTFS_VERIFY, .set = set_tolerance},
-    {"jobs", "N", "threads (one for each processor, from 2 to 16)",
+    {"jobs", "N", "threads (one for each processor, from 4 to 16)",
      TOOL(CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST | CKPTFS_DELTA, NUMBER, jobs), .least = 1,
      .most = MOST_JOBS},
     {"quiet", NULL, "no progress bar", .letter = 'q',

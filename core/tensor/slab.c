@@ -179,7 +179,7 @@ static bool fill_ahead(struct ckpt_slabs *c, const struct slab *s)
             return false;
     } while (find(c, &next));
     for (const struct slab *k = c->list.next; k != &c->list; k = k->next)
-        used += k->users ? k->is.len : 0;
+        used += k->users || k->read == 0 ? k->is.len : 0;
     struct slab *new = used + next.len <= c->budget ? begin(c, &next) : NULL;
     if (!new)
         return false;

@@ -18,7 +18,7 @@
 #include "common.h"
 #include "tool/progress.h"
 
-enum { FEWEST_JOBS = 2, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
+enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
 static const uint64_t IDLE = UINT64_MAX;
 

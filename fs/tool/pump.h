@@ -32,7 +32,7 @@ enum {
 struct ckpt_pump {
     struct ckpt_view *view;
     const struct ckpt_items *items;
-    unsigned jobs; /* threads; 0: one for each available processor, from 2 to 16 */
+    unsigned jobs; /* threads; 0: one for each available processor, from 4 to 16 */
     bool quiet;    /* no progress bar */
     bool hash;
 

@@ -27,7 +27,7 @@ static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ck
 
 static struct ckpt_slab slab_of(struct filler *f, const void *group, uint64_t number)
 {
-    return (struct ckpt_slab){group, f, number, SLAB, fill, f};
+    return (struct ckpt_slab){group, f, number, SLAB, fill, f, NULL};
 }
 
 struct reader {
@@ -148,6 +148,80 @@ TEST(slab, a_group_is_forgotten_as_a_whole)
     ckpt_slabs_free(slabs);
 }
 
+/* ---- filling ahead ---- */
+
+enum { AHEAD = 24, PARTS = 8, LARGE = 9 << 20 };
+
+struct ahead {
+    struct ckpt_slabs *slabs;
+    struct filler f[AHEAD];
+    atomic_int ticket, wrong;
+};
+
+static int fill_large(const void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+{
+    struct filler *f = (struct filler *)ctx;
+    (void)err;
+    atomic_fetch_add(&f->calls, 1);
+    (void)usleep(slab % 3 == 0 ? 3000 : 300);
+    memset(buf, (int)slab + 1, len);
+    return 0;
+}
+
+static struct ckpt_slab large(struct filler *f, uint64_t number);
+
+static bool next_large(const void *ctx, struct ckpt_slab *ret)
+{
+    struct filler *f = (struct filler *)ctx;
+    const uint64_t number = ret->number + 1;
+    if (number < AHEAD)
+        *ret = large(f + 1, number);
+    return number < AHEAD;
+}
+
+static struct ckpt_slab large(struct filler *f, uint64_t number)
+{
+    return (struct ckpt_slab){NULL, f, number, LARGE - number, fill_large, f, next_large};
+}
+
+static void *read_in_order(void *arg)
+{
+    struct ahead *a = arg;
+    unsigned char *buf = malloc(LARGE);
+    for (int k; (k = atomic_fetch_add(&a->ticket, 1)) < AHEAD * PARTS;) {
+        const struct ckpt_slab s = large(&a->f[k / PARTS], (uint64_t)(k / PARTS));
+        const size_t part = (s.len + PARTS - 1) / PARTS, off = part * (size_t)(k % PARTS);
+        const size_t len = k % PARTS == PARTS - 1 ? s.len - off : part;
+        struct ckpt_err err = {0};
+        if (ckpt_slabs_read(a->slabs, &s, buf, len, off, &err) < 0 || buf[0] != s.number + 1 ||
+            memcmp(buf, buf + 1, len - 1) != 0)
+            atomic_fetch_add(&a->wrong, 1);
+    }
+    free(buf);
+    return NULL;
+}
+
+/* Whatever the number of threads, each slab is filled once, and the budget holds. */
+TEST(slab, threads_that_read_in_order_fill_ahead)
+{
+    for (int threads = 1; threads <= 8; threads++) {
+        struct ahead *a = calloc(1, sizeof *a);
+        pthread_t thread[8];
+        struct ckpt_err err = {0};
+        CHECK_OK(ckpt_slabs_new((size_t)4 * LARGE, &a->slabs, &err));
+        for (int i = 0; i < threads; i++)
+            CHECK_EQ(pthread_create(&thread[i], NULL, read_in_order, a), 0);
+        for (int i = 0; i < threads; i++)
+            (void)pthread_join(thread[i], NULL);
+        CHECK_EQ(a->wrong, 0);
+        for (int i = 0; i < AHEAD; i++)
+            CHECK_EQ(a->f[i].calls, 1);
+        CHECK(ckpt_slabs_bytes(a->slabs) <= LARGE); /* what is read makes room at a quarter */
+        ckpt_slabs_free(a->slabs);
+        free(a);
+    }
+}
+
 /* ---- a source that fails ---- */
 
 struct faulty {
@@ -244,4 +318,5 @@ TEST(fault, whatever_read_fails_the_request_fails)
 
 TESTS(T(slab, many_who_want_one_fill_it_once), T(slab, a_failure_reaches_all_and_is_not_kept),
       T(slab, the_budget_holds_and_the_oldest_goes), T(slab, a_group_is_forgotten_as_a_whole),
+      T(slab, threads_that_read_in_order_fill_ahead),
       T(fault, whatever_read_fails_the_request_fails))
