@@ -18,6 +18,7 @@
 #include "model/opening.h"
 #include "run/checkpoint.h"
 #include "run/save.h"
+#include "tensor/same.h"
 #include "tensor/value.h"
 
 const char *ckpt_version(void) { return CKPT_VERSION; }
@@ -135,18 +136,12 @@ int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, boo
 {
     const struct ckpt_tensor *b = &to->cat->tensors.ptr[i],
                              *a = ckpt_catalog_find(from->cat, b->name);
-    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
     struct ckpt_change made = {0};
 
     if (!a)
         return ckpt_fail(err, CKPT_MISSING, "'%s' is not in %s", b->name, from->source);
-    if (a->dtype != b->dtype || a->rank != b->rank ||
-        memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) != 0)
-        return ckpt_fail(err, CKPT_CONFLICT, "'%s' is %s %s in %s, and %s %s in %s", b->name,
-                         ckpt_dtype_name(a->dtype), ckpt_shape_text(a->dim, a->rank, x, sizeof x),
-                         from->source, ckpt_dtype_name(b->dtype),
-                         ckpt_shape_text(b->dim, b->rank, y, sizeof y), to->source);
-    if (ckpt_delta_make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
+    if (ckpt_tensor_same_kind(a, from->source, b, to->source, err) < 0 ||
+        ckpt_delta_make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
         return -1;
     ckpt_sized_give(ret, &made, sizeof made);
     return 0;

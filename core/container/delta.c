@@ -96,7 +96,7 @@ struct source_delta {
     struct ckpt_delta_store *store;
     struct ckpt_source *base;
     uint64_t off;
-    uint64_t part; /* bytes that are folded together: all, unless the tensor is long */
+    uint64_t part;             /* bytes that are folded together: all, unless the tensor is long */
     struct source_delta *next; /* ckpt_source_delta_next */
     size_t n;
     pthread_mutex_t lock; /* protects the next three */
@@ -477,8 +477,24 @@ static void delta_free(struct ckpt_source *source)
     free(s);
 }
 
-static const struct ckpt_source_ops delta_ops = {
-    .preadv = delta_preadv, .check = delta_check, .name = delta_name, .free = delta_free};
+static bool delta_same(const struct ckpt_source *x, const struct ckpt_source *y)
+{
+    const struct source_delta *a = self(x), *b = self(y);
+    bool same = a->off == b->off && a->n == b->n && ckpt_source_same(a->base, b->base);
+
+    for (size_t i = 0; same && i < a->n; i++) {
+        const struct ckpt_delta *p = &a->delta[i], *q = &b->delta[i];
+        same = p->off == q->off && p->len == q->len && p->overwrite == q->overwrite &&
+               ckpt_source_same(p->of, q->of);
+    }
+    return same;
+}
+
+static const struct ckpt_source_ops delta_ops = {.preadv = delta_preadv,
+                                                 .check = delta_check,
+                                                 .name = delta_name,
+                                                 .free = delta_free,
+                                                 .same = delta_same};
 
 int ckpt_source_delta_new(struct ckpt_delta_store *store, struct ckpt_source *base, uint64_t off,
                           uint64_t size, const struct ckpt_delta *delta, size_t n,

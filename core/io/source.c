@@ -76,6 +76,11 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
     return ckpt_source_preadv(s, &iov, 1, off, err);
 }
 
+bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b)
+{
+    return a == b || (a->ops == b->ops && a->size == b->size && a->ops->same && a->ops->same(a, b));
+}
+
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err)
 {
     return s->ops->check ? s->ops->check(s, err) : 0;

@@ -51,6 +51,9 @@ struct ckpt_source_ops {
      * NULL: preadv does it. */
     int (*preadv_exactly)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           struct ckpt_err *err);
+    /* Are the bytes known to be those of another source with the same ops, by the files' recorded
+     * identities? NULL: that is never known. */
+    bool (*same)(const struct ckpt_source *a, const struct ckpt_source *b);
 };
 
 /* Members embed this first. */
@@ -90,6 +93,9 @@ int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint6
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
+
+/* True: both are known to have the same bytes, without reading them. */
+bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b);
 
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);

@@ -229,6 +229,11 @@ static void file_free(struct ckpt_source *s)
     free(f);
 }
 
+static bool file_same(const struct ckpt_source *a, const struct ckpt_source *b)
+{
+    return ckpt_file_id_eq(&self(a)->id, &self(b)->id);
+}
+
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
                                                 .gather_cached = file_gather_cached,
@@ -236,7 +241,8 @@ static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_exactly = file_preadv_exactly,
                                                 .check = file_check,
                                                 .name = file_name,
-                                                .free = file_free};
+                                                .free = file_free,
+                                                .same = file_same};
 
 int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                              struct ckpt_source **ret, struct ckpt_err *err)

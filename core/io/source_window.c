@@ -51,11 +51,17 @@ static void window_free(struct ckpt_source *s)
     free(s);
 }
 
+static bool window_same(const struct ckpt_source *a, const struct ckpt_source *b)
+{
+    return self(a)->off == self(b)->off && ckpt_source_same(self(a)->of, self(b)->of);
+}
+
 static const struct ckpt_source_ops window_ops = {.preadv = window_preadv,
                                                   .gather_cached = window_gather_cached,
                                                   .check = window_check,
                                                   .name = window_name,
-                                                  .free = window_free};
+                                                  .free = window_free,
+                                                  .same = window_same};
 
 int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
                            struct ckpt_source **ret, struct ckpt_err *err)

@@ -90,6 +90,12 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
                          "tensor '%s': that its destination is on the host must be said before the "
                          "load is planned",
                          tensor->name);
+    if (given && load->parts.job_wants && load->parts.job_wants->skip &&
+        load->parts.job_wants->skip[load->wants.entries.ptr[want].tensor])
+        return ckpt_fail(err, CKPT_USAGE,
+                         "tensor '%s' has not changed and is not sent again (changed_only): its "
+                         "destination stays where it is",
+                         tensor->name);
     t->dtype = dtype;
     if (!load->planned)
         load->wants.entries.ptr[want].dtype = dtype;

@@ -400,11 +400,19 @@ CKPT_PUBLIC int ckpt_load_resume(struct ckpt_load *load, struct ckpt_err *err);
  * ckpt_load_plan, and each of them plans anew. Destinations may be set until ckpt_load_start, which
  * follows. The statistics are then those of the new run, and plan_s the time of this call.
  *
+ * changed_only: tensors that are known to be as in the last run are not read and not sent, and
+ * their wants have arrived at the start. The caller vouches that nobody has written to the
+ * destinations since. It is known, without reading data, of tensors that both views make of the
+ * same bytes of the same files: those that a step of changes (slime, SkyRL) does not touch. Where
+ * nothing is known (other formats; a whole version, or another base, begins a new chain), where the
+ * last run has failed, or ranks do not know the same, everything is sent; rank 0 logs that, and the
+ * statistics tell what was skipped.
+ *
  * CONFLICT: the new view has not the same tensors with the same shapes and dtypes; the text names
  * the first that differs. After that, or after any other failure, the load may be reloaded from
  * another view or freed. USAGE: the load still runs, or its last run has left a read that has not
  * returned within read_timeout_ms (reads that are under way after a failure are waited for). */
-CKPT_PUBLIC int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view,
+CKPT_PUBLIC int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, bool changed_only,
                                  struct ckpt_err *err);
 
 /* Stop the load: it fails with CANCELLED on every rank. Call ckpt_load_wait afterwards. May be
@@ -434,12 +442,14 @@ struct ckpt_load_stats {
                              load of the comm plans by it where options.rates says nothing */
     double setup_s; /* seconds that the comm has spent on making communicators, for this load and
                        earlier ones; 0 in host memory over TCP */
+    uint64_t skipped_bytes;   /* of wants that a reload has not sent again (changed_only) */
+    uint64_t skipped_tensors; /* the view's tensors that it has not sent, to no rank */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
  * of the job are sums over all ranks, except that buffer_bytes, device_bytes, kept_bytes, wall_s,
- * first_s and setup_s are the largest of any rank, unique_bytes is counted once, and plan_s is this
- * rank's. They are known only after the load has succeeded. */
+ * first_s and setup_s are the largest of any rank, unique_bytes and skipped_tensors are counted
+ * once, and plan_s is this rank's. They are known only after the load has succeeded. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 

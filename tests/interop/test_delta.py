@@ -16,6 +16,9 @@ import time
 import unittest
 import zlib
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+from ranks import free_port, launched  # noqa: E402
+
 try:
     import numpy as np
     import safetensors.numpy
@@ -360,6 +363,87 @@ print("good")
         c.write(2, made[0], {"a.weight": "0" * 32}, encoding="overwrite")
         done = run("digest", "--tensors", c.top, "-o", f"base={self.base}")
         self.assertRegex(done.stderr, "checksum")
+
+    RELOADS = """
+import json, logging, os, sys, torch, ckptfs
+top, base, other, out, names = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], json.loads(sys.argv[5])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if size > 1:
+    torch.distributed.init_process_group("gloo")
+said = []
+logging.getLogger("ckptfs").addHandler(type("H", (logging.Handler,), {"emit": lambda self, r: said.append(r.getMessage())})())
+with ckptfs.View(top, step=names[1], base=base) as view:
+    tensors = {n: torch.empty_like(view[n]) for n in view}
+results = []
+with ckptfs.Reloader(tensors, top, step=names[1], base=base) as r:
+    def reload(step, changed=True, run=None):
+        said.clear()
+        for t in tensors.values():  # who is left alone shows it
+            t.view(-1).view(torch.uint8)[0] ^= 0xff
+        try:
+            stats = r.reload(run, step=step, changed_only=changed)
+        except ckptfs.CkptError as e:
+            return results.append([str(e), {}, []])
+        left = []
+        for n, t in tensors.items():
+            first = t.view(-1).view(torch.uint8)[:1]
+            with ckptfs.View(run or top, step=step, base=base, told=None) as view:
+                want = view[n].reshape(-1).view(torch.uint8)
+            if int(first[0]) == int(want[0]) ^ 0xff:
+                left.append(n)
+                first ^= 0xff
+            assert torch.equal(t.reshape(-1).view(torch.uint8), want), (step, n)
+        results.append([stats, left, list(said)])
+    reload(names[2])
+    reload(names[3], changed=rank == 0)
+    reload(names[4])
+    reload(names[5])
+    reload(names[5])
+    reload(names[6])
+    reload(names[5])
+    reload(names[5], run=other)
+    reload(names[7])
+with open(f"{out}.{rank}", "w") as f:
+    json.dump(results, f)
+"""
+
+    def test_reloader(self):
+        """changed_only: what a step leaves alone is neither read nor sent; everything is, and it is told, where that is not known."""
+        c = self.chain(seed=3)
+        blobs = [None] + [c.step(write=v != 4)[0] for v in range(1, 8)]
+        c.write_whole(c.folder(4), 4)
+        path = os.path.join(c.folder(6), "model-00000-of-00002.safetensors")
+        with open(path, "r+b") as f:  # its first blob is damaged
+            (n,) = struct.unpack("<Q", f.read(8))
+            f.seek(8 + n + 8)
+            f.write(b"\xff" * 8)
+        other = os.path.join(self.dir, "other")
+        shutil.copytree(c.top, other)  # other files, so nothing is known
+        env = dict(os.environ, PYTHONPATH=os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
+        for size in (1, 2):
+            out = os.path.join(self.dir, f"results{size}")
+            args = [sys.executable, "-c", self.RELOADS, c.top, self.base, other, out, json.dumps([c.name(v) for v in range(8)])]
+            ranks = [subprocess.Popen(args, stderr=subprocess.PIPE, text=True, env=dict(env, RANK=str(r), **launched(1) | {"WORLD_SIZE": str(size), "MASTER_PORT": port}))
+                     for port in [str(free_port())] for r in range(size)]
+            said = [p.communicate(timeout=300)[1] for p in ranks]
+            self.assertEqual([p.returncode for p in ranks], [0] * size, said)
+            whole = set(c.shapes)
+            expected = [whole - set(blobs[2]), whole - set(blobs[3]) if size == 1 else set(), set(), whole - set(blobs[5]), whole, None, set(), set(), None]
+            for rank in range(size):
+                with open(f"{out}.{rank}") as f:
+                    results = json.load(f)
+                self.assertEqual(len(results), 9)
+                for i, ((stats, left, log), skipped) in enumerate(zip(results, expected)):
+                    with self.subTest(size=size, rank=rank, i=i):
+                        if skipped is None:
+                            self.assertRegex(stats, "weight_v000006.*damaged|weight_v000006.*checksum")
+                            continue
+                        self.assertEqual(set(left), skipped)
+                        self.assertEqual(stats["skipped_tensors"], len(skipped))
+                        self.assertEqual(stats["skipped_bytes"], size * sum(map(c.size, skipped)))
+                        self.assertEqual(stats["needed_bytes"] + stats["skipped_bytes"], size * sum(map(c.size, whole)))
+                        self.assertEqual(stats["read_bytes"] == 0, skipped == whole)
+                        self.assertEqual(any("as a whole" in text for text in log), rank == 0 and not skipped)
 
     def test_written(self):
         """ckpt delta: what it writes leads from A to B, also where B is in another form; and what can't be said is an error."""

@@ -64,8 +64,8 @@ static int load_twice(struct ckpt_load *load, MPI_Comm half, struct ckpt_err *er
 {
     for (int run = 0; run < 2; run++) {
         int one = 1, all = 0, size, rc;
-        if ((run && ckpt_load_reload(load, NULL, err) < 0) || ckpt_load_start(load, err) < 0 ||
-            ckpt_load_pause(load, UINT32_MAX, err) < 0)
+        if ((run && ckpt_load_reload(load, NULL, false, err) < 0) ||
+            ckpt_load_start(load, err) < 0 || ckpt_load_pause(load, UINT32_MAX, err) < 0)
             return -1;
         (void)MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, half);
         (void)MPI_Comm_size(half, &size);

@@ -165,7 +165,8 @@ static int refused(struct member *m, struct loading *l, struct ckpt_view *view, 
 {
     struct ckpt_err err = {0};
 
-    if (ckpt_load_reload(l->load, view, &err) < 0 && err.code == code && strstr(err.text, text))
+    if (ckpt_load_reload(l->load, view, false, &err) < 0 && err.code == code &&
+        strstr(err.text, text))
         return 0;
     return ckpt_fail(&m->err, CKPT_CONFLICT, "not refused as '%s', but '%s'", text, err.text);
 }
@@ -195,7 +196,7 @@ static int start_held(struct member *m, struct loading *l)
 static int cancelled(struct member *m, struct loading *l)
 {
     struct ckpt_err err = {0};
-    int rc = ckpt_load_reload(l->load, NULL, &m->err);
+    int rc = ckpt_load_reload(l->load, NULL, false, &m->err);
 
     if (rc < 0)
         return -1;
@@ -221,15 +222,19 @@ static void play_again(struct member *m)
     if (loading_begin(m, m->step ? "fsdp=2,dp=2" : "dp=4", &opt, &l) == 0 &&
         refused(m, &l, NULL, CKPT_USAGE, "planned before") == 0 &&
         ckpt_load_plan(l.load, &m->err) == 0 && run(m, &l, views[FIRST]) == 0 &&
-        ckpt_load_reload(l.load, views[SECOND], &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
-        refused(m, &l, views[OTHER_SHAPE], CKPT_CONFLICT,
-                "tensor 'a' is U8 [256, 1024] in the new view, but U8 [512, 1024]") == 0 &&
-        refused(m, &l, views[OTHER_DTYPE], CKPT_CONFLICT, "'a' is F16") == 0 &&
+        ckpt_load_reload(l.load, views[SECOND], false, &m->err) == 0 &&
+        run(m, &l, views[SECOND]) == 0 &&
+        refused(
+            m, &l, views[OTHER_SHAPE], CKPT_CONFLICT,
+            "'a' is U8 [512, 1024] in the view that the load was planned for, and U8 [256, 1024] "
+            "in the new view") == 0 &&
+        refused(m, &l, views[OTHER_DTYPE], CKPT_CONFLICT, "and F16 [512, 1024] in the new view") ==
+            0 &&
         refused(m, &l, views[m->rank == 2 ? OTHER_SHAPE : FIRST], CKPT_CONFLICT, "'a' is U8") ==
             0 &&
         refused(m, &l, views[m->rank == 2 ? SECOND : FIRST], CKPT_CONFLICT, "same step") == 0 &&
-        ckpt_load_reload(l.load, NULL, &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
-        cancelled(m, &l) == 0 && ckpt_load_reload(l.load, views[FIRST], &m->err) == 0 &&
+        ckpt_load_reload(l.load, NULL, false, &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
+        cancelled(m, &l) == 0 && ckpt_load_reload(l.load, views[FIRST], false, &m->err) == 0 &&
         run(m, &l, views[FIRST]) == 0)
         m->rc = 0;
     loading_end(&l);
@@ -308,7 +313,7 @@ static void play_mixed(struct member *m)
         if (loading_begin(m, i ? "fsdp=2" : "dp=2", NULL, &l[i]) < 0 ||
             ckpt_load_plan(l[i].load, &m->err) < 0 || run(m, &l[i], m->view) < 0)
             return;
-    m->rc = ckpt_load_reload(l[m->rank].load, NULL, &m->err);
+    m->rc = ckpt_load_reload(l[m->rank].load, NULL, false, &m->err);
     loading_end(&l[0]);
     loading_end(&l[1]);
 }

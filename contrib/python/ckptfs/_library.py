@@ -232,6 +232,8 @@ class Stats(_Sized):
         ("kept_bytes", c_uint64),
         ("exchange_rate", c_double),
         ("setup_s", c_double),
+        ("skipped_bytes", c_uint64),
+        ("skipped_tensors", c_uint64),
     )
     SECONDS = ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")
     _fields_ = [
@@ -324,7 +326,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_cancel": (None, [P]),
     "ckpt_load_pause": (c_int, [P, c_uint32, E]),
     "ckpt_load_resume": (c_int, [P, E]),
-    "ckpt_load_reload": (c_int, [P, P, E]),
+    "ckpt_load_reload": (c_int, [P, P, c_bool, E]),
     "ckpt_load_stats": (None, [P, POINTER(Stats), POINTER(Stats)]),
     "ckpt_load_readers": (c_char_p, [P]),
 }

@@ -301,10 +301,10 @@ class Load:
         library().load_plan(self.load)
         return self._run(progress)
 
-    def rerun(self, view, progress):
+    def rerun(self, view, progress, changed_only=False):
         """Load the same tensors of another view into the same memory."""
         self.comm.after_stream()
-        library().load_reload(self.load, view._view)
+        library().load_reload(self.load, view._view, changed_only)
         self.view = view
         return self._run(progress)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,13 @@ class Reloader(Watch):
             self.close()
             raise
 
-    def reload(self, run: Path | None = None, *, step: str | int | None = None) -> dict[str, Any]:
+    def reload(
+        self,
+        run: Path | None = None,
+        *,
+        step: str | int | None = None,
+        changed_only: bool = False,
+    ) -> dict[str, Any]:
         """Fill the same tensors from another step. All ranks call it together.
 
         After an error another step may be loaded. If the error came while data was being loaded,
@@ -99,18 +106,24 @@ class Reloader(Watch):
         Args:
             run: A run; None is the run as before.
             step: The step's name or number; None is the latest one that rank 0 sees.
+            changed_only: Leave alone the tensors that the step has unchanged, as far as that is
+                known without reading them: those that none of its changes (slime, SkyRL) since the
+                step before touches. You vouch that nothing else has written to the tensors since.
+                Everything is loaded, with a warning, where nothing is known: of other formats,
+                after a whole version or an error. All ranks say the same.
 
         Returns:
-            The statistics of all ranks together; sizes in bytes, times in seconds.
+            The statistics of all ranks together; sizes in bytes, times in seconds. "skipped_bytes"
+            and "skipped_tensors" are what changed_only has left alone.
 
         Raises:
             CkptError: "conflict" if the step has other tensors, shapes or dtypes, and nothing was
                 changed; "usage" if a tensor was moved, or the Reloader is closed or in use.
         """
         with self._running():
-            return self._reload(run, step)
+            return self._reload(run, step, changed_only)
 
-    def _reload(self, run, step):
+    def _reload(self, run, step, changed_only):
         comm, old = self._comm, self._load.view
         with comm.in_use(comm.timeout_ms):
             comm.share(self._check)
@@ -125,11 +138,16 @@ class Reloader(Watch):
             )
             try:
                 with loading(view):
-                    stats = self._load.rerun(view, None)
+                    stats = self._load.rerun(view, None, changed_only)
             finally:
                 view.close()
         for part in parts_of(self._target):
             part.finish(self.result)
+        if changed_only and not stats["skipped_tensors"] and comm.rank == 0:
+            logging.getLogger("ckptfs").warning(
+                "step '%s' was loaded as a whole: nothing of it was known to be as before",
+                view._step,
+            )
         return stats
 
     @contextlib.contextmanager

@@ -620,6 +620,8 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
         (job->copies && ckpt_load_compare(load, err) < 0))
         return -1;
     rc = 0;
+    if (job->send_all && load->parts.job_wants)
+        ckpt_job_wants_skip_none(load->parts.job_wants);
     if (job->alone && device && device->connected) /* some rank has given back its own */
         (void)device->ops->drain(device);
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)

@@ -46,6 +46,7 @@ struct ckpt_engine_stats {
     atomic_ullong end_ns;      /* clock time of the end of the load; 0: it runs */
     double exchange_rate;      /* bytes received per second in the fastest window; of the pump */
     uint64_t start_ns;         /* clock time of ckpt_engine_start */
+    uint64_t skipped;          /* bytes of wants that are not sent again */
     uint64_t buffers;          /* bytes of host memory */
     uint64_t device_buffers;   /* bytes of device memory */
     uint64_t kept;             /* bytes of pinned memory, which the device keeps afterwards */

@@ -189,8 +189,8 @@ static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
     return e->stamp && e->peers ? 0 : ckpt_nomem(err);
 }
 
-/* Copy the destinations and count the bytes that each want lacks. Wants without elements have
- * landed already. */
+/* Copy the destinations and count the bytes that each want lacks. Wants without elements, and
+ * of tensors that are not sent, have landed already. */
 static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, struct ckpt_err *err)
 {
     const struct ckpt_wants *w = &e->job_wants->table[e->job_wants->class_of[e->self]];
@@ -204,9 +204,12 @@ static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, s
         memcpy(e->target, target, e->ntarget * sizeof *e->target);
     for (size_t i = 0; i < e->ntarget; i++) {
         const uint32_t t = w->entries.ptr[i].tensor;
-        const uint64_t numel = ckpt_box_numel(&target[i].box);
-        atomic_init(&e->left[i], numel * ckpt_dtype_size(e->cat->tensors.ptr[t].dtype));
-        if (numel == 0)
+        const bool skip = e->job_wants->skip && e->job_wants->skip[t];
+        const uint64_t bytes =
+            ckpt_box_numel(&target[i].box) * ckpt_dtype_size(e->cat->tensors.ptr[t].dtype);
+        e->stats.skipped += skip ? bytes : 0;
+        atomic_init(&e->left[i], skip ? 0 : bytes);
+        if (skip || bytes == 0)
             e->landed[e->nlanded++] = i;
     }
     return 0;

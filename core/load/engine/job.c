@@ -23,7 +23,7 @@
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
     STEP_TEXT = 128,
-    VERSION = 14, /* of the messages between ranks */
+    VERSION = 15, /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -44,6 +44,7 @@ struct hello {
     uint32_t renewed;      /* how often the transport has been renewed after failed loads */
     uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
     uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
+    uint64_t skip;         /* hash of the tensors that this rank would not send; 0: all are sent */
 };
 
 /* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank], first_of[nclass]
@@ -53,7 +54,7 @@ struct hello_answer {
     double cached;
     uint32_t shared, copies;
     uint32_t no_same_host, nshare;
-    uint32_t alone, unused;
+    uint32_t alone, send_all;
 };
 
 /* Fail with the name of the first file whose size differs between this rank and rank r, whose file
@@ -148,6 +149,7 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
         a.copies |= h.files != first.files;
         a.no_same_host |= h.no_same_host;
         a.alone |= h.alone;
+        a.send_all |= h.skip != first.skip;
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
     uint32_t *rep = number + 3 * (size_t)n;
@@ -203,6 +205,8 @@ static int make_hello(const struct ckpt_load *load, const struct ckpt_table *tab
     h->share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
                                              : opt->share;
     h->wants_hash = load->wants_hash;
+    if (load->parts.job_wants && load->parts.job_wants->skip)
+        h->skip = XXH3_64bits(load->parts.job_wants->skip, load->view->cat->tensors.len) | 1;
     h->version = VERSION;
     return 0;
 }
@@ -268,7 +272,8 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
                              .shared = a.shared,
                              .copies = a.copies,
                              .no_same_host = a.no_same_host,
-                             .alone = a.alone};
+                             .alone = a.alone,
+                             .send_all = a.send_all};
     return copy_words(word, n, &ret->class_of, err) < 0 ||
                    copy_words(word + n, n, &ret->node, err) < 0 ||
                    copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||

@@ -28,7 +28,8 @@ struct ckpt_job {
     bool shared;        /* the files are on a storage that machines share */
     bool copies;        /* not all ranks see the very same files: some see copies */
     bool no_same_host;  /* on some node, not all ranks can map each other's memory */
-    bool alone;         /* not all ranks have the communicators of an earlier load */
+    bool send_all; /* ranks do not skip the same tensors (ckpt_job_wants.skip): none is skipped */
+    bool alone;    /* not all ranks have the communicators of an earlier load */
 };
 
 /* COLLECTIVE. Check that all ranks load the same tensors of the same step with the same options

@@ -144,6 +144,8 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .send_s = (double)atomic_load(&t->exchange_ns) / 1e9,
         .exchange_rate = t->exchange_rate,
         .setup_s = e->device ? (double)e->device->setup_ns / 1e9 : 0,
+        .skipped_bytes = t->skipped,
+        .skipped_tensors = e->job_wants->nskip,
     };
 }
 
@@ -176,6 +178,8 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.place_s += s.place_s;
         sum.send_s += s.send_s;
         sum.setup_s = larger(sum.setup_s, s.setup_s);
+        sum.skipped_bytes += s.skipped_bytes;
+        sum.skipped_tensors = s.skipped_tensors;
         if (s.exchange_rate > 0 && (sum.exchange_rate <= 0 || s.exchange_rate < sum.exchange_rate))
             sum.exchange_rate = s.exchange_rate;
     }

@@ -1,27 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt_load_reload: runs a load again, from the same view or another one of the same tensors. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
 #include "load/engine/agree.h"
-
-static int same_tensor(const struct ckpt_tensor *old, const struct ckpt_tensor *new,
-                       struct ckpt_err *err)
-{
-    char was[CKPT_SHAPE_TEXT], is[CKPT_SHAPE_TEXT];
-
-    if (old->dtype == new->dtype &&
-        old->rank == new->rank &&memcmp(old->dim, new->dim, old->rank * sizeof *old->dim) == 0)
-        return 0;
-    return ckpt_fail(
-        err, CKPT_CONFLICT,
-        "tensor '%s' is %s %s in the new view, but %s %s in the one that the load was "
-        "planned for: make a new load",
-        new->name, ckpt_dtype_name(new->dtype), ckpt_shape_text(new->dim, new->rank, is, sizeof is),
-        ckpt_dtype_name(old->dtype), ckpt_shape_text(old->dim, old->rank, was, sizeof was));
-}
+#include "load/engine/engine.h"
+#include "tensor/same.h"
 
 /* Tables of wants refer to tensors by number, so both views must have the same tensors in the same
  * order. */
@@ -38,8 +25,9 @@ static int same_tensors(const struct ckpt_catalog *old, const struct ckpt_catalo
                                        : "tensor '%s' is not in the view that the load was planned "
                                          "for: make a new load",
                              order < 0 ? a->name : b->name);
-        if (same_tensor(a, b, err) < 0)
-            return -1;
+        if (ckpt_tensor_same_kind(a, "the view that the load was planned for", b, "the new view",
+                                  err) < 0)
+            return ckpt_err_in(err, "a new load is needed");
     }
     return 0;
 }
@@ -55,6 +43,8 @@ static void swap_view(struct ckpt_load *load, struct ckpt_view *view)
 static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 {
     ckpt_engine_take_back(ckpt_steal(&load->engine), &load->parts);
+    if (load->parts.job_wants)
+        ckpt_job_wants_skip_none(load->parts.job_wants);
     load->ready = false;
     return load->parts.job_wants ? 0
                                  : ckpt_fail(err, CKPT_USAGE,
@@ -62,10 +52,24 @@ static int take_back(struct ckpt_load *load, struct ckpt_err *err)
                                              "of it has not returned: make a new load");
 }
 
-int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt_err *err)
+/* Note the tensors that need not be sent: if the last run went well, its view's bytes are in the
+ * destinations. */
+static int find_unchanged(struct ckpt_job_wants *r, const struct ckpt_catalog *old,
+                          const struct ckpt_catalog *new, struct ckpt_err *err)
+{
+    if (!(r->skip = calloc(new->tensors.len + 1, sizeof *r->skip)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < new->tensors.len; i++)
+        r->nskip += r->skip[i] = ckpt_tensor_unchanged(&old->tensors.ptr[i], &new->tensors.ptr[i]);
+    return 0;
+}
+
+int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, bool changed_only,
+                     struct ckpt_err *err)
 {
     struct ckpt_view *old = load->view, *new = NULL;
     struct ckpt_err own = {0};
+    const bool good = load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 0;
 
     if (!load->planned || (load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 1))
         return ckpt_fail(err, CKPT_USAGE,
@@ -76,6 +80,8 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt
     int rc = take_back(load, &own);
     if (rc == 0 && view)
         rc = same_tensors(old->cat, view->cat, &own);
+    if (rc == 0 && changed_only && good)
+        rc = find_unchanged(load->parts.job_wants, old->cat, view ? view->cat : old->cat, &own);
     if (rc == 0 && view)
         swap_view(load, new = ckpt_view_hold(view));
     rc = ckpt_load_agree(load, rc, &own);
@@ -86,5 +92,10 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt
         return ckpt_err_move(err, &own);
     }
     load->started = false;
+    if (changed_only && !load->parts.job_wants->nskip && load->comm->x->rank == 0)
+        ckpt_logf(&load->view->shared->opt->log, CKPT_LOG_WARNING, "'%s' is loaded as a whole: %s",
+                  ckpt_view_source(load->view),
+                  good ? "nothing of it is known to be as in the step before"
+                       : "the last load has not succeeded");
     return 0;
 }

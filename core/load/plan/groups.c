@@ -502,7 +502,7 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
     int rc = find_sharing_classes(&f);
 
     for (f.tensor = 0; f.tensor < job_wants->cat->tensors.len && rc == 0; f.tensor++)
-        rc = find_in_tensor(&f, &own);
+        rc = job_wants->skip && job_wants->skip[f.tensor] ? 0 : find_in_tensor(&f, &own);
     if (rc == 0)
         rc = sort_groups(&f);
     ckpt_rank_lists_release(&f.members);

@@ -38,7 +38,8 @@ int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
         const struct ckpt_tensor *t = &job_wants->cat->tensors.ptr[e->tensor];
-        if (e->spec != CKPT_NONE && !position[e->spec].in)
+        if ((e->spec != CKPT_NONE && !position[e->spec].in) ||
+            (job_wants->skip && job_wants->skip[e->tensor]))
             continue;
         const uint64_t numel =
             ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : position[e->spec].index);

@@ -7,8 +7,15 @@
 
 #include "tensor/value.h"
 
+void ckpt_job_wants_skip_none(struct ckpt_job_wants *r)
+{
+    free(ckpt_steal(&r->skip));
+    r->nskip = 0;
+}
+
 void ckpt_job_wants_release(struct ckpt_job_wants *r)
 {
+    free(r->skip);
     for (uint32_t c = 0; c < r->nclass; c++)
         ckpt_wants_release(&r->table[c]);
     free(r->table);

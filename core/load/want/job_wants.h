@@ -30,6 +30,8 @@ struct ckpt_job_wants {
     struct ckpt_use {
         uint32_t class, entry;
     } * use;
+    bool *skip; /* per tensor: it is not sent, as all destinations have it; NULL: all are sent */
+    uint64_t nskip;
 };
 
 /* Build the index. Takes table[nclass] and class_of[nrank], which are malloc'ed, even if it fails.
@@ -47,6 +49,9 @@ int ckpt_job_wants_cast(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
 
 /* The bytes of memory that the wants of all ranks take. */
 uint64_t ckpt_job_wants_memory(const struct ckpt_job_wants *r);
+
+/* Send all tensors. */
+void ckpt_job_wants_skip_none(struct ckpt_job_wants *r);
 
 /* Free what r owns, not r itself. */
 void ckpt_job_wants_release(struct ckpt_job_wants *r);
