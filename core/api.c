@@ -147,6 +147,14 @@ int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, boo
     return 0;
 }
 
+bool ckpt_view_unchanged(const struct ckpt_view *from, const struct ckpt_view *to, size_t i)
+{
+    const struct ckpt_tensor *b = &to->cat->tensors.ptr[i],
+                             *a = ckpt_catalog_find(from->cat, b->name);
+
+    return a && ckpt_tensor_unchanged(a, b);
+}
+
 /* ---- saves ---- */
 
 int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err)

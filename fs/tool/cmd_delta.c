@@ -214,7 +214,8 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
     struct blob b = {i, {.size = sizeof b.change}};
     struct ckpt_tensor_info info = {.size = sizeof info};
 
-    if (ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
+    if (!ckpt_view_unchanged(d->from, d->to, i) &&
+        ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
         return -1;
     ckpt_view_tensor(d->to, i, &info);
     (void)pthread_mutex_lock(&d->lock);

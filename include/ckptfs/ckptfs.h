@@ -227,6 +227,11 @@ struct ckpt_change {
 CKPT_PUBLIC int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i,
                                  bool overwrite, struct ckpt_change *ret, struct ckpt_err *err);
 
+/* True: tensor i of `to` is known to be as in `from`, without reading data: both views make it of
+ * the same bytes of the same files, as steps of changes do of what they do not touch. */
+CKPT_PUBLIC bool ckpt_view_unchanged(const struct ckpt_view *from, const struct ckpt_view *to,
+                                     size_t i);
+
 /* Check that everything read from the view so far belongs to one save. Returns 0 if all shards are
  * unchanged since the view was opened, or if all of them have been replaced by another save (the
  * files that the view holds open still contain the old save). STALE: only some shards have changed,

@@ -13,7 +13,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "load"))
-from built import PACKAGE, skip  # noqa: E402
+from built import BUILD, PACKAGE, skip  # noqa: E402
 from runner import run_in_folders  # noqa: E402
 
 VLLM = os.environ.get("CKPTFS_VLLM", "")
@@ -149,6 +149,7 @@ def one_rank(top):
         got = {}
         steps_by_transfer(llm, run, got)
         assert got["moved 10"] == wanted["10"] and got["moved 20"] == got["moved latest"] == wanted["20"]
+    steps_as_patches(top)
     a_link_that_moves(top, run, served, wanted)
     a_head_of_its_own(top, run, wanted)
 
@@ -162,6 +163,55 @@ def steps_by_transfer(llm, run, got):
         llm.update_weights({"update_info": {"step": step} if step else {}})
         llm.finish_weight_update()
         got[f"moved {step or 'latest'}"] = said_by(llm)
+
+
+def steps_as_patches(top):
+    """Steps of changes, of which only what they change is written into the engine, as vLLM's CheckpointWeightPatch."""
+    import torch
+    import vllm.model_executor.layers.utils as layers
+    from safetensors.torch import load_file, save_file
+    torch.manual_seed(1)
+    models, chain = [f"{top}/hf/10"], f"{top}/chain"
+    os.makedirs(chain)
+    for v in (1, 2, 3):
+        shutil.copytree(models[-1], f"{top}/whole{v}")
+        for file in glob.glob(f"{top}/whole{v}/*.safetensors"):
+            tensors = load_file(file)
+            for n, t in tensors.items():
+                if v == 1 or (n.endswith("_proj.weight") and "layers.1" in n) or "embed" in n:
+                    t.mul_(torch.where(torch.rand(t.shape) < 0.05, 1.5, 1).to(t.dtype))
+                if v == 3 and "norm" in n:
+                    t.view(-1)[0] = float("nan")
+            save_file(tensors, file, metadata={"format": "pt"})
+        models.append(f"{top}/whole{v}")
+        subprocess.run([os.path.join(BUILD, "fs", "ckpt"), "delta", "-q", models[v - 1], models[v], f"{chain}/weight_v{v:06d}"], check=True)
+    transfer = {"weight_transfer_config": {"backend": "ckptfs"}}
+
+    def update(llm, step, **more):
+        llm.start_weight_update()
+        llm.update_weights({"update_info": {"step": f"weight_v{step:06d}", **more}})
+        llm.finish_weight_update()
+        return said_by(llm)
+
+    with engine(models[0], **transfer) as llm:  # with oneDNN's packed copies
+        llm.init_weight_transfer_engine({"init_info": {"run": chain, "options": {"base": models[0]}}})
+        fails(lambda: update(llm, 2, patches=True), "no step is known")
+        first = update(llm, 1)
+        fails(lambda: update(llm, 2, patches=True), "in another order")
+        assert said_by(llm) == first
+    sgl, onednn = layers.check_cpu_sgl_kernel, layers.ops._supports_onednn
+    layers.check_cpu_sgl_kernel, layers.ops._supports_onednn = (lambda *_: False), False
+    with engine(models[2]) as llm:
+        plain = said_by(llm)
+    with engine(models[0], **transfer) as llm:
+        llm.init_weight_transfer_engine({"init_info": {"run": chain, "options": {"base": models[0]}}})
+        first = update(llm, 1)
+        fails(lambda: update(llm, 3, patches=True), "norm.weight", "NaN")
+        assert said_by(llm) == first != plain
+        assert update(llm, 2, patches=True) == plain, "patches"
+        assert update(llm, 1, patches=True) == first, "back"
+        assert update(llm, 2) == plain
+    layers.check_cpu_sgl_kernel, layers.ops._supports_onednn = sgl, onednn
 
 
 def steps_that_vanish(llm, run, got):

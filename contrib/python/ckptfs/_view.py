@@ -451,6 +451,22 @@ class View:
         with reading(self) as view:
             return json.loads(take_text(new(library().view_info, view)))
 
+    def unchanged(self, before: View) -> set[str]:
+        """Return the tensors that are known to be as in another view, without reading any.
+
+        They are what the changes of a step (slime, SkyRL) do not touch. Of other formats nothing
+        is known.
+
+        Args:
+            before: Another view, of another step of the same run for example.
+        """
+        with reading(before) as old, reading(self) as new:
+            return {
+                info.name
+                for info in self._tensors.values()
+                if library().view_unchanged(old, new, info.index)
+            }
+
     def steps(self) -> list[str]:
         """Return the names of the run's steps as they are now, oldest first.
 

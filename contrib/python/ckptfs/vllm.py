@@ -579,10 +579,13 @@ def _repack_experts(model):
     It does so (0.32.0) only while it has no kernel yet, and would take unpacked ones for packed.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-        if type(experts).__module__.endswith(".cpu_moe"):
-            method.moe_kernel = None
+        if _packs_experts(module):
+            module.quant_method.moe_kernel = None
+
+
+def _packs_experts(module):
+    kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    return type(getattr(kernel, "fused_experts", None)).__module__.endswith(".cpu_moe")
 
 
 def _check_kept(model):
