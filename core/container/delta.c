@@ -405,7 +405,7 @@ static bool next_whole(const void *ctx, struct ckpt_slab *ret)
 
 static struct ckpt_slab slab_of(struct source_delta *s, uint64_t part)
 {
-    return (struct ckpt_slab){.group = s,
+    return (struct ckpt_slab){.group = s->store,
                               .owner = s,
                               .number = part,
                               .len = part_len(s, part),
@@ -462,7 +462,6 @@ static void delta_free(struct ckpt_source *source)
 {
     struct source_delta *s = self(source);
 
-    ckpt_slabs_forget(s->store->slabs, s);
     (void)pthread_mutex_lock(&s->store->lock);
     for (unsigned i = 0; i < MOST_OPEN; i++)
         if (s->store->open[i] == s)

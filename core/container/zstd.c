@@ -75,13 +75,13 @@ struct ckpt_zstd_stream {
     ZSTD_inBuffer in;
     uint64_t off, len, read; /* the compressed bytes in `of`, and how many of them went in */
     bool open;               /* within a frame */
-    unsigned char input[IN_BYTES];
+    unsigned char input[]; /* IN_BYTES, or all */
 };
 
 int ckpt_zstd_stream_new(struct ckpt_source *of, uint64_t off, uint64_t len,
                          struct ckpt_zstd_stream **ret, struct ckpt_err *err)
 {
-    struct ckpt_zstd_stream *s = malloc(sizeof *s);
+    struct ckpt_zstd_stream *s = malloc(sizeof *s + (size_t)ckpt_min_u64(IN_BYTES, len));
 
     if (!s)
         return ckpt_nomem(err);

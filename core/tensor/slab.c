@@ -11,10 +11,11 @@
 
 #include "base/mem.h"
 
-enum { HUGE_PAGE = 2 << 20, LARGE = 4 * HUGE_PAGE };
+enum { HUGE_PAGE = 2 << 20, LARGE = 4 * HUGE_PAGE, BUCKETS = 1024 };
 
 struct slab {
     struct slab *prev, *next; /* most recently used first; spent ones last */
+    struct slab *chain;       /* the next in its bucket */
     struct ckpt_slab is;      /* its ctx is valid while FILLING */
     unsigned users;           /* readers and the filler; > 0 is not evicted */
     enum { FILLING, READY, FAILED } state;
@@ -28,6 +29,7 @@ struct ckpt_slabs {
     pthread_mutex_t lock; /* protects everything except the bytes of READY slabs that are in use */
     pthread_cond_t filled;
     struct slab list; /* sentinel */
+    struct slab *bucket[BUCKETS];
     size_t budget, bytes;
     unsigned char *spare; /* a large slab's memory that nobody uses */
     size_t spare_room;
@@ -76,8 +78,30 @@ static void link_after(struct slab *prev, struct slab *s)
 /* As many bytes of it have been read as it has. */
 static bool is_spent(const struct slab *s) { return s->read >= s->is.len; }
 
+static struct slab **bucket_of(struct ckpt_slabs *c, const struct ckpt_slab *is)
+{
+    const uint64_t key = (uintptr_t)is->owner / sizeof(void *) + is->number;
+
+    return &c->bucket[key * 0x9e3779b97f4a7c15 >> 54]; /* Fibonacci hashing, to 10 bits */
+}
+
+static struct slab *find(struct ckpt_slabs *c, const struct ckpt_slab *is)
+{
+    struct slab *s = *bucket_of(c, is);
+
+    while (s && (s->is.group != is->group || s->is.owner != is->owner ||
+                 s->is.number != is->number || s->state == FAILED))
+        s = s->chain;
+    return s;
+}
+
 static void discard(struct ckpt_slabs *c, struct slab *s)
 {
+    struct slab **at = bucket_of(c, &s->is);
+
+    while (*at != s)
+        at = &(*at)->chain;
+    *at = s->chain;
     unlink_slab(s);
     c->bytes -= s->is.len;
     if (s->room > c->spare_room) {
@@ -112,15 +136,6 @@ static void evict(struct ckpt_slabs *c)
     }
 }
 
-static struct slab *find(struct ckpt_slabs *c, const struct ckpt_slab *is)
-{
-    for (struct slab *s = c->list.next; s != &c->list; s = s->next)
-        if (s->is.group == is->group && s->is.owner == is->owner && s->is.number == is->number &&
-            s->state != FAILED)
-            return s;
-    return NULL;
-}
-
 /* A new slab, being filled by the caller; NULL if there is no memory. The bytes come when the lock
  * is not held. */
 static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
@@ -132,6 +147,8 @@ static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
         s->state = FILLING;
         c->bytes += is->len;
         link_after(&c->list, s);
+        s->chain = *bucket_of(c, is);
+        *bucket_of(c, is) = s;
         s->users = 1;
         evict(c);
         if (is->len >= LARGE && is->len <= c->spare_room && is->len >= c->spare_room / 2) {
