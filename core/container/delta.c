@@ -489,11 +489,20 @@ static bool delta_same(const struct ckpt_source *x, const struct ckpt_source *y)
     return same;
 }
 
+static struct ckpt_source *delta_stored(const struct ckpt_source *s, uint64_t *ret_off)
+{
+    const struct ckpt_delta *newest = &self(s)->delta[self(s)->n - 1];
+
+    *ret_off = newest->off;
+    return newest->of;
+}
+
 static const struct ckpt_source_ops delta_ops = {.preadv = delta_preadv,
                                                  .check = delta_check,
                                                  .name = delta_name,
                                                  .free = delta_free,
-                                                 .same = delta_same};
+                                                 .same = delta_same,
+                                                 .stored = delta_stored};
 
 int ckpt_source_delta_new(struct ckpt_delta_store *store, struct ckpt_source *base, uint64_t off,
                           uint64_t size, const struct ckpt_delta *delta, size_t n,

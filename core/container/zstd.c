@@ -338,8 +338,17 @@ static void zstd_free(struct ckpt_source *s)
     free(z);
 }
 
-static const struct ckpt_source_ops zstd_ops = {
-    .preadv = zstd_preadv, .check = zstd_check, .name = zstd_name, .free = zstd_free};
+static struct ckpt_source *zstd_stored(const struct ckpt_source *s, uint64_t *ret_off)
+{
+    *ret_off = self(s)->off;
+    return self(s)->of;
+}
+
+static const struct ckpt_source_ops zstd_ops = {.preadv = zstd_preadv,
+                                                .check = zstd_check,
+                                                .name = zstd_name,
+                                                .free = zstd_free,
+                                                .stored = zstd_stored};
 
 int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, uint64_t off,
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,

@@ -54,6 +54,9 @@ struct ckpt_source_ops {
     /* Are the bytes known to be those of another source with the same ops, by the files' recorded
      * identities? NULL: that is never known. */
     bool (*same)(const struct ckpt_source *a, const struct ckpt_source *b);
+    /* Of a source that decodes: some bytes in another source from which it is made, at *ret_off.
+     * NULL: its bytes are stored as they are. */
+    struct ckpt_source *(*stored)(const struct ckpt_source *s, uint64_t *ret_off);
 };
 
 /* Members embed this first. */

@@ -188,7 +188,9 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
     if (t->npiece == 0 || (t->rank > 1) == vectors)
         return 0;
     const struct ckpt_piece *p = &t->piece[t->npiece / 2];
-    const struct sample s = {0, p->src, cat->sources.ptr[p->source], t->name};
+    struct sample s = {0, p->src, cat->sources.ptr[p->source], t->name};
+    while (s.source->ops->stored) /* a sample is not worth decoding a tensor */
+        s.source = s.source->ops->stored(s.source, &s.off);
     return s.off < s.source->size ? ckpt_vec_push(out, s) : 0;
 }
 
