@@ -97,6 +97,7 @@ void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor
         .shape = t->dim,
         .rank = t->rank,
         .nbytes = ckpt_tensor_nbytes(t),
+        .torch_dtype = ckpt_dtype_torch_name(t->dtype),
     };
 
     ckpt_vtree_place(view->tree, i, &file, &info.file_off);

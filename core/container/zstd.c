@@ -75,7 +75,7 @@ struct ckpt_zstd_stream {
     ZSTD_inBuffer in;
     uint64_t off, len, read; /* the compressed bytes in `of`, and how many of them went in */
     bool open;               /* within a frame */
-    unsigned char input[]; /* IN_BYTES, or all */
+    unsigned char input[];   /* IN_BYTES, or all */
 };
 
 int ckpt_zstd_stream_new(struct ckpt_source *of, uint64_t off, uint64_t len,

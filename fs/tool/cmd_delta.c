@@ -107,38 +107,11 @@ static json_t *shape_of(const struct ckpt_tensor_info *info)
     return shape;
 }
 
-/* torch's name of a dtype, without "torch.". */
-static const char *torch_dtype(const char *dtype)
-{
-    static const char *const name[][2] = {
-        {"F32", "float32"},
-        {"F64", "float64"},
-        {"F16", "float16"},
-        {"BF16", "bfloat16"},
-        {"F8_E4M3", "float8_e4m3fn"},
-        {"F8_E5M2", "float8_e5m2"},
-        {"I8", "int8"},
-        {"I16", "int16"},
-        {"I32", "int32"},
-        {"I64", "int64"},
-        {"U8", "uint8"},
-        {"U16", "uint16"},
-        {"U32", "uint32"},
-        {"U64", "uint64"},
-        {"BOOL", "bool"},
-    };
-
-    for (size_t i = 0; i < sizeof name / sizeof *name; i++)
-        if (strcmp(name[i][0], dtype) == 0)
-            return name[i][1];
-    return dtype;
-}
-
 static json_t *record_of(const struct ckpt_tensor_info *info, const struct ckpt_change *c,
                          const char *file)
 {
     return json_pack("{s:s, s:s, s:o, s:I, s:I, s:s, s:s, s:s, s:s}", "name", info->name, "dtype",
-                     torch_dtype(info->dtype), "shape", shape_of(info), "uncompressed_num_bytes",
+                     info->torch_dtype, "shape", shape_of(info), "uncompressed_num_bytes",
                      (json_int_t)info->nbytes, "compressed_num_bytes", (json_int_t)c->len,
                      "payload_file", file, "payload_key", info->name, "checksum", c->checksum,
                      "checksum_algorithm", "xxh3-128");

@@ -194,6 +194,7 @@ struct ckpt_tensor_info {
     uint64_t nbytes;
     const struct ckpt_node *file; /* the virtual file that contains all of it, or NULL */
     uint64_t file_off;
+    const char *torch_dtype; /* torch's name of it: "bfloat16", "float32", ... */
 };
 
 /* The number of tensors. Tensors are numbered in the order of the model's state dict. */

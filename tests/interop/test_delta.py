@@ -4,6 +4,7 @@
 The versions are made here as the frameworks make them (numpy, zstandard, xxhash, safetensors), from their sources.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -334,6 +335,95 @@ class Delta(unittest.TestCase):
             time.sleep(0.1)
         self.assertTrue(same(read("latest"), 2))
         self.assertEqual(os.pread(held, 1 << 20, 0), before)
+
+    def test_rewritten(self):
+        """A version that is written again while it is read: what was opened gives its bytes or an error, never those of both."""
+        mnt = os.path.join(self.dir, "mnt")
+        os.mkdir(mnt)
+        c = self.chain(shapes={f"w{i}.weight": (1 << 19,) for i in range(24)})
+        c.step()
+        daemon = subprocess.Popen([CKPTFS, c.top, mnt, "-f", "-o", f"base={self.base}"], stderr=subprocess.DEVNULL)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(subprocess.run, ["fusermount3", "-u", mnt])
+        until = time.monotonic() + 60
+        while not os.path.ismount(mnt) and time.monotonic() < until:
+            time.sleep(0.05)
+        step = os.path.join(mnt, c.name(1))
+        paths = [os.path.join(step, n) for n in sorted(os.listdir(step)) if n.endswith(".safetensors")]
+        for mode in ("in place", "renamed"):
+            held = [open(p, "rb", buffering=0) for p in paths]
+            expected = c.tensors(1)
+            got = [f.read(1 << 20) for f in held]
+            again = Chain(self.run_dir, seed=11, shapes=c.shapes)
+            again.bytes, again.states = dict(c.states[0]), [dict(c.states[0])]
+            blobs, digests = again.step(write=False)
+            if mode == "renamed":
+                again.top = os.path.join(self.dir, "beside")
+                again.write(1, blobs, digests)
+                for file in os.listdir(again.folder(1)):
+                    os.replace(os.path.join(again.folder(1), file), os.path.join(c.folder(1), file))
+            else:
+                before = {f: os.stat(os.path.join(c.folder(1), f)).st_ino for f in os.listdir(c.folder(1))}
+                again.top = os.path.join(self.dir, "beside")
+                again.write(1, blobs, digests)
+                for file in os.listdir(again.folder(1)):
+                    shutil.copyfile(os.path.join(again.folder(1), file), os.path.join(c.folder(1), file))
+                self.assertEqual(before, {f: os.stat(os.path.join(c.folder(1), f)).st_ino for f in os.listdir(c.folder(1))})
+            for f, head in zip(held, got):
+                try:
+                    text = head + f.read()
+                except OSError:
+                    continue
+                for n, t in safetensors.torch.load(text).items():
+                    self.assertTrue(torch.equal(t.reshape(-1).view(torch.uint8), expected[n].reshape(-1).view(torch.uint8)), (mode, n))
+            for f in held:
+                f.close()
+            c.states[1] = again.states[1]
+            while time.monotonic() < until:  # and then the new ones
+                try:
+                    found = {n: t for p in paths for n, t in safetensors.torch.load_file(p).items()}
+                    if all(torch.equal(found[n].view(torch.uint8), t.view(torch.uint8)) for n, t in c.tensors(1).items()):
+                        break
+                except (OSError, safetensors.SafetensorError):
+                    pass
+                time.sleep(0.2)
+            else:
+                self.fail(f"{mode}: the new version does not appear")
+            c.rng = np.random.default_rng(12)
+
+    def flat(self, c, most):
+        """All tensors are right, and reading them takes at most so many MiB."""
+        whole = os.path.join(self.dir, "whole")
+        c.write_whole(whole)
+        digests = []
+        for args in ([c.top, "-o", f"base={self.base}", "--jobs", "6"], [whole]):
+            used = 0
+            with tempfile.TemporaryFile() as out, subprocess.Popen([CKPT, "digest", "--tensors", *args], stdout=out) as done:
+                while done.poll() is None:  # rusage has this process's own memory, of before the exec
+                    with contextlib.suppress(OSError), open(f"/proc/{done.pid}/status") as f:
+                        used = max([used, *(int(line.split()[1]) >> 10 for line in f if line.startswith("VmHWM"))])
+                    time.sleep(0.01)
+                out.seek(0)
+                digests.append((out.read(), used))
+            self.assertEqual(done.returncode, 0)
+        self.assertEqual(digests[0][0], digests[1][0])
+        print(f"memory: {digests[0][1]} MiB", file=sys.stderr)
+        if "asan" not in BUILD and "tsan" not in BUILD:
+            self.assertTrue(0 < digests[0][1] < most, digests[0][1])
+
+    def test_many_tensors(self):
+        """10,000 tensors in a chain of 5."""
+        c = self.chain(shapes={f"model.layers.{i // 100}.mlp.experts.{i % 100}.weight": (16, 32) for i in range(10000)})
+        for _ in range(5):
+            c.step()
+        self.flat(c, 150)
+
+    def test_more_than_the_budget(self):
+        """Tensors of 700 MiB together, more than the cache may hold, read by six threads."""
+        c = self.chain(shapes={f"w{i}.weight": (n << 17, 2) for i, n in enumerate((100, 3, 200, 80, 120, 40, 200))})
+        for _ in range(2):
+            c.step(fraction=0.0001)
+        self.flat(c, 600)
 
     def test_long_tensor(self):
         """One that is folded in parts: reads in any order, by several threads, and damage at its end."""

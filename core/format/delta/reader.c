@@ -44,8 +44,11 @@ struct blob {
     const char *dtype;
 };
 
+enum kind { WHOLE, SLIME, SKYRL }; /* of a version */
+
 struct level {
     struct ckpt_dir *dir;
+    enum kind kind;
     const char *name; /* of the folder */
     json_t *index;
     uint64_t version, base;
@@ -90,19 +93,16 @@ static bool has_word(const struct ckpt_dir *dir, const char *file, const char *w
     return strstr(head, word) != NULL;
 }
 
-static bool is_slime(const struct ckpt_dir *dir)
+static enum kind kind_of(const struct ckpt_dir *dir)
 {
-    return has_word(dir, INDEX, "\"delta_encoding\"");
-}
-
-static bool is_delta(const struct ckpt_dir *dir)
-{
-    return is_slime(dir) || has_word(dir, MANIFEST, "\"base_version\"");
+    return has_word(dir, INDEX, "\"delta_encoding\"")    ? SLIME
+           : has_word(dir, MANIFEST, "\"base_version\"") ? SKYRL
+                                                         : WHOLE;
 }
 
 static enum ckpt_evidence delta_probe(struct ckpt_dir *dir)
 {
-    return is_delta(dir) ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
+    return kind_of(dir) != WHOLE ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
 }
 
 /* A version, as a number or as its digits. */
@@ -158,7 +158,7 @@ static int start_from(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err
 /* Go on with the version before v. *ret is a folder with changes, or NULL: the beginning has been
  * found. */
 static int go_back(struct load *l, const struct level *v, struct ckpt_dir **ret,
-                   struct ckpt_err *err)
+                   enum kind *ret_kind, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = sibling(v, v->base);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
@@ -169,7 +169,7 @@ static int go_back(struct load *l, const struct level *v, struct ckpt_dir **ret,
     if (l->opt->above && ckpt_dir_has_dir(l->opt->above, name)) {
         if (ckpt_dir_open_below(l->opt->above, name, &dir, err) < 0)
             return -1;
-        if (is_delta(dir))
+        if ((*ret_kind = kind_of(dir)) != WHOLE)
             *ret = ckpt_steal(&dir);
         return *ret ? 0 : start_from(l, dir, err);
     }
@@ -377,7 +377,7 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
                       .version = v->name},
             .shape = json_object_get(record, "shape"),
             .dtype = ckpt_json_str(record, "dtype")};
-        struct payload *p;
+        struct payload *p = NULL;
         uint32_t k;
         if (!file || !key || !b.delta.tensor || !b.dtype || !json_is_array(b.shape) ||
             (b.delta.sum != CKPT_DELTA_UNCHECKED && !b.delta.digits))
@@ -401,6 +401,7 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
 static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
 {
     const char *path = l->opt->name ? l->opt->name : ckpt_dir_path(dir);
+    enum kind kind = kind_of(dir);
 
     while (dir) {
         const char *slash = strrchr(path, '/');
@@ -419,11 +420,12 @@ static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *er
             return ckpt_nomem(err);
         }
         v->dir = dir;
+        v->kind = kind;
         v->name = keep(l, slash ? slash + 1 : path);
         if (!v->name)
             return ckpt_nomem(err);
-        if ((is_slime(dir) ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||
-            go_back(l, v, &dir, err) < 0)
+        if ((kind == SLIME ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||
+            go_back(l, v, &dir, &kind, err) < 0)
             return -1;
         if (dir)
             path = ckpt_dir_path(dir);
@@ -530,7 +532,7 @@ static int describe(struct load *l, struct ckpt_err *err)
         ckpt_json_append(&versions, json_string(l->levels.ptr[i].name));
     if (json_object_set_new(
             about, "format",
-            json_string(is_slime(l->levels.ptr->dir) ? "slime delta" : "SkyRL delta")) < 0 ||
+            json_string(l->levels.ptr->kind == SLIME ? "slime delta" : "SkyRL delta")) < 0 ||
         json_object_set_new(about, "step", json_integer((json_int_t)l->levels.ptr->version)) < 0 ||
         json_object_set_new(about, "changes", versions) < 0)
         return ckpt_nomem(err);
