@@ -214,83 +214,58 @@ int ckpt_zstd_frame_end(struct ckpt_zstd_frame *f, void **ret_data, size_t *ret_
     return rc;
 }
 
-/* Takes the next bytes that come out, `at` bytes behind the beginning. */
-typedef int take_fn(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
-                    struct ckpt_err *err);
+/* ---- the first time: the length, the beginning and the end ---- */
 
-static int decompress(const struct source_zstd *z, take_fn *take, void *ctx, uint64_t *ret_len,
-                      struct ckpt_err *err)
+static void keep_ends(struct kept *k, const unsigned char *bytes, size_t len, uint64_t at)
+{
+    const size_t n = len < KEPT ? len : KEPT;
+
+    if (at < KEPT)
+        memcpy(k->head + at, bytes, len < KEPT - at ? len : (size_t)(KEPT - at));
+    memmove(k->tail, k->tail + n, KEPT - n);
+    memcpy(k->tail + KEPT - n, bytes + len - n, n);
+}
+
+static int measure(struct source_zstd *z, uint64_t max_len, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *out = malloc(OUT_BYTES);
     struct ckpt_zstd_stream *s = NULL;
     size_t n = OUT_BYTES;
     int rc = out ? ckpt_zstd_stream_new(z->of, z->off, z->len, &s, err) : ckpt_nomem(err);
 
-    for (*ret_len = 0; rc == 0 && n == OUT_BYTES; *ret_len += n) {
+    for (; rc == 0 && n == OUT_BYTES; z->source.size += n) {
         rc = ckpt_zstd_stream_read(s, out, OUT_BYTES, &n, err);
-        if (rc == 0 && n)
-            rc = take(ctx, out, n, *ret_len, err);
+        if (rc == 0 && z->source.size + n > max_len)
+            rc = ckpt_fail(err, CKPT_FORMAT,
+                           "the bytes compressed by zstd at byte %" PRIu64 " are more than %" PRIu64
+                           " bytes when decompressed",
+                           z->off, max_len);
+        if (rc == 0)
+            keep_ends(z->kept, out, n, z->source.size);
     }
     ckpt_zstd_stream_free(s);
     return rc;
 }
 
-/* ---- the first time: the length, the beginning and the end ---- */
-
-struct first {
-    struct source_zstd *z;
-    uint64_t max_len;
-};
-
-static int keep_ends(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
-                     struct ckpt_err *err)
-{
-    const struct first *f = ctx;
-    struct kept *k = f->z->kept;
-
-    if (at + len > f->max_len)
-        return ckpt_fail(err, CKPT_FORMAT,
-                         "the bytes compressed by zstd at byte %" PRIu64 " are more than %" PRIu64
-                         " bytes when decompressed",
-                         f->z->off, f->max_len);
-    if (at < KEPT)
-        memcpy(k->head + at, bytes, len < KEPT - at ? len : (size_t)(KEPT - at));
-    const size_t n = len < KEPT ? len : KEPT;
-    memmove(k->tail, k->tail + n, KEPT - n);
-    memcpy(k->tail + KEPT - n, bytes + len - n, n);
-    return 0;
-}
-
 /* ---- later: all of it ---- */
-
-struct whole {
-    unsigned char *buf;
-    uint64_t len;
-};
-
-static int copy_all(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
-                    struct ckpt_err *err)
-{
-    const struct whole *w = ctx;
-
-    if (!ckpt_range_ok(at, len, w->len))
-        return ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
-    memcpy(w->buf + at, bytes, len);
-    return 0;
-}
 
 static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
 {
     const struct source_zstd *z = ctx;
-    struct whole w = {buf, len};
-    uint64_t made = 0;
+    struct ckpt_zstd_stream *s = NULL;
+    size_t made = 0, more = 0;
+    char byte;
 
     (void)slab;
-    if (decompress(z, copy_all, &w, &made, err) < 0)
-        return -1;
-    return made == len
-               ? ckpt_source_check(z->of, err)
-               : ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
+    const int rc = ckpt_zstd_stream_new(z->of, z->off, z->len, &s, err) < 0 ||
+                           ckpt_zstd_stream_read(s, buf, len, &made, err) < 0 ||
+                           ckpt_zstd_stream_read(s, &byte, 1, &more, err) < 0
+                       ? -1
+                       : ckpt_source_check(z->of, err);
+    ckpt_zstd_stream_free(s);
+    return rc == 0 && (made < len || more)
+               ? ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened")
+               : rc;
 }
 
 /* ---- the source ---- */
@@ -355,7 +330,6 @@ int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, 
                          struct ckpt_err *err)
 {
     struct source_zstd *z = calloc(1, sizeof *z);
-    struct first first = {z, max_len};
 
     assert(ckpt_range_ok(off, len, of->size));
     if (!z)
@@ -369,7 +343,7 @@ int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, 
     z->len = len;
     if (!(z->kept = malloc(sizeof *z->kept)))
         (void)ckpt_nomem(err);
-    if (!z->kept || decompress(z, keep_ends, &first, &z->source.size, err) < 0) {
+    if (!z->kept || measure(z, max_len, err) < 0) {
         zstd_free(&z->source);
         return -1;
     }

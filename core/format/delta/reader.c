@@ -207,19 +207,6 @@ static int add_blob(struct load *l, struct level *v, const struct blob *b, struc
                            ckpt_dir_path(v->dir), b->delta.tensor);
 }
 
-/* Open a file of blobs, which becomes a source of the catalogue. */
-static int open_file(struct load *l, struct level *v, const char *name, struct ckpt_st *st,
-                     struct ckpt_source **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-
-    if (ckpt_source_file_new(v->dir, name, l->opt->pool, &s, err) < 0 ||
-        ckpt_st_read(s, st, err) < 0 || ckpt_catalog_add_source(l->cat, s, err) == UINT32_MAX)
-        return -1;
-    *ret = s; /* the catalogue's */
-    return 0;
-}
-
 static const char *keep(struct load *l, const char *text)
 {
     return text ? ckpt_arena_strdup(&l->cat->arena, text) : NULL;
@@ -238,56 +225,69 @@ static int place(struct blob *b, const struct ckpt_st_tensor *t, struct ckpt_sou
     return 0;
 }
 
-static int read_slime_file(struct load *l, struct level *v, const char *name, bool overwrite,
-                           enum ckpt_delta_sum sum, struct ckpt_err *err)
+/* A file of blobs that is open. */
+struct payload {
+    const char *name;
+    struct ckpt_st st;
+    struct ckpt_source *source;
+    struct ckpt_map by_name, sums; /* its tensors; slime: its checksums, in st.metadata */
+};
+typedef CKPT_VEC(struct payload) payloads;
+
+static void payloads_release(payloads *p)
 {
-    ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
-    ckpt_cleanup(ckpt_map_release) struct ckpt_map sums = {0};
-    const json_t *map = json_object_get(v->index, "weight_map");
-    struct ckpt_source *s;
-    uint32_t k;
+    for (size_t i = 0; i < p->len; i++) {
+        ckpt_st_release(&p->ptr[i].st);
+        ckpt_map_release(&p->ptr[i].by_name);
+        ckpt_map_release(&p->ptr[i].sums);
+    }
+    ckpt_vec_release(p);
+}
+
+static int find_payload(struct load *l, struct level *v, payloads *all, const char *name,
+                        struct payload **ret, struct ckpt_err *err)
+{
+    struct payload *p;
+    uint32_t was;
     bool new;
 
-    if (open_file(l, v, name, &st, &s, err) < 0)
+    for (size_t i = all->len; i-- > 0;)
+        if (strcmp(all->ptr[i].name, name) == 0)
+            return *ret = &all->ptr[i], 0;
+    if (ckpt_vec_add(all, &p) < 0)
+        return ckpt_nomem(err);
+    p->name = name;
+    if (ckpt_source_file_new(v->dir, name, l->opt->pool, &p->source, err) < 0)
         return -1;
-    for (size_t i = 0; i < st.nmetadata; i++)
-        if (ckpt_map_put(&sums, st.metadata[i].key, strlen(st.metadata[i].key), (uint32_t)i, &k,
-                         &new) < 0)
+    const uint32_t kept = ckpt_catalog_add_source(l->cat, p->source, err);
+    ckpt_source_unref(p->source);
+    if (kept == UINT32_MAX || ckpt_st_read(p->source, &p->st, err) < 0)
+        return -1;
+    for (size_t i = 0; i < p->st.ntensor; i++)
+        if (ckpt_map_put(&p->by_name, p->st.tensor[i].name, strlen(p->st.tensor[i].name),
+                         (uint32_t)i, &was, &new) < 0)
             return ckpt_nomem(err);
-    for (size_t i = 0; i < st.ntensor; i++) {
-        const char *tensor = keep(l, st.tensor[i].name), *file = ckpt_json_str(map, tensor);
-        const bool has = ckpt_map_get(&sums, tensor, strlen(tensor), &k);
-        struct blob b = {.delta = {.overwrite = overwrite,
-                                   .sum = sum,
-                                   .digits = has ? keep(l, st.metadata[k].value) : NULL,
-                                   .tensor = tensor,
-                                   .version = v->name},
-                         .rank = CKPT_NONE};
-        if (!file || strcmp(file, name) != 0)
-            return ckpt_fail(err, CKPT_CONFLICT, "'%s/%s' has '%s', but " INDEX " says %s%s",
-                             ckpt_dir_path(v->dir), name, tensor, file ? "it is in " : "nothing",
-                             file ? file : "");
-        if (sum != CKPT_DELTA_UNCHECKED && !b.delta.digits)
-            return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no checksum of '%s'",
-                             ckpt_dir_path(v->dir), name, tensor);
-        if (place(&b, &st.tensor[i], s, v, err) < 0 || add_blob(l, v, &b, err) < 0)
-            return -1;
-    }
+    for (size_t i = 0; i < p->st.nmetadata; i++)
+        if (ckpt_map_put(&p->sums, p->st.metadata[i].key, strlen(p->st.metadata[i].key),
+                         (uint32_t)i, &was, &new) < 0)
+            return ckpt_nomem(err);
+    *ret = p;
     return 0;
 }
 
 static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_map_release) struct ckpt_map files = {0};
+    ckpt_cleanup(payloads_release) payloads files = {0};
     const json_t *meta, *file;
     const char *tensor;
+    size_t n = 0;
 
     if (ckpt_config_read(v->dir, INDEX, MAX_INDEX, &v->index, err) < 0)
         return -1;
     meta = json_object_get(v->index, "metadata");
     const char *encoding = ckpt_json_str(meta, "delta_encoding");
     const char *packing = ckpt_json_str(meta, "compression_format");
-    const char *sum = ckpt_json_str(meta, "checksum_format");
+    const char *digest = ckpt_json_str(meta, "checksum_format");
     const json_t *map = json_object_get(v->index, "weight_map");
     if (read_numbers(v, INDEX, meta, err) < 0)
         return -1;
@@ -300,61 +300,37 @@ static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
                          packing ? packing : "not there");
     json_object_foreach((json_t *)map, tensor, file) {
         const char *name = json_string_value(file);
-        uint32_t was;
-        bool new = false;
-        if (!name || ckpt_map_put(&files, name, strlen(name), 0, &was, &new) < 0)
-            return name ? ckpt_nomem(err)
-                        : ckpt_fail(err, CKPT_FORMAT,
-                                    "'%s/" INDEX "': weight_map has no file of '%s'",
-                                    ckpt_dir_path(v->dir), tensor);
-        if (new &&read_slime_file(l, v, name, *encoding == 'o', ckpt_delta_sum_find(sum), err) < 0)
+        struct payload *p = NULL;
+        uint32_t k, sum;
+        if (!name)
+            return ckpt_fail(err, CKPT_FORMAT, "'%s/" INDEX "': weight_map has no file of '%s'",
+                             ckpt_dir_path(v->dir), tensor);
+        if (find_payload(l, v, &files, name, &p, err) < 0)
+            return -1;
+        struct blob b = {.delta = {.overwrite = *encoding == 'o',
+                                   .sum = ckpt_delta_sum_find(digest),
+                                   .tensor = keep(l, tensor),
+                                   .version = v->name},
+                         .rank = CKPT_NONE};
+        if (!b.delta.tensor)
+            return ckpt_nomem(err);
+        if (!ckpt_map_get(&p->by_name, tensor, strlen(tensor), &k))
+            return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no '%s'", ckpt_dir_path(v->dir), name,
+                             tensor);
+        if (ckpt_map_get(&p->sums, tensor, strlen(tensor), &sum))
+            b.delta.digits = keep(l, p->st.metadata[sum].value);
+        if (b.delta.sum != CKPT_DELTA_UNCHECKED && !b.delta.digits)
+            return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no checksum of '%s'",
+                             ckpt_dir_path(v->dir), name, tensor);
+        if (place(&b, &p->st.tensor[k], p->source, v, err) < 0 || add_blob(l, v, &b, err) < 0)
             return -1;
     }
-    if (v->blobs.len != json_object_size(map))
-        return ckpt_fail(err, CKPT_MISSING, "'%s': " INDEX " names %zu tensors, its files have %zu",
-                         ckpt_dir_path(v->dir), json_object_size(map), v->blobs.len);
-    return 0;
-}
-
-/* A file of SkyRL's that is open. */
-struct payload {
-    const char *name;
-    struct ckpt_st st;
-    struct ckpt_source *source;
-    struct ckpt_map by_name;
-};
-typedef CKPT_VEC(struct payload) payloads;
-
-static void payloads_release(payloads *p)
-{
-    for (size_t i = 0; i < p->len; i++) {
-        ckpt_st_release(&p->ptr[i].st);
-        ckpt_map_release(&p->ptr[i].by_name);
-    }
-    ckpt_vec_release(p);
-}
-
-static int find_payload(struct load *l, struct level *v, payloads *all, const char *name,
-                        struct payload **ret, struct ckpt_err *err)
-{
-    struct payload *p;
-
-    for (size_t i = all->len; i-- > 0;)
-        if (strcmp(all->ptr[i].name, name) == 0)
-            return *ret = &all->ptr[i], 0;
-    if (ckpt_vec_add(all, &p) < 0)
-        return ckpt_nomem(err);
-    p->name = name;
-    if (open_file(l, v, name, &p->st, &p->source, err) < 0)
-        return -1;
-    for (size_t i = 0; i < p->st.ntensor; i++) {
-        uint32_t was;
-        bool new;
-        if (ckpt_map_put(&p->by_name, p->st.tensor[i].name, strlen(p->st.tensor[i].name),
-                         (uint32_t)i, &was, &new) < 0)
-            return ckpt_nomem(err);
-    }
-    *ret = p;
+    for (size_t i = 0; i < files.len; i++)
+        n += files.ptr[i].st.ntensor;
+    if (v->blobs.len != n)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': " INDEX " names %zu tensors, its files have %zu",
+                         ckpt_dir_path(v->dir), v->blobs.len, n);
     return 0;
 }
 
