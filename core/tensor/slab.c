@@ -23,6 +23,7 @@ struct slab {
     unsigned char *data;
     size_t room; /* bytes of a large slab's memory */
     size_t read; /* bytes that were read from it, together */
+    bool ended;  /* its last one was */
 };
 
 struct ckpt_slabs {
@@ -75,8 +76,8 @@ static void link_after(struct slab *prev, struct slab *s)
     prev->next = s;
 }
 
-/* As many bytes of it have been read as it has. */
-static bool is_spent(const struct slab *s) { return s->read >= s->is.len; }
+/* As many bytes of it have been read as it has, and its last. */
+static bool is_spent(const struct slab *s) { return s->ended && s->read >= s->is.len; }
 
 static struct slab **bucket_of(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
@@ -232,6 +233,7 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
         memcpy(buf, s->data + off, len);
         (void)pthread_mutex_lock(&slabs->lock);
     }
+    s->ended |= off + len == s->is.len;
     leave(slabs, s, len);
     (void)pthread_mutex_unlock(&slabs->lock);
     return result;

@@ -212,6 +212,39 @@ static int cancelled(struct member *m, struct loading *l)
     return rc;
 }
 
+/* The same view again, what has changed only: nothing is read, sent or written. */
+static int unchanged(struct member *m, struct loading *l)
+{
+    struct ckpt_load_stats s = {.size = sizeof s};
+    struct ckpt_dest dest = {.size = sizeof dest, .ptr = l->mem[0]};
+    struct ckpt_err err = {0};
+    bool touched = false;
+
+    if (ckpt_load_reload(l->load, NULL, true, &m->err) < 0)
+        return -1;
+    if (ckpt_load_set_dest(l->load, 0, &dest, &err) == 0 || err.code != CKPT_USAGE)
+        return ckpt_fail(&m->err, CKPT_CONFLICT, "a destination moved");
+    for (size_t i = 0; i < l->n; i++) {
+        struct ckpt_want_info info = {.size = sizeof info};
+        ckpt_load_want_info(l->load, i, &info);
+        memset(l->mem[i], 0xee, info.nbytes);
+    }
+    if (ckpt_load_start(l->load, &m->err) < 0 || ckpt_load_wait(l->load, UINT32_MAX, &m->err) < 0)
+        return -1;
+    for (size_t i = 0, want; i < l->n; i++) {
+        struct ckpt_want_info info = {.size = sizeof info};
+        ckpt_load_want_info(l->load, i, &info);
+        for (uint64_t k = 0; k < info.nbytes; k++)
+            touched |= l->mem[i][k] != 0xee;
+        touched |= ckpt_load_next(l->load, UINT32_MAX, &want, &m->err) != 0;
+    }
+    ckpt_load_stats(l->load, NULL, &s);
+    return !touched && s.skipped_tensors == 3 && s.skipped_bytes && !s.needed_bytes &&
+                   !s.unique_bytes && !s.read_bytes && !s.sent_bytes
+               ? 0
+               : ckpt_fail(&m->err, CKPT_CONFLICT, "what has not changed was sent again");
+}
+
 static void play_again(struct member *m)
 {
     static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
@@ -234,8 +267,12 @@ static void play_again(struct member *m)
             0 &&
         refused(m, &l, views[m->rank == 2 ? SECOND : FIRST], CKPT_CONFLICT, "same step") == 0 &&
         ckpt_load_reload(l.load, NULL, false, &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
-        cancelled(m, &l) == 0 && ckpt_load_reload(l.load, views[FIRST], false, &m->err) == 0 &&
-        run(m, &l, views[FIRST]) == 0)
+        cancelled(m, &l) == 0 && ckpt_load_reload(l.load, views[FIRST], true, &m->err) == 0 &&
+        run(m, &l, views[FIRST]) == 0 && unchanged(m, &l) == 0 &&
+        ckpt_load_reload(l.load, NULL, m->rank != 2, &m->err) == 0 &&
+        run(m, &l, views[FIRST]) == 0 &&
+        ckpt_load_reload(l.load, views[SECOND], true, &m->err) == 0 &&
+        run(m, &l, views[SECOND]) == 0)
         m->rc = 0;
     loading_end(&l);
 }
