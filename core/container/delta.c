@@ -370,16 +370,25 @@ static int lock_at(struct source_delta *s, uint64_t part, uint64_t *ret, struct 
 
 static int fill(const void *ctx, void *buf, size_t len, uint64_t part, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) unsigned char *again = NULL;
     struct source_delta *s = (struct source_delta *)ctx;
-    uint64_t next;
+    uint64_t next, read = UINT64_MAX;
     char byte;
     int rc;
 
     while ((rc = lock_at(s, part, &next, err)) == 0 && next < part) { /* parts before this one */
+        if (next == read) { /* it was kept, so nobody has folded it again */
+            if (!again && !(again = malloc((size_t)s->part)))
+                rc = ckpt_nomem(err);
+            if (rc == 0)
+                rc = fold(s, again, (size_t)s->part, err);
+        }
         (void)pthread_mutex_unlock(&s->lock);
         const struct ckpt_slab slab = slab_of(s, next);
-        if (ckpt_slabs_read(s->store->slabs, &slab, &byte, 1, 0, err) < 0)
+        if (rc < 0 ||
+            (next != read && ckpt_slabs_read(s->store->slabs, &slab, &byte, 1, 0, err) < 0))
             return -1;
+        read = next;
     }
     if (rc == 0)
         rc = fold(s, buf, len, err);
