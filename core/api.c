@@ -12,7 +12,6 @@
 #include "base/sized.h"
 #include "base/str.h"
 #include "container/delta.h"
-#include "format/reader.h"
 #include "format/writer.h"
 #include "model/describe.h"
 #include "model/opening.h"

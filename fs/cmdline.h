@@ -3,8 +3,7 @@
  * (options.c), in which each row says which commands take the option. An option is written
  * --word=value, --word value, or, as mount(8) has it, -o word=value; '-' and '_' are the same in a
  * word. The words of the library (ckpt_options_word) belong to every command. */
-#ifndef CKPT_FS_CMDLINE_H
-#define CKPT_FS_CMDLINE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,5 +68,3 @@ int ckptfs_cmdline_parse(struct ckptfs_cmdline *c, char **argv, struct ckpt_err 
 /* Take the next option off *list ("a,b=c\,d,..."), in place: *ret_word is its word, and *ret_value
  * its value (NULL: none) in which `\,` and `\\` are unescaped. False at the end of the list. */
 bool ckptfs_next_option(char **list, char **ret_word, char **ret_value);
-
-#endif

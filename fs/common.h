@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small things that all programs need. */
-#ifndef CKPT_FS_COMMON_H
-#define CKPT_FS_COMMON_H
+#pragma once
 
 #include <jansson.h>
 
@@ -27,5 +26,3 @@ unsigned ckptfs_scan_period(const char *run);
 
 /* Add "bucket" to the object, with what ckpt_bucket_info tells; nothing if no bucket is read. */
 void ckptfs_json_bucket(json_t *into);
-
-#endif

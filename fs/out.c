@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/err.h"
-#include "base/json.h"
 #include "base/str.h"
 
 const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE])

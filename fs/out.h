@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output of the tool: aligned columns, human-readable sizes, JSON, and JSON as an outline. */
-#ifndef CKPT_FS_OUT_H
-#define CKPT_FS_OUT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err);
  * else "". */
 const char *ckpt_out_bold(void);
 const char *ckpt_out_plain(void);
-
-#endif

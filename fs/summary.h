@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the library says in JSON, as a few lines for people. */
-#ifndef CKPT_FS_SUMMARY_H
-#define CKPT_FS_SUMMARY_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -22,5 +21,3 @@ int ckpt_summary_to_svg(const json_t *explained, const char *path, struct ckpt_e
 /* Print what a load would do: `plan` is the JSON of `ckpt plan`. multiplied: the number of ranks is
  * the product of the numbers of its layout. */
 void ckpt_summary_of_plan(const json_t *plan, bool multiplied);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands of ckpt, of which load and plan are in a program of their own, ckpt-load. */
-#ifndef CKPT_FS_TOOL_H
-#define CKPT_FS_TOOL_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -82,5 +81,3 @@ int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const c
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);
-
-#endif

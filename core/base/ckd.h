@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checked integer arithmetic with C23's names: true when the result did not fit. */
-#ifndef CKPT_BASE_CKD_H
-#define CKPT_BASE_CKD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ static inline bool ckpt_range_ok(uint64_t off, uint64_t len, uint64_t size)
 static inline uint64_t ckpt_min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static inline uint64_t ckpt_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The monotonic clock, and waiting on conditions with it. */
-#ifndef CKPT_BASE_CLOCK_H
-#define CKPT_BASE_CLOCK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ static inline void ckpt_cond_init(pthread_cond_t *cond)
     (void)pthread_cond_init(cond, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limiting what this process can do, for good: Landlock for files and TCP ports, seccomp for system
  * calls. What is confined is the calling thread, and threads that it starts later. */
-#ifndef CKPT_BASE_CONFINE_H
-#define CKPT_BASE_CONFINE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -34,5 +33,3 @@ int ckpt_landlock_enter(int rules, struct ckpt_err *err);
  * owners, modes or settings of the system; and connecting, unless `connects`. False: the kernel has
  * no filters, or the architecture is not known. */
 bool ckpt_seccomp_enter(bool connects);
-
-#endif

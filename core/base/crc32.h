@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CRC-32 of zip archives (PKWARE APPNOTE 4.4.7, ISO 3309: polynomial 0x04c11db7, reflected). */
-#ifndef CKPT_BASE_CRC32_H
-#define CKPT_BASE_CRC32_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
 /* Of what came before (0: nothing) and of these bytes. */
 uint32_t ckpt_crc32(uint32_t before, const void *data, size_t len);
-
-#endif

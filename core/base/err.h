@@ -4,8 +4,7 @@
  * Every function here accepts err == NULL and returns -1, so that callers can `return
  * ckpt_fail(...)`. Texts are made printable: control bytes and broken UTF-8 that came from a
  * checkpoint are shown as \xNN. */
-#ifndef CKPT_BASE_ERR_H
-#define CKPT_BASE_ERR_H
+#pragma once
 
 #include <ckptfs/err.h>
 
@@ -24,5 +23,3 @@ int ckpt_nomem(struct ckpt_err *err);
 
 /* Put "context: " before the recorded text. Always returns -1. */
 int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(2, 3);
-
-#endif

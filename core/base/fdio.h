@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading and writing all that was asked for, whatever number of system calls that takes. */
-#ifndef CKPT_BASE_FDIO_H
-#define CKPT_BASE_FDIO_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ int ckpt_fdio_pwrite(int fd, const void *buf, size_t len, uint64_t *off);
 
 /* The errno of what the calls above return, for messages: EIO where the file ended. */
 int ckpt_fdio_errno(int rc);
-
-#endif

@@ -2,8 +2,7 @@
 /* The only module that uses jansson: parsing with limits, typed look-ups that never guess, and
  * output as Python's json writes it. Objects keep the order of insertion. Functions that return
  * json_t * give a borrowed reference unless they say "new". */
-#ifndef CKPT_BASE_JSON_H
-#define CKPT_BASE_JSON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,5 +52,3 @@ const char *ckpt_json_str(const json_t *obj, const char *key);
 
 /* A boolean member; `absent` if it is absent, null or of another type. */
 bool ckpt_json_bool(const json_t *obj, const char *key, bool absent);
-
-#endif

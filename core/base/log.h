@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The library's log messages. The library never prints; the program decides where they go. */
-#ifndef CKPT_BASE_LOG_H
-#define CKPT_BASE_LOG_H
+#pragma once
 
 #include <ckptfs/err.h>
 
@@ -17,5 +16,3 @@ struct ckpt_log {
 /* Format a line and pass it to `log` (may be NULL). */
 void ckpt_logf(const struct ckpt_log *log, enum ckpt_log_level level, const char *fmt, ...)
     CKPT_PRINTF(3, 4);
-
-#endif

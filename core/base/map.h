@@ -2,8 +2,7 @@
 /* A hash map from strings to 32-bit numbers (usually indices into an array). Keys are borrowed:
  * they must outlive the map. An all-zero struct is an empty map. Concurrent look-ups are safe while
  * nobody inserts. */
-#ifndef CKPT_BASE_MAP_H
-#define CKPT_BASE_MAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,5 +39,3 @@ int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value
  * different keys there are. 0 or -1 (no memory). */
 int ckpt_map_number(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
                     uint32_t *ret_n);
-
-#endif

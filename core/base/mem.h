@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ownership helpers (cleanup, steal) and the arena, which frees many small things at once. */
-#ifndef CKPT_BASE_MEM_H
-#define CKPT_BASE_MEM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -41,5 +40,3 @@ void *ckpt_arena_alloc(struct ckpt_arena *a, size_t len);
 /* A NUL-terminated copy of s[0..len), or NULL. */
 char *ckpt_arena_strndup(struct ckpt_arena *a, const char *s, size_t len);
 char *ckpt_arena_strdup(struct ckpt_arena *a, const char *s);
-
-#endif

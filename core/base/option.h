@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A row of a table of options. The library has such a table (model/options.c), and the programs
  * have one (fs/options.c). Parsing, --help and the shell completions are made of the rows. */
-#ifndef CKPT_BASE_OPTION_H
-#define CKPT_BASE_OPTION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ struct ckpt_near {
 /* Keep the word, which is borrowed, if none before was as near to the one that was written. Where
  * they differ, words are compared up to 63 letters. */
 void ckpt_near_consider(struct ckpt_near *near, const char *written, const char *word);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running n independent tasks on a few threads. */
-#ifndef CKPT_BASE_PAR_H
-#define CKPT_BASE_PAR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -16,5 +15,3 @@ int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, str
 /* From now on, 0 means more threads: some storage is behind a network, where each request takes
  * long, and many are answered at once. */
 void ckpt_parallel_far(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Python's re.subn for one pattern and its replacement, by PCRE2. */
-#ifndef CKPT_BASE_REGEX_H
-#define CKPT_BASE_REGEX_H
+#pragma once
 
 #include "base/err.h"
 
@@ -17,5 +16,3 @@ void ckpt_regex_free(struct ckpt_regex *r);
  * takes too long. Safe from many threads. */
 int ckpt_regex_sub(const struct ckpt_regex *r, const char *text, char **ret_text,
                    struct ckpt_err *err);
-
-#endif

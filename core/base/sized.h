@@ -2,8 +2,7 @@
 /* Public structs that a caller allocates. They begin with `size_t size`, which the caller sets to
  * sizeof its struct, so that a program and a library that know different members can be used
  * together. */
-#ifndef CKPT_BASE_SIZED_H
-#define CKPT_BASE_SIZED_H
+#pragma once
 
 #include <stddef.h>
 
@@ -18,5 +17,3 @@ void ckpt_sized_give(void *theirs, const void *own, size_t len);
  * `name` is the struct's name. */
 int ckpt_sized_take(void *own, size_t len, const void *theirs, const char *name,
                     struct ckpt_err *err);
-
-#endif

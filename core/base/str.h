@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A growing string. Sticky: once memory ran out every later append does nothing and `failed` stays
  * set, so that a caller checks once, at ckpt_str_steal. */
-#ifndef CKPT_BASE_STR_H
-#define CKPT_BASE_STR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -59,5 +58,3 @@ bool ckpt_parse_u64(const char *s, size_t len, unsigned long long *ret_value);
 /* strcmp that orders runs of digits by value ("step-9" before "step-10"). Total: equal only for
  * equal strings. */
 int ckpt_natural_cmp(const char *a, const char *b);
-
-#endif

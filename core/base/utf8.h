@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* UTF-8: what is well-formed, and how other bytes are shown. */
-#ifndef CKPT_BASE_UTF8_H
-#define CKPT_BASE_UTF8_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@ enum { CKPT_UTF8_SHOWN = 4 }; /* bytes of a character as it is shown, at most */
  * are not UTF-8, become "\xNN". *ret_len bytes are written to out, without a NUL. Returns how many
  * bytes of s they stand for. */
 size_t ckpt_utf8_show(const char *s, char out[CKPT_UTF8_SHOWN], size_t *ret_len);
-
-#endif

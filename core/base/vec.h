@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One growing array for every type: `CKPT_VEC(struct foo) foos = {0}; if (ckpt_vec_push(&foos, x) <
  * 0) ...`. */
-#ifndef CKPT_BASE_VEC_H
-#define CKPT_BASE_VEC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ void ckpt_vec_shrink_(void **ptr, size_t *cap, size_t len, size_t size);
     ckpt_vec_shrink_((void **)&(v)->ptr, &(v)->cap, (v)->len, sizeof *(v)->ptr)
 
 #define ckpt_vec_release(v) (free((v)->ptr), (v)->ptr = NULL, (v)->len = (v)->cap = 0)
-
-#endif

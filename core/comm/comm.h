@@ -4,8 +4,7 @@
  * answer to all, within a deadline). All of them travel along a tree of ranks: the parent of rank r
  * is rank (r - 1) / CKPT_TREE_FAN. One thread at a time uses a comm, except where a function says
  * otherwise. */
-#ifndef CKPT_COMM_COMM_H
-#define CKPT_COMM_COMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -233,5 +232,3 @@ void ckpt_round_release(struct ckpt_round *r);
  * gets the answer (malloc'ed, with room for one more byte) unless ret is NULL. */
 int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
                    struct ckpt_err *err);
-
-#endif

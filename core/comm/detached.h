@@ -2,8 +2,7 @@
 /* Detached tasks with a timeout: calls of the operating system or of a library that may never
  * return. The waiter may give up; the last user of the shared state frees it, which is the waiter
  * if all threads have returned in time. */
-#ifndef CKPT_COMM_DETACHED_H
-#define CKPT_COMM_DETACHED_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -33,5 +32,3 @@ bool ckpt_detached_wait(struct ckpt_detached *e, uint64_t ms);
 
 /* The caller uses the task no more. */
 void ckpt_detached_unref(struct ckpt_detached *e);
-
-#endif

@@ -4,8 +4,7 @@
  * decides that, all ranks prove once that they have the same one. It does not protect what is sent
  * afterwards, which is neither encrypted nor authenticated. Without libsodium a secret is an error.
  */
-#ifndef CKPT_COMM_SECRET_H
-#define CKPT_COMM_SECRET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,5 +24,3 @@ void ckpt_secret_prove(const char *purpose, const void *said, size_t len,
 /* Compare two proofs in constant time. */
 bool ckpt_secret_equal(const unsigned char a[CKPT_PROOF_BYTES],
                        const unsigned char b[CKPT_PROOF_BYTES]);
-
-#endif

@@ -4,8 +4,7 @@
  * byte is copied on its way, and nothing must be permitted. A process that cannot open another's
  * file (another user's, or in another PID namespace) uses sockets. The first word of the file is a
  * random number, by which others know that they have opened the right one. */
-#ifndef CKPT_COMM_SHM_H
-#define CKPT_COMM_SHM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,5 +63,3 @@ bool ckpt_shm_reach(const struct ckpt_shm_place *of);
 /* len bytes at an offset of it; NULL: they are not there. What was returned before for bytes of an
  * earlier load may not be used any more. */
 const unsigned char *ckpt_shm_at(struct ckpt_shm_view *v, uint64_t off, uint64_t len);
-
-#endif

@@ -5,8 +5,7 @@
  * There are two kinds of traffic between a pair of ranks. Data transfers: both ranks know the sizes
  * from the plan, and the n-th send to a peer matches the peer's n-th receive. Control messages: of
  * any size, and unexpected. Except where a member says otherwise, one thread at a time calls it. */
-#ifndef CKPT_COMM_XPORT_H
-#define CKPT_COMM_XPORT_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -142,5 +141,3 @@ typedef int ckpt_comm_device(struct ckpt_comm *ctl, struct ckpt_comm **ret, stru
 
 /* n transports that connect threads of one process; ret[r] is rank r's. */
 int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err);
-
-#endif

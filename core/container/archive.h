@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Archives that are opened like directories: tar (NeMo's .nemo files) and zip, not compressed. */
-#ifndef CKPT_CONTAINER_ARCHIVE_H
-#define CKPT_CONTAINER_ARCHIVE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -27,5 +26,3 @@ bool ckpt_archive_is_file(const char *path);
 
 /* Read the index of an archive (ckpt_archive_reader). */
 ckpt_archive_reader ckpt_archive_read_index;
-
-#endif

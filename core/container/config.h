@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration files: a JSON or YAML (by suffix) object in a file of a directory. */
-#ifndef CKPT_CONTAINER_CONFIG_H
-#define CKPT_CONTAINER_CONFIG_H
+#pragma once
 
 #include <stddef.h>
 
@@ -21,5 +20,3 @@ int ckpt_config_read(const struct ckpt_dir *dir, const char *name, size_t max_le
  */
 int ckpt_config_read_if(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                         struct ckpt_err *err);
-
-#endif

@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/zstd.h"
-#include "io/iov.h"
 #include "tensor/slab.h"
 
 enum {

@@ -11,8 +11,7 @@
  * sources of one store share. A tensor that is longer than CKPT_DELTA_WHOLE is folded in parts, one
  * after the other; after its last part has been checked once, and from where the last read ended.
  */
-#ifndef CKPT_CONTAINER_DELTA_H
-#define CKPT_CONTAINER_DELTA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -74,5 +73,3 @@ struct ckpt_tensor;
 int ckpt_delta_make(const struct ckpt_tensor *a, struct ckpt_reading *of_a,
                     const struct ckpt_tensor *b, struct ckpt_reading *of_b, bool overwrite,
                     struct ckpt_change *ret, struct ckpt_err *err);
-
-#endif

@@ -14,8 +14,7 @@
  *         else
  *             ckpt_json_pull_skip(&p);
  *     if (ckpt_json_pull_end(&p, err) < 0) ... */
-#ifndef CKPT_CONTAINER_JSON_PULL_H
-#define CKPT_CONTAINER_JSON_PULL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -68,5 +67,3 @@ void ckpt_json_pull_skip(struct ckpt_json_pull *p);
 /* Has all been valid, and does nothing but white space follow? Else FORMAT, or LIMIT if it nests
  * too deeply. */
 int ckpt_json_pull_end(struct ckpt_json_pull *p, struct ckpt_err *err);
-
-#endif

@@ -6,8 +6,7 @@
  * the global's name. Built for large files: the input is read in windows, equal strings and equal
  * tuples of integers are stored once, and the memory of a state is reused after it was put into its
  * object. */
-#ifndef CKPT_CONTAINER_PICKLE_H
-#define CKPT_CONTAINER_PICKLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -167,5 +166,3 @@ const char *ckpt_pv_name(const struct ckpt_pickle *p, ckpt_pv v);
 /* "os.system", "a string", "None": for messages. Into buf, always terminated; returns buf. */
 char *ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v, char *buf, size_t cap);
 enum { CKPT_PV_TEXT = 160 };
-
-#endif

@@ -3,8 +3,7 @@
  * (pickle_keep.c), what calls make (pickle_object.c), its opcodes (pickle_machine.c).
  *
  * Functions return 0, or -1 with *m->err filled. */
-#ifndef CKPT_CONTAINER_PICKLE_MACHINE_H
-#define CKPT_CONTAINER_PICKLE_MACHINE_H
+#pragma once
 
 #include "container/pickle.h"
 
@@ -139,5 +138,3 @@ int ckpt_pm_reduce(struct ckpt_pickle_machine *m, size_t n);
 /* BINPERSID, BUILD. */
 int ckpt_pm_persistent_id(struct ckpt_pickle_machine *m);
 int ckpt_pm_build(struct ckpt_pickle_machine *m);
-
-#endif

@@ -2,8 +2,7 @@
 /* Writing pickles of protocol 2: the opcodes that the objects of a checkpoint need. What is
  * appended to the text is what Python's pickler writes for the same object, if the caller puts
  * objects into the memo where Python does. */
-#ifndef CKPT_CONTAINER_PICKLE_OUT_H
-#define CKPT_CONTAINER_PICKLE_OUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -61,5 +60,3 @@ void ckpt_pickle_out_get(struct ckpt_pickle_out *p, uint32_t entry);
 
 /* Push a tuple of numbers. `put`: into the memo, too, if it is not empty, as Python does. */
 void ckpt_pickle_out_tuple(struct ckpt_pickle_out *p, const uint64_t *n, uint32_t count, bool put);
-
-#endif

@@ -11,8 +11,7 @@
  *     {"$dict": [[key, value]]}    with keys that are no strings, or begin with '$'
  *     {"$object": "module.name"}   a class, a function, or what one would have made: never called.
  *                                  With "state" where it is known (argparse.Namespace) */
-#ifndef CKPT_CONTAINER_PICKLE_VALUE_H
-#define CKPT_CONTAINER_PICKLE_VALUE_H
+#pragma once
 
 #include "base/json.h"
 #include "container/pickle.h"
@@ -40,5 +39,3 @@ int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, stru
  * only. */
 int ckpt_pickle_leaves(const struct ckpt_pickle *p, ckpt_pv v, const char *prefix, json_t *out,
                        struct ckpt_err *err);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * As strict as the official library (safetensors/src/tensor.rs): offsets tile the data without
  * holes or overlaps and the file ends with the last tensor. */
-#ifndef CKPT_CONTAINER_SAFETENSORS_H
-#define CKPT_CONTAINER_SAFETENSORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -59,5 +58,3 @@ const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *
  * cat. */
 int ckpt_st_catalog(const struct ckpt_st_tensor *t, uint32_t source, struct ckpt_catalog *cat,
                     struct ckpt_err *err);
-
-#endif

@@ -7,8 +7,7 @@
  *     spaces up to a multiple of 8
  *
  * Tensors stand in the order of their data (ckpt_st_cmp). */
-#ifndef CKPT_CONTAINER_ST_HEADER_H
-#define CKPT_CONTAINER_ST_HEADER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,5 +51,3 @@ size_t ckpt_st_header_pad(uint64_t len);
 
 /* Length, text and spaces in one piece of the arena's memory; NULL: there is none. */
 const void *ckpt_st_header_mem(struct ckpt_str *text, struct ckpt_arena *arena, uint64_t *ret_len);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The index of an uncompressed tar archive: POSIX ustar and pax, GNU's long names, and what came
  * before them (POSIX.1-2017, pax; tar(5)). Python's tarfile and GNU tar write these. */
-#ifndef CKPT_CONTAINER_TAR_H
-#define CKPT_CONTAINER_TAR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,5 +22,3 @@ bool ckpt_tar_is_header(const unsigned char block[CKPT_TAR_BLOCK]);
  * the file, or the mark at the archive's end is missing. UNSUPPORTED: sparse files, archives of
  * several volumes. */
 int ckpt_tar_index(struct ckpt_source *s, struct ckpt_archive_index *m, struct ckpt_err *err);
-
-#endif

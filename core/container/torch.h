@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* torch.save files (torch/serialization.py): a zip archive with a pickle, data.pkl, that refers to
  * storages, the members data/KEY. */
-#ifndef CKPT_CONTAINER_TORCH_H
-#define CKPT_CONTAINER_TORCH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -116,5 +115,3 @@ int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ck
 /* The class of storages of a type ("FloatStorage"); NULL: torch has none, such tensors lie in
  * storages without a type. */
 const char *ckpt_torch_storage_name(enum ckpt_dtype dtype);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A torch.save file that is open for reading: its archive, and its pickle as data. */
-#ifndef CKPT_CONTAINER_TORCH_FILE_H
-#define CKPT_CONTAINER_TORCH_FILE_H
+#pragma once
 
 #include "base/json.h"
 #include "container/torch.h"
@@ -41,5 +40,3 @@ int ckpt_torch_object(struct ckpt_source *s, const char *name, bool leaves, json
 /* Add the members of the dict in a file below dir; `prefix` as in ckpt_pickle_leaves. */
 int ckpt_torch_objects_of(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
                           const char *prefix, json_t *out, struct ckpt_err *err);
-
-#endif

@@ -6,8 +6,7 @@
  * The archive has a CRC of every record, which needs all of the tensor's bytes. It is written as
  * after torch.serialization.set_crc32_options(False): the CRCs are 0, and torch does not look at
  * them. Byte for byte what torch writes then, the serialization_id included. */
-#ifndef CKPT_CONTAINER_TORCH_OUT_H
-#define CKPT_CONTAINER_TORCH_OUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -52,5 +51,3 @@ void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
 
 /* The same for [None]. */
 void ckpt_torch_out_none(struct ckpt_str *out);
-
-#endif

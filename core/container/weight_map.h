@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The weight_map of a Hugging Face model's index (model.safetensors.index.json): which file has
  * each tensor. Models have up to millions of tensors, so it is kept as a table, not as JSON. */
-#ifndef CKPT_CONTAINER_WEIGHT_MAP_H
-#define CKPT_CONTAINER_WEIGHT_MAP_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ uint32_t ckpt_weight_map_find(const struct ckpt_weight_map *map, const char *ten
  * value that is not a file's name, or one that names a tensor twice. */
 int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, struct ckpt_weight_map **ret,
                          struct ckpt_err *err);
-
-#endif

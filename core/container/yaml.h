@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A YAML document as JSON values, by libyaml. */
-#ifndef CKPT_CONTAINER_YAML_H
-#define CKPT_CONTAINER_YAML_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@
  * > 64 and more than 10^6 nodes are refused. `what` names the text in errors. *ret is new. */
 int ckpt_yaml_parse(const char *text, size_t len, const char *what, json_t **ret,
                     struct ckpt_err *err);
-
-#endif

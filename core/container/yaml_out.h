@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* JSON values as a YAML document, as PyYAML's safe_dump writes it: block style, keys sorted. */
-#ifndef CKPT_CONTAINER_YAML_OUT_H
-#define CKPT_CONTAINER_YAML_OUT_H
+#pragma once
 
 #include "base/json.h"
 #include "base/str.h"
@@ -9,5 +8,3 @@
 /* Append an object; other values can only be its members. Strings that are not plain words are
  * quoted as in JSON. */
 void ckpt_yaml_out(const json_t *j, struct ckpt_str *out);
-
-#endif

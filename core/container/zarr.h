@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Zarr arrays of version 2 whose chunks are raw: what Megatron wrote until Core 0.15. A chunk file
  * is an ordinary row-major array of the chunk's full shape, also at the edges. */
-#ifndef CKPT_CONTAINER_ZARR_H
-#define CKPT_CONTAINER_ZARR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,5 +37,3 @@ void ckpt_zarr_chunk_box(const struct ckpt_zarr *z, const uint64_t *index, struc
 
 /* The next index in row-major order; false: that was the last. Zeros begin, if no count is 0. */
 bool ckpt_zarr_next(const struct ckpt_zarr *z, uint64_t *index);
-
-#endif

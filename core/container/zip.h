@@ -2,8 +2,7 @@
 /* Zip archives as torch.save writes them: members stored, not compressed; sizes only in the central
  * directory, which is found from the end (PKWARE APPNOTE; zip64). An archive may be a part of a
  * file. */
-#ifndef CKPT_CONTAINER_ZIP_H
-#define CKPT_CONTAINER_ZIP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,5 +57,3 @@ int ckpt_zip_check(const struct ckpt_zip_entry *e, uint32_t crc, struct ckpt_err
 /* Bytes of the source within the archive, from what is in memory where possible. */
 int ckpt_zip_pread(const struct ckpt_zip *z, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
-
-#endif

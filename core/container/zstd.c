@@ -10,7 +10,6 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "io/iov.h"
 #include "tensor/slab.h"
 
 enum {

@@ -5,8 +5,7 @@
  * Their length is known only when all of it was decompressed, which happens when a source is made:
  * only its beginning and its end are kept then, for reading headers. The first read of another part
  * decompresses all of it once more, into a cache that the sources of one store share. */
-#ifndef CKPT_CONTAINER_ZSTD_H
-#define CKPT_CONTAINER_ZSTD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +54,3 @@ int ckpt_zstd_frame_add(struct ckpt_zstd_frame *f, const void *data, size_t len,
 /* End and free it; *ret_data, of *ret_len bytes, is malloc'ed. ret_data is NULL: give it up. */
 int ckpt_zstd_frame_end(struct ckpt_zstd_frame *f, void **ret_data, size_t *ret_len,
                         struct ckpt_err *err);
-
-#endif

@@ -2,8 +2,7 @@
 /* Lists of strided copies and casts, which one launch of the copy kernel executes: what
  * tensor/place.h does in host memory, for device memory. The loader fills a list per read slot and
  * per window (load/engine/pump_device.c). */
-#ifndef CKPT_DEVICE_COPIES_H
-#define CKPT_DEVICE_COPIES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ uint64_t ckpt_copies_most(const struct ckpt_box *part);
 int ckpt_copies_place(struct ckpt_copies *c, const struct ckpt_target *target,
                       const struct ckpt_box *part, const void *src, const struct ckpt_box *src_box,
                       enum ckpt_dtype src_dtype, struct ckpt_err *err);
-
-#endif

@@ -2,8 +2,7 @@
 /* The copy kernel: many strided copies and casts within device memory in one launch. Here are the
  * descriptor, which the host writes (copies.h), and the kernel's body; it is C, so that tests can
  * run it on the host. copy_kernel.cu makes PTX of it. */
-#ifndef CKPT_DEVICE_COPY_KERNEL_H
-#define CKPT_DEVICE_COPY_KERNEL_H
+#pragma once
 
 #include "tensor/dtype_bits.h"
 
@@ -131,5 +130,3 @@ CKPT_BITS void ckpt_copy_thread(const struct ckpt_device_copy *list, uint32_t n,
 
 /* The kernel's name in the PTX. Launch it with CKPT_COPY_THREADS threads a block. */
 #define CKPT_COPY_KERNEL "ckpt_copy_list"
-
-#endif

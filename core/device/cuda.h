@@ -2,8 +2,7 @@
 /* A CUDA device: all members of struct ckpt_device_ops but the exchanges, which comm/nccl/xport.c
  * adds. Functions work in the device's primary context and restore the caller's current context
  * before they return. */
-#ifndef CKPT_DEVICE_CUDA_H
-#define CKPT_DEVICE_CUDA_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -95,5 +94,3 @@ int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t
                        struct ckpt_err *err);
 int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
 int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
-
-#endif

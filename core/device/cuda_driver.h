@@ -2,8 +2,7 @@
 /* The calls of CUDA's driver that a load needs. They are looked up in libcuda.so.1 at run time, so
  * that one build works with every CUDA since 12.0. The CUDA runtime is neither linked nor needed.
  */
-#ifndef CKPT_DEVICE_CUDA_DRIVER_H
-#define CKPT_DEVICE_CUDA_DRIVER_H
+#pragma once
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -64,5 +63,3 @@ struct ckpt_cuda_driver {
 /* Load the driver, look up all calls, and count the devices (at least one). Creates no context.
  * UNSUPPORTED or MISSING say what the machine lacks. */
 int ckpt_cuda_driver_open(struct ckpt_cuda_driver *ret, int *ret_devices, struct ckpt_err *err);
-
-#endif

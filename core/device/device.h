@@ -7,8 +7,7 @@
  * pinned host memory; exchanges between ranks; and placing, which is everything else, so that
  * window w is placed while window w + 1 is exchanged. Only drain waits for queued work. Except
  * where a member says otherwise, one thread at a time calls it. */
-#ifndef CKPT_DEVICE_DEVICE_H
-#define CKPT_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -107,5 +106,3 @@ struct ckpt_device {
     bool connected;    /* it has the communicators of an earlier load */
     uint64_t setup_ns; /* spent in connect so far */
 };
-
-#endif

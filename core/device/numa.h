@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Placing host memory on the NUMA node that is nearest to a device, without libnuma. */
-#ifndef CKPT_DEVICE_NUMA_H
-#define CKPT_DEVICE_NUMA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -13,5 +12,3 @@ int ckpt_numa_node(const char *devices, const char *id);
  * it has free ones. Errors are ignored, because only speed depends on it. mem is aligned to a page.
  * node -1: do nothing. */
 void ckpt_numa_prefer(void *mem, size_t len, int node);
-
-#endif

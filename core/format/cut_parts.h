@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one rank has of a tensor that is divided over tensor-parallel or expert-parallel ranks
  * (tensor/cut.h). */
-#ifndef CKPT_FORMAT_CUT_PARTS_H
-#define CKPT_FORMAT_CUT_PARTS_H
+#pragma once
 
 #include "tensor/cut.h"
 #include "tensor/slice.h"
@@ -21,5 +20,3 @@ int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t 
 /* Make *ret what the rank has; t itself if it is not divided. Memory is cat's. */
 int ckpt_cut_tensor(struct ckpt_catalog *cat, const struct ckpt_tensor *t, enum ckpt_cut_way way,
                     uint32_t rank, uint32_t ranks, struct ckpt_tensor *ret, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Formats that no reader reads, but whose names people will want to hear: what a folder holds, and
  * what to do with it. */
-#ifndef CKPT_FORMAT_FOREIGN_H
-#define CKPT_FORMAT_FOREIGN_H
+#pragma once
 
 #include "base/err.h"
 #include "io/dir.h"
@@ -14,5 +13,3 @@ int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err);
 /* For a tensor of a checkpoint that torch saved: -1 and UNSUPPORTED if its name is that of FSDP1's
  * flat parameters, else 0. */
 int ckpt_foreign_tensor(const char *name, struct ckpt_err *err);
-
-#endif

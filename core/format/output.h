@@ -2,8 +2,7 @@
 /* What a view is laid out as: a Hugging Face model directory, or a checkpoint of a training
  * framework, cut for so many ranks. It describes what is written only, never the checkpoint that is
  * read. */
-#ifndef CKPT_FORMAT_OUTPUT_H
-#define CKPT_FORMAT_OUTPUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ struct ckpt_output {
 uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut);
 
 extern const char *const ckpt_output_keys[CKPT_NCUT]; /* "tp" ... */
-
-#endif

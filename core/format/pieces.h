@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pieces of one tensor while a reader collects them from several files: boxes of the tensor,
  * and where each is stored. */
-#ifndef CKPT_FORMAT_PIECES_H
-#define CKPT_FORMAT_PIECES_H
+#pragma once
 
 #include "tensor/catalog.h"
 
@@ -28,5 +27,3 @@ int ckpt_pieces_cover(const struct ckpt_pieces *p, const struct ckpt_catalog *ca
 int ckpt_pieces_catalog(const struct ckpt_pieces *p, struct ckpt_catalog *cat, const char *name,
                         enum ckpt_dtype dtype, const uint64_t *dim, uint32_t rank,
                         struct ckpt_err *err);
-
-#endif

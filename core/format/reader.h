@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader turns a directory of one checkpoint format into a catalogue. Readers know about files
  * and directories, not about models. */
-#ifndef CKPT_FORMAT_READER_H
-#define CKPT_FORMAT_READER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -197,5 +196,3 @@ extern const struct ckpt_reader *const ckpt_reader_list[];
  * (two readers have equal evidence; both are named), or the reason why the directory cannot be
  * read. */
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a few elements that two files should have in common: if they differ, the files are of
  * different saves. */
-#ifndef CKPT_FORMAT_SPOT_H
-#define CKPT_FORMAT_SPOT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ enum { CKPT_SPOT_BYTES = 1024 };
  * NaN is equal to any NaN. */
 int ckpt_spot_compare(const struct ckpt_spot *a, const struct ckpt_spot *b, size_t n, size_t *ret,
                       struct ckpt_err *err);
-
-#endif

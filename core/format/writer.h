@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contract of a writer, which is to a format what a reader (format/reader.h) is: a file of its
  * own in this folder, and one line in writers.def. */
-#ifndef CKPT_FORMAT_WRITER_H
-#define CKPT_FORMAT_WRITER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ struct ckpt_writer {
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
-
-#endif

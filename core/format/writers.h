@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The family of writers: one file, and one line of format/writers.def, each. */
-#ifndef CKPT_FORMAT_WRITERS_H
-#define CKPT_FORMAT_WRITERS_H
+#pragma once
 
 #include "format/writer.h"
 
@@ -15,5 +14,3 @@ extern const struct ckpt_writer *const ckpt_writers[];
 /* Does the format have all the dimensions that were given? `view` is the word of the option view,
  * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The index of an archive: a tree of names with the bytes of each file. It is filled while the
  * archive's headers are read, then sealed, and immutable from then on. */
-#ifndef CKPT_IO_ARCHIVE_INDEX_H
-#define CKPT_IO_ARCHIVE_INDEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ int ckpt_archive_index_find(const struct ckpt_archive_index *m, const char *path
 /* Append the entries of the folder with this number to ret (ckpt_listed_add). */
 void ckpt_archive_index_list(const struct ckpt_archive_index *m, uint32_t folder,
                              struct ckpt_str *ret);
-
-#endif

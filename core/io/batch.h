@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reads of one request: neighbours in a source become one scatter read, and every source that
  * was touched is checked at the end. */
-#ifndef CKPT_IO_BATCH_H
-#define CKPT_IO_BATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,5 +47,3 @@ int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err);
 /* Read what is pending, then check that no source changed since it was opened: only now are the
  * bytes good. */
 int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Paths below a directory: as text, and opening them. "." is the directory itself. */
-#ifndef CKPT_IO_BELOW_H
-#define CKPT_IO_BELOW_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ char *ckpt_below_join(const char *a, const char *b);
 
 /* Is the canonical path the canonical path `top`, or below it? */
 bool ckpt_is_below(const char *path, const char *top);
-
-#endif

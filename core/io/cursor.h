@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only code that touches undecoded bytes. It knows its end and is sticky: after the first read
  * past the end every read gives zero, so a parser checks once per group. */
-#ifndef CKPT_IO_CURSOR_H
-#define CKPT_IO_CURSOR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ uint64_t ckpt_cursor_le64(struct ckpt_cursor *c);
 
 /* 0, or -1 with FORMAT naming the file and the offset of the first byte that was not there. */
 int ckpt_cursor_report(const struct ckpt_cursor *c, struct ckpt_err *err);
-
-#endif

@@ -5,8 +5,7 @@
  * are refused, symbolic links are followed only as the policy says, and what is opened must be a
  * regular file (a FIFO, a device or a directory is an error, never a hang). Counted: a catalogue,
  * its sources and several threads share one. */
-#ifndef CKPT_IO_DIR_H
-#define CKPT_IO_DIR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -238,5 +237,3 @@ void ckpt_dir_keep(const struct ckpt_dir *dir, const char *name, const struct io
 bool ckpt_dir_recall(const struct ckpt_dir *dir, const char *name, const struct iovec *iov, int n,
                      uint64_t off);
 void ckpt_dir_known_as(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *id);
-
-#endif

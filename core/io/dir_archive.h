@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An archive as a directory: its files are ranges of bytes of the archive, and are read in place.
  * If the archive changes, its index is read again. */
-#ifndef CKPT_IO_DIR_ARCHIVE_H
-#define CKPT_IO_DIR_ARCHIVE_H
+#pragma once
 
 #include "base/err.h"
 #include "io/archive_index.h"
@@ -20,5 +19,3 @@ typedef int ckpt_archive_reader(struct ckpt_dir *folder, const char *name,
  * recording has the archive as one file, in the folder that it lies in. */
 int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader, struct ckpt_recording *rec,
                           struct ckpt_dir **ret, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads that bypass the page cache: data that is read once need not be kept there, and is not
  * copied. */
-#ifndef CKPT_IO_DIRECT_H
-#define CKPT_IO_DIRECT_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -51,5 +50,3 @@ uint32_t ckpt_direct_begin(int fd);
  * done (the end of the file came early, too), and iov's memory is undefined. */
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
                       const struct ckpt_bounce *bounce);
-
-#endif

@@ -4,8 +4,7 @@
  * A checkpoint may have 10^5 files; descriptors are opened on first use and one not used lately is
  * closed when the budget is spent (by the clock algorithm). A reopened file must still be the one
  * that was registered (device, inode, size, mtime, ctime), or it is STALE. */
-#ifndef CKPT_IO_FDPOOL_H
-#define CKPT_IO_FDPOOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,5 +47,3 @@ void ckpt_fdpool_drop(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot);
 
 /* The number of descriptors that are open now. */
 size_t ckpt_fdpool_open_count(struct ckpt_fdpool *pool);
-
-#endif

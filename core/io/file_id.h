@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What identifies a file's content while we hold it; compared before every reply. */
-#ifndef CKPT_IO_FILE_ID_H
-#define CKPT_IO_FILE_ID_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ struct ckpt_file_id ckpt_file_id_of_statx(const struct statx *st);
 
 /* The identity of an open file. *ret_unlinked: no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
-
-#endif

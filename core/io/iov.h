@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scattered memory that is filled from front to back. */
-#ifndef CKPT_IO_IOV_H
-#define CKPT_IO_IOV_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -42,5 +41,3 @@ static inline void ckpt_iov_put(struct ckpt_iov_cursor *c, const unsigned char *
         }
     }
 }
-
-#endif

@@ -10,7 +10,6 @@
 #include <time.h>
 #include <xxhash.h>
 
-#include "base/ckd.h"
 #include "base/mem.h"
 #include "base/sort.h"
 #include "base/vec.h"

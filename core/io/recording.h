@@ -13,8 +13,7 @@
  * (its size and times are equal), or a copy (the size is equal, and so are all bytes that the
  * recording has of it and, once per directory, the samples). From then on its directory gives it
  * the identity that it has in the recording, so that nobody else has to know. */
-#ifndef CKPT_IO_RECORDING_H
-#define CKPT_IO_RECORDING_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -130,5 +129,3 @@ struct ckpt_looked {
 
 /* Get the answer to a look; false: it is malformed. */
 bool ckpt_looked_get(const struct ckpt_answer *a, struct ckpt_looked *ret);
-
-#endif

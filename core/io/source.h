@@ -4,8 +4,7 @@
  * Reads are positional and whole: every byte asked for arrives, or it is an error (a short read is
  * one). Safe from many threads. Counted, since a catalogue mapped from another shares its sources.
  */
-#ifndef CKPT_IO_SOURCE_H
-#define CKPT_IO_SOURCE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -149,5 +148,3 @@ int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct c
 /* Bytes [off, off+len) of another source, which is referenced. */
 int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
                            struct ckpt_source **ret, struct ckpt_err *err);
-
-#endif

@@ -11,7 +11,6 @@
 #include "base/sized.h"
 #include "comm/comm.h"
 #include "device/device.h"
-#include "load/engine/agree.h"
 #include "load/load_inner.h"
 #include "load/plan/options.h"
 #include "load/want/layout.h"

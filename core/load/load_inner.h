@@ -2,8 +2,7 @@
 /* struct ckpt_load, which is behind include/ckptfs/load.h. In the order of a load's phases: load.c
  * and layout.c (declaring wants), agree.c (the agreement and the plan, with job.c, weigh.c and
  * budget.c), load.c again (start, waiting, end), reload.c (another run). */
-#ifndef CKPT_LOAD_LOAD_INNER_H
-#define CKPT_LOAD_LOAD_INNER_H
+#pragma once
 
 #include <ckptfs/load.h>
 
@@ -43,5 +42,3 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
  * (CKPT_NONE: not divided). dest as in ckpt_load_want. On failure no want is added. */
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
-
-#endif

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"

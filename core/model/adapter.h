@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA adapters in checkpoints of any format: their tensors under the names that PEFT's
  * save_pretrained gives them. */
-#ifndef CKPT_MODEL_ADAPTER_H
-#define CKPT_MODEL_ADAPTER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -34,5 +33,3 @@ void ckpt_adapter_warn(struct ckpt_catalog *cat, size_t n, const char *first);
 /* Divide a framework's checkpoint: *ret gets the tensors of modules called `adapter`, over the same
  * sources, and cat keeps the others. */
 int ckpt_adapter_divide(struct ckpt_catalog *cat, struct ckpt_catalog **ret, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The base model (option `base=`): a Hugging Face directory from which a view takes the config, the
  * tokenizer, the split into files and the dtypes that the checkpoint lacks. */
-#ifndef CKPT_MODEL_BASE_H
-#define CKPT_MODEL_BASE_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -33,5 +32,3 @@ int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a checkpoint becomes a view: every choice that follows from the reader's facts, the options
  * and the base, in one place. A decision reads no file and changes nothing. */
-#ifndef CKPT_MODEL_DECIDE_H
-#define CKPT_MODEL_DECIDE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -90,5 +89,3 @@ struct ckpt_decision {
 
 /* Make the choices. Always succeeds. */
 struct ckpt_decision ckpt_decide(const struct ckpt_decide *in);
-
-#endif

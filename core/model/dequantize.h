@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option `dequantize`: a model's block-scaled weights as ordinary ones. */
-#ifndef CKPT_MODEL_DEQUANTIZE_H
-#define CKPT_MODEL_DEQUANTIZE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -24,5 +23,3 @@ int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, struct ckpt_
 
 /* Has cat tensors that a config's quantization_config may speak of: integers, 8-bit floats? */
 bool ckpt_is_quantized(const struct ckpt_catalog *cat);
-
-#endif

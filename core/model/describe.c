@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "format/reader.h"
 #include "format/writer.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is asked about the checkpoint of an open view, and is not in the view's files. */
-#ifndef CKPT_MODEL_DESCRIBE_H
-#define CKPT_MODEL_DESCRIBE_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -25,5 +24,3 @@ int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckp
  * {"lm_head.weight": "model.embed_tokens.weight"}: what the config ties. A new object; NULL: out of
  * memory. */
 json_t *ckpt_describe_ties(const struct ckpt_view *view);
-
-#endif

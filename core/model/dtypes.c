@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "base/str.h"
 #include "format/automodel/export.h"
 
 const char *ckpt_config_dtype(const json_t *config)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding, in a base, the experts' weights that transformers 5 holds as one parameter in memory. */
-#ifndef CKPT_MODEL_EXPERTS_H
-#define CKPT_MODEL_EXPERTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ int ckpt_experts_find(const struct ckpt_catalog *cat, const struct ckpt_type *ty
 
 /* Is `name` a parameter that holds the experts of a layer in memory? */
 bool ckpt_experts_is_fused(const struct ckpt_type *type, const char *name);
-
-#endif

@@ -2,8 +2,7 @@
 /* The config and the tokenizer of the model, where nobody says which: a trainer, or its user, puts
  * them into the checkpoint, into a folder inside it, or into the folder of the run. They do what a
  * base's would do, but for dtypes and split. One rule for all formats. */
-#ifndef CKPT_MODEL_HOME_H
-#define CKPT_MODEL_HOME_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -22,5 +21,3 @@ struct ckpt_home {
 int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *above, struct ckpt_home *ret,
                    struct ckpt_err *err);
 void ckpt_home_release(struct ckpt_home *home);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option `lora=merge`: the model that PEFT's merge_and_unload makes of an adapter and its base.
  */
-#ifndef CKPT_MODEL_LORA_H
-#define CKPT_MODEL_LORA_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -29,5 +28,3 @@ int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, stru
  * ranks do not match. After a failure cat can only be freed. */
 int ckpt_lora_merge(struct ckpt_catalog *cat, const struct ckpt_catalog *adapter,
                     const struct ckpt_lora_options *opt, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What adapter_config.json says about a LoRA adapter: ranks, scales, and whether we can merge it.
  */
-#ifndef CKPT_MODEL_LORA_CONFIG_H
-#define CKPT_MODEL_LORA_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ size_t ckpt_lora_config_parameters(const json_t *config, const struct ckpt_type 
  * hub. Returns 0 or 1; -1: the configs do not say. */
 int ckpt_lora_config_turned(const json_t *config, const json_t *automodel,
                             const struct ckpt_type *type);
-
-#endif

@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "base/vec.h"
 #include "model/experts.h"
 #include "recipe/apply/leftover.h"
 #include "recipe/language/field.h"

@@ -2,8 +2,7 @@
 /* Checkpoints of trainers that train transformers' own classes: the tensors have Hugging Face's
  * names already, below some prefix and mixed with others. The prefix is found by evidence only: the
  * names of the base's tensors, or the name of an embedding that transformers' models have. */
-#ifndef CKPT_MODEL_NAMES_H
-#define CKPT_MODEL_NAMES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -43,5 +42,3 @@ const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name);
 int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
                        const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
                        struct ckpt_err *err);
-
-#endif

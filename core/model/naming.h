@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers to the readers' questions about names (struct ckpt_naming), from the facts about model
  * types. */
-#ifndef CKPT_MODEL_NAMING_H
-#define CKPT_MODEL_NAMING_H
+#pragma once
 
 #include "format/reader.h"
 #include "recipe/library/types.h"
 
 /* The answers that follow from `types`, which is borrowed. */
 struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types);
-
-#endif

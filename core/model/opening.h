@@ -10,8 +10,7 @@
  *     lay out     the files                            files.c
  *
  * run/checkpoint.c walks it, and gives what was made to the view. */
-#ifndef CKPT_MODEL_OPENING_H
-#define CKPT_MODEL_OPENING_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -144,5 +143,3 @@ const char *ckpt_config_dtype(const json_t *config);
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
  * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */
 const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parsed options of a run, which are opaque in include/ckptfs/ckptfs.h. */
-#ifndef CKPT_MODEL_OPTIONS_H
-#define CKPT_MODEL_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -76,5 +75,3 @@ const char *ckpt_options_override(const struct ckpt_options *opt);
 
 /* A hash of everything that can change a view's bytes. */
 uint64_t ckpt_options_hash(const struct ckpt_options *opt);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The warnings and notes of all views that a run has opened. Each is logged once, however often its
  * step is opened. Safe from many threads. */
-#ifndef CKPT_MODEL_REMARKS_H
-#define CKPT_MODEL_REMARKS_H
+#pragma once
 
 #include <pthread.h>
 
@@ -29,5 +28,3 @@ void ckpt_remarks_add(struct ckpt_remarks *r, const struct ckpt_log *log, enum c
 
 /* The list of warnings as JSON text, which the caller frees. */
 int ckpt_remarks_text(struct ckpt_remarks *r, char **ret_json, struct ckpt_err *err);
-
-#endif

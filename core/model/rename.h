@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Renaming a base's tensors from the hub's names to those that a run saves (the names in memory),
  * as NeMo Automodel's key_mapping does: a list of patterns, of which the first match renames. */
-#ifndef CKPT_MODEL_RENAME_H
-#define CKPT_MODEL_RENAME_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -26,5 +25,3 @@ int ckpt_renames_apply(const struct ckpt_renames *r, const char *name, char **re
 /* If a name is renamed, add it to the object {new name: name}. */
 int ckpt_renames_note(const struct ckpt_renames *r, const char *name, json_t *map,
                       struct ckpt_err *err);
-
-#endif

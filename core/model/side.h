@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files that a view shows unchanged: tokenizer, chat template, processor, generation config, remote
  * code. */
-#ifndef CKPT_MODEL_SIDE_H
-#define CKPT_MODEL_SIDE_H
+#pragma once
 
 #include "base/err.h"
 #include "base/vec.h"
@@ -41,5 +40,3 @@ int ckpt_sides_add_one(struct ckpt_sides *s, struct ckpt_dir *dir, const char *b
 /* Remove a file from the list, if it is there. */
 void ckpt_sides_remove(struct ckpt_sides *s, const char *path);
 bool ckpt_sides_has(const struct ckpt_sides *s, const char *path);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A view of one checkpoint, and the data that all views of a run share. */
-#ifndef CKPT_MODEL_VIEW_H
-#define CKPT_MODEL_VIEW_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -67,5 +66,3 @@ struct ckpt_view {
     char *name; /* name of the step, or of a single checkpoint's directory after resolving links */
     uint64_t generation;
 };
-
-#endif

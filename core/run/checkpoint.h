@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening one checkpoint as a view (model/opening.h), and the check that it is of one save. */
-#ifndef CKPT_RUN_CHECKPOINT_H
-#define CKPT_RUN_CHECKPOINT_H
+#pragma once
 
 #include "base/err.h"
 #include "io/dir.h"
@@ -24,5 +23,3 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
 
 /* To be called before each read. STALE: the view mixes two saves. */
 int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user may name the folder that has a checkpoint's weights alone; its config and tokenizer are in
  * the folder above. */
-#ifndef CKPT_RUN_PART_H
-#define CKPT_RUN_PART_H
+#pragma once
 
 #include "base/err.h"
 #include "container/archive.h"
@@ -19,5 +18,3 @@ char *ckpt_part_above(const struct ckpt_dir *dir);
  * opened. */
 int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                    struct ckpt_err *err);
-
-#endif

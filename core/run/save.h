@@ -8,8 +8,7 @@
  * Identities are taken when a view is opened, and compared when the step is opened again, when its
  * marker changes, and when a command has read everything; the scan that runs every second never
  * compares them. Immutable; counted, since a view and its run share one. */
-#ifndef CKPT_RUN_SAVE_H
-#define CKPT_RUN_SAVE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -123,5 +122,3 @@ enum ckpt_save_times {
  * as being written since its creation, unless the rate would be absurdly low, because a large file
  * in a copy takes its time. */
 enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns);
-
-#endif

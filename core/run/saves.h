@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The saves that a run's steps held when they were last opened. Their number is bounded; the least
  * recently opened are dropped first. Not safe from several threads. */
-#ifndef CKPT_RUN_SAVES_H
-#define CKPT_RUN_SAVES_H
+#pragma once
 
 #include "base/vec.h"
 #include "run/save.h"
@@ -27,5 +26,3 @@ void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *s
 /* Drop the saves of steps that no longer exist. */
 void ckpt_saves_forget(struct ckpt_saves *s, const struct ckpt_steps_found *steps);
 void ckpt_saves_release(struct ckpt_saves *s);
-
-#endif

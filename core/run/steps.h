@@ -5,8 +5,7 @@
  * format. A directory that cannot be read (permission denied, too many open files) counts as a step
  * too: opening it gives that error, and the latest step does not go back to an older one because of
  * it. */
-#ifndef CKPT_RUN_STEPS_H
-#define CKPT_RUN_STEPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -70,5 +69,3 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name);
 /* Find the reader of *dir, or of an inner folder with the model, which then replaces *dir. Errors
  * are those of ckpt_reader_probe. */
 const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boxes: half-open index ranges, one per dimension; and mixed-radix axes, which turn an interval of
  * a flattened index into few boxes. Everything that reads or maps a tensor is built of these. */
-#ifndef CKPT_TENSOR_BOX_H
-#define CKPT_TENSOR_BOX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,5 +66,3 @@ struct ckpt_span {
  * number of spans; 0 if none. */
 size_t ckpt_axes_clip(const uint64_t *n, const uint64_t *stride, uint32_t k, uint64_t lo,
                       uint64_t hi, struct ckpt_span out[CKPT_MAX_SPANS]);
-
-#endif

@@ -4,8 +4,7 @@
  * A reader makes one in the framework's names; a recipe makes another, in Hugging Face's, over the
  * same sources. While it is being built it belongs to one thread; afterwards it is immutable and
  * read by many without locks. */
-#ifndef CKPT_TENSOR_CATALOG_H
-#define CKPT_TENSOR_CATALOG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -134,5 +133,3 @@ uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);
 
 /* Index of the first piece that may hold an element >= lo. */
 size_t ckpt_tensor_first_piece(const struct ckpt_tensor *t, uint64_t lo);
-
-#endif

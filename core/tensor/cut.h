@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a training framework divides a tensor over the ranks of a job. */
-#ifndef CKPT_TENSOR_CUT_H
-#define CKPT_TENSOR_CUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ struct ckpt_cuts {
     uint32_t n;     /* 0: no dimension is divided */
     const struct ckpt_cut *cut;
 };
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dequantisation of block-scaled weights: values whose operands are codes and scales. Both
  * operators compute in F32 and round once. */
-#ifndef CKPT_TENSOR_DEQUANT_H
-#define CKPT_TENSOR_DEQUANT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ int ckpt_value_fp8(struct ckpt_catalog *cat, size_t index, const struct ckpt_ten
  * groups, 16, out] and `scales` of [experts, groups, out] (copied). */
 int ckpt_value_mxfp4(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *blocks,
                      const struct ckpt_tensor *scales, enum ckpt_dtype dtype, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types, under the names that safetensors gives them, and casts between the floating ones.
  */
-#ifndef CKPT_TENSOR_DTYPE_H
-#define CKPT_TENSOR_DTYPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,5 +59,3 @@ void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_d
 /* The same without special instructions; for tests. */
 void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
                            size_t n);
-
-#endif

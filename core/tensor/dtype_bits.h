@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Casts of one floating element, on its bits alone: the same on a CPU and on a GPU, whose own
  * conversions give other NaNs. dtype_cast.c says what is meant; it has the loops. */
-#ifndef CKPT_TENSOR_DTYPE_BITS_H
-#define CKPT_TENSOR_DTYPE_BITS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -52,5 +51,3 @@ CKPT_BITS uint32_t ckpt_bits_of_f16(uint16_t h)
     } subnormal = {(float)mant * 0x1p-24f}; /* exact */
     return sign | subnormal.u;
 }
-
-#endif

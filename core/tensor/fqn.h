@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fully qualified names of tensors: words between dots. */
-#ifndef CKPT_TENSOR_FQN_H
-#define CKPT_TENSOR_FQN_H
+#pragma once
 
 #include <stddef.h>
 
@@ -15,5 +14,3 @@ int ckpt_fqn_cmp(const char *a, const char *b);
  * register them; words that are not there go last), then numbers by value and other words by name.
  * A total order. */
 int ckpt_order_cmp(const char *const *words, size_t n, const char *a, const char *b);
-
-#endif

@@ -6,8 +6,7 @@
  * added to the weight, and rounded once: to the weight's type, or to that of a cast. The changes of
  * embeddings and of PEFT's stacked experts are rounded to the weight's type before they are added;
  * NeMo Automodel's are not. */
-#ifndef CKPT_TENSOR_LORA_H
-#define CKPT_TENSOR_LORA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ int ckpt_value_lora(struct ckpt_catalog *cat, size_t index, const struct ckpt_lo
 /* Add scale * bias, a tensor of the same shape, to tensor `index`. */
 int ckpt_value_lora_bias(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *bias,
                          double scale, struct ckpt_err *err);
-
-#endif

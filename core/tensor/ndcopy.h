@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Strided copies between two buffers, transposes included. */
-#ifndef CKPT_TENSOR_NDCOPY_H
-#define CKPT_TENSOR_NDCOPY_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ uint64_t ckpt_ndcopy_src_span(const struct ckpt_ndcopy *c);
 
 /* Copy. The buffers do not overlap. */
 void ckpt_ndcopy_run(const struct ckpt_ndcopy *c, void *dst, const void *src);
-
-#endif

@@ -8,8 +8,7 @@
  * no axis crosses a dimension: it steps within one. A shard of a tensor has one axis per dimension;
  * a mapping (RoPE, query groups, a transpose) may have more and in any source order. Source strides
  * may be 0 (torch's expanded tensors) or interleave. */
-#ifndef CKPT_TENSOR_PIECE_H
-#define CKPT_TENSOR_PIECE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ uint64_t ckpt_piece_dst_end(const struct ckpt_piece *p);
 uint64_t ckpt_piece_numel(const struct ckpt_piece *p);
 bool ckpt_piece_src_end(const struct ckpt_axis *axis, uint32_t naxis, uint64_t src, uint64_t esize,
                         uint64_t *ret);
-
-#endif

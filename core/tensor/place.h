@@ -2,8 +2,7 @@
 /* Placing: copying a part of a tensor from a buffer without holes to its destination in host
  * memory, with the strides and the dtype that the destination has. The loader's workers call this.
  */
-#ifndef CKPT_TENSOR_PLACE_H
-#define CKPT_TENSOR_PLACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ void ckpt_place_axes(const struct ckpt_box *part, const uint64_t *dst, const uin
  * holes in src_dtype, and cast it to the target's dtype. */
 void ckpt_place(const struct ckpt_target *target, const struct ckpt_box *part, const void *src,
                 const struct ckpt_box *src_box, enum ckpt_dtype src_dtype);
-
-#endif

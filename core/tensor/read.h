@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading boxes, ranges of elements and ranges of bytes of tensors, stored or computed:
  * box -> pieces -> strided regions -> few large reads -> one copy. */
-#ifndef CKPT_TENSOR_READ_H
-#define CKPT_TENSOR_READ_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -67,5 +66,3 @@ int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
  * element. Boxes of one are boxes of the other. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t);
-
-#endif

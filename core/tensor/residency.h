@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much of a catalogue's files is in the page cache: an estimate from a few of them. The loader
  * uses it to choose which ranks read, and whether they bypass the page cache. */
-#ifndef CKPT_TENSOR_RESIDENCY_H
-#define CKPT_TENSOR_RESIDENCY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ double ckpt_residency_part(const struct ckpt_residency *r);
  * is the node of rank r. 0 or -1 (no memory). */
 int ckpt_residency_least(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
                          uint32_t nnode, double *ret);
-
-#endif

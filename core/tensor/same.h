@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Do two tensors hold the same values? For weights that a checkpoint may store twice. */
-#ifndef CKPT_TENSOR_SAME_H
-#define CKPT_TENSOR_SAME_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -23,5 +22,3 @@ bool ckpt_tensor_unchanged(const struct ckpt_tensor *a, const struct ckpt_tensor
  * Fails only if a source cannot be read. */
 int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
                      struct ckpt_err *err);
-
-#endif

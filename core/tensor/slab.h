@@ -5,8 +5,7 @@
  * A slab is made once, by the first thread that needs it; other threads wait for it. When the
  * budget is used up, the least recently used slabs are freed. The memory of one large slab is kept
  * for the next one: getting it from the kernel, which clears it, takes as long as filling it. */
-#ifndef CKPT_TENSOR_SLAB_H
-#define CKPT_TENSOR_SLAB_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,5 +50,3 @@ void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group);
 
 /* Bytes kept now. */
 size_t ckpt_slabs_bytes(struct ckpt_slabs *slabs);
-
-#endif

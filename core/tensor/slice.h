@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Some indices of one dimension of a tensor, as a tensor: what one rank of a job has of it. */
-#ifndef CKPT_TENSOR_SLICE_H
-#define CKPT_TENSOR_SLICE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ struct ckpt_interval {
 int ckpt_tensor_slice(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t dim,
                       const struct ckpt_interval *part, size_t npart, struct ckpt_tensor *ret,
                       struct ckpt_err *err);
-
-#endif

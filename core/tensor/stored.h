@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading boxes of stored tensors: finds the part of each piece that is in the box, as strided
  * regions of sources. No other code walks the pieces of a tensor to read it. */
-#ifndef CKPT_TENSOR_STORED_H
-#define CKPT_TENSOR_STORED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_r
  * tensors, and if nothing is stored there. */
 bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
                        uint64_t *ret_off);
-
-#endif

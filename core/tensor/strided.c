@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/mem.h"
 
 enum {
     SCATTER_RUN = 512, /* shorter runs are read together and copied, not scattered */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a strided region of a source into a strided place in memory: adjacent runs are read
  * directly into place, others as bounding ranges, and then copied. */
-#ifndef CKPT_TENSOR_STRIDED_H
-#define CKPT_TENSOR_STRIDED_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,5 +43,3 @@ struct ckpt_strided_reader {
 int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
                       const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
                       uint64_t src, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Computed tensors: an operator over other tensors (a cast, +1 on zero-centred norms,
  * dequantisation ...), which may themselves be computed or mapped, or be another catalogue's. */
-#ifndef CKPT_TENSOR_VALUE_H
-#define CKPT_TENSOR_VALUE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,5 +65,3 @@ enum ckpt_dtype ckpt_value_unrounded(const struct ckpt_tensor *t);
 /* Convert tensor `index` of cat to `dtype`. Does nothing if it has that dtype already. Both dtypes
  * must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);
-
-#endif

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/map.h"
-#include "base/str.h"
 #include "tensor/value.h"
 
 void ckpt_vfiles_release(struct ckpt_vfiles *f)

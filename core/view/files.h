@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files of a view while they are being listed: whoever lays a view out adds them by path, in
  * any order, and makes a tree of them (view/vtree.c). */
-#ifndef CKPT_VIEW_FILES_H
-#define CKPT_VIEW_FILES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -72,5 +71,3 @@ struct ckpt_vplace {
 int ckpt_vtree_of_files(const struct ckpt_catalog *cat, struct ckpt_vfiles *files,
                         const struct ckpt_vplace *place, int64_t mtime_ns, struct ckpt_vtree **ret,
                         struct ckpt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model.safetensors.index.json, as transformers writes it. */
-#ifndef CKPT_VIEW_INDEX_H
-#define CKPT_VIEW_INDEX_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ struct ckpt_index {
 /* The catalogue may not be empty (assert). */
 int ckpt_index_text(const struct ckpt_index *index, struct ckpt_arena *arena, struct ckpt_text *ret,
                     struct ckpt_err *err);
-
-#endif

@@ -7,8 +7,7 @@
  * neighbours with the same block number that is not 0 (in memory they are views of one storage,
  * which counts once and whole, where its first tensor stands). Unlike there, a file is also closed
  * when its header would become longer than the safetensors library reads. */
-#ifndef CKPT_VIEW_SHARDS_H
-#define CKPT_VIEW_SHARDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_
 int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                        uint64_t max_size, bool sorted, struct ckpt_shards *ret,
                        struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A long text made of entries, which is generated whenever it is read. For the headers and the
  * index of a model with 10^6 tensors, only the offset of every 64th entry is kept in memory. */
-#ifndef CKPT_VIEW_TEXT_H
-#define CKPT_VIEW_TEXT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ int ckpt_text_init(struct ckpt_text *t,
 /* Bytes [off, off+len), which must lie inside the text (assert). Safe from many threads. */
 int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t off,
                     struct ckpt_err *err);
-
-#endif

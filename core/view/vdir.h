@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Building a tree of directories from a list of paths. */
-#ifndef CKPT_VIEW_VDIR_H
-#define CKPT_VIEW_VDIR_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ int ckpt_vdir_check_path(const char *path, struct ckpt_err *err);
 /* Sorts the list. CONFLICT if two files have one path, or one path is a file and a directory. */
 int ckpt_vdir_build(struct ckpt_vdir_file *file, size_t n, int64_t mtime_ns,
                     struct ckpt_arena *arena, struct ckpt_vnode **ret_root, struct ckpt_err *err);
-
-#endif

@@ -2,8 +2,7 @@
 /* The view of one checkpoint: a catalogue laid out as the files of a Hugging Face model directory.
  *
  * Immutable once built; read from many threads without locks. */
-#ifndef CKPT_VIEW_VIEW_H
-#define CKPT_VIEW_VIEW_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -119,5 +118,3 @@ int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, voi
  * change from one of our versions to the next. */
 int ckpt_generation_config(const json_t *config, const char *decoder, bool no_use_cache,
                            json_t **ret, struct ckpt_err *err);
-
-#endif

@@ -6,8 +6,7 @@
  * time. Further ones wait for their turn, in order, on the session threads that received them;
  * libfuse starts another thread whenever none is free. A request that waits is refused with EINTR
  * if its caller is interrupted, and with EIO after CKPTFS_QUEUE_S seconds. */
-#ifndef CKPT_FS_MOUNT_ADMISSION_H
-#define CKPT_FS_MOUNT_ADMISSION_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -67,5 +66,3 @@ void ckptfs_admission_stop(struct ckptfs_admission *a);
 
 /* The number of requests that wait. */
 size_t ckptfs_admission_waiting(struct ckptfs_admission *a);
-
-#endif

@@ -2,8 +2,7 @@
 /* A pool of buffers for replies. The buffer that was returned last is handed out first, to
  * whichever worker asks, so that a sequential reader keeps one or two buffers in the processor's
  * cache instead of one per worker. */
-#ifndef CKPT_FS_MOUNT_BUFFERS_H
-#define CKPT_FS_MOUNT_BUFFERS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -30,5 +29,3 @@ void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer);
 
 /* Free all buffers. None may be in use. */
 void ckptfs_buffers_release(struct ckptfs_buffers *b);
-
-#endif

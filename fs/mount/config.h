@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The configuration of a mount, which the command line gives. */
-#ifndef CKPT_FS_MOUNT_CONFIG_H
-#define CKPT_FS_MOUNT_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ char *ckptfs_fuse_escape(const char *value);
  * stored as given; ckptfs_paths_resolve makes them absolute. If only help or the version was asked
  * for, it is printed and `run` is NULL. */
 int ckptfs_config_parse(char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
-
-#endif

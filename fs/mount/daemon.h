@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running in the background: the parent process waits until the mount is ready or has failed, and
  * exits with the corresponding status. */
-#ifndef CKPT_FS_MOUNT_DAEMON_H
-#define CKPT_FS_MOUNT_DAEMON_H
+#pragma once
 
 #include <ckptfs/ckptfs.h>
 
@@ -26,5 +25,3 @@ void ckptfs_announce(struct ckptfs_announcement *a);
 
 /* Detach from the terminal: start a new session and redirect the standard streams to /dev/null. */
 void ckptfs_daemon_detach(void);
-
-#endif

@@ -2,8 +2,7 @@
 /* The log of the mount. Lines go to the terminal until the mount is announced (with -f: always).
  * Then they go to syslog, by way of the mounter process (mounter.h), because the daemon may no
  * longer open sockets. */
-#ifndef CKPT_FS_MOUNT_LOG_H
-#define CKPT_FS_MOUNT_LOG_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -31,5 +30,3 @@ void ckptfs_vlogf(const struct ckptfs_log *log, enum ckpt_log_severity severity,
 
 /* A callback for ckpt_options_set_log; ctx is a struct ckptfs_log. */
 void ckptfs_log_line(void *ctx, enum ckpt_log_severity severity, const char *text);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a mount, which every request handler receives. */
-#ifndef CKPT_FS_MOUNT_MOUNT_H
-#define CKPT_FS_MOUNT_MOUNT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -85,5 +84,3 @@ void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_nego
  * was made and has ended cleanly. */
 int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
                    struct ckpt_err *err);
-
-#endif

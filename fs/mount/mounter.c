@@ -23,7 +23,6 @@
 #include "base/str.h"
 #include "mount/daemon.h"
 #include "mount/mount.h"
-#include "mount/mounts.h"
 
 enum { MOUNT = 'm', READAHEAD = 'r', DETACH = 'd', UNMOUNT = 'u' };
 enum { ANSWER_MS = 30000 };

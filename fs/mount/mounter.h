@@ -5,8 +5,7 @@
  * nothing but the daemon's requests (one byte each), and ends when the daemon ends. If the daemon
  * crashes, its dead mount remains, so that readers of files get ENOTCONN; the next ckptfs on that
  * mountpoint replaces it. */
-#ifndef CKPT_FS_MOUNT_MOUNTER_H
-#define CKPT_FS_MOUNT_MOUNTER_H
+#pragma once
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -51,5 +50,3 @@ int ckptfs_mounter_unmount(struct ckptfs_mounter *m, struct ckpt_err *err);
 
 /* End the mounter, and wait until it has exited. */
 void ckptfs_mounter_stop(struct ckptfs_mounter *m);
-
-#endif

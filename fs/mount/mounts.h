@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Preparing the paths of a mount: make them absolute, refuse a mountpoint and a run that contain
  * each other, and remove a dead mount of ckptfs. */
-#ifndef CKPT_FS_MOUNT_MOUNTS_H
-#define CKPT_FS_MOUNT_MOUNTS_H
+#pragma once
 
 #include "mount/config.h"
 #include "mount/log.h"
@@ -20,5 +19,3 @@ void ckptfs_mountpoint_unlock(struct ckptfs_config *c);
 
 /* Detach the mount at path with umount2, or with fusermount3 if that is not permitted. */
 int ckptfs_unmount(const char *path, struct ckpt_err *err);
-
-#endif

@@ -6,8 +6,7 @@
  * The inode number is a hash of the identity, so the same file has the same number in every mount,
  * also after the kernel has forgotten it. The bytes of an identity never change: a step that is
  * saved again gets another generation, and so another inode. */
-#ifndef CKPT_FS_MOUNT_NODES_H
-#define CKPT_FS_MOUNT_NODES_H
+#pragma once
 
 #include <pthread.h>
 #include <stddef.h>
@@ -69,5 +68,3 @@ uint64_t ckptfs_ino(const struct ckptfs_id *id);
 
 /* The number of nodes that the kernel holds, the root included. */
 size_t ckptfs_nodes_count(struct ckptfs_nodes *t);
-
-#endif

@@ -2,8 +2,7 @@
 /* The run behind a mount and a current list of its steps. A thread scans the run every second.
  * Requests use the last list and never wait for a scan, so a run on a dead file server stops only
  * the scans. */
-#ifndef CKPT_FS_MOUNT_REFRESH_H
-#define CKPT_FS_MOUNT_REFRESH_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -76,5 +75,3 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
  * is STALE, after which the kernel looks the path up again. */
 int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
                         struct ckpt_view **ret, struct ckpt_err *err);
-
-#endif

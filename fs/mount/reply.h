@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting results to FUSE replies: error codes, attributes, timeouts. */
-#ifndef CKPT_FS_MOUNT_REPLY_H
-#define CKPT_FS_MOUNT_REPLY_H
+#pragma once
 
 #include <fuse_lowlevel.h>
 
@@ -26,5 +25,3 @@ double ckptfs_attr_timeout(enum ckptfs_kind kind);
 
 /* For how many seconds the kernel may cache a name. */
 double ckptfs_name_timeout(bool lasting);
-
-#endif

@@ -6,8 +6,7 @@
  * tracing, mounting, and changing owners, modes or settings of the system. Both are permanent and
  * hold for all threads that are started later. A step that later links to another place cannot be
  * opened; the error says why. */
-#ifndef CKPT_FS_MOUNT_SANDBOX_H
-#define CKPT_FS_MOUNT_SANDBOX_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -40,5 +39,3 @@ void ckptfs_sandbox_explain(const struct ckptfs_sandbox *s, struct ckpt_err *err
  * changed by the mounter process (mounter.h). no_new_privs makes this final: no program that is
  * executed can regain a privilege. */
 int ckptfs_privilege_drop(struct ckpt_err *err);
-
-#endif

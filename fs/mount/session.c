@@ -13,8 +13,6 @@
 #include <fuse_lowlevel.h>
 
 #include "base/err.h"
-#include "base/mem.h"
-#include "base/str.h"
 #include "mount/daemon.h"
 #include "mount/mounter.h"
 #include "mount/mounts.h"

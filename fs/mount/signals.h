@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A thread that receives the process's signals. SIGTERM and SIGINT end the mount, SIGHUP scans for
  * new steps, SIGUSR1 logs the read counters. */
-#ifndef CKPT_FS_MOUNT_SIGNALS_H
-#define CKPT_FS_MOUNT_SIGNALS_H
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>
@@ -33,5 +32,3 @@ int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fus
 /* End the thread, after everything else has ended. Until then a second SIGTERM, or the first after
  * a limited time, ends the process at once. */
 void ckptfs_signals_stop(struct ckptfs_signals *s);
-
-#endif

@@ -7,8 +7,7 @@
  *     /.ckptfs     never listed: stats.json, stats.prom
  *
  * Functions return 0 or a positive errno, and log what a user should hear of. */
-#ifndef CKPT_FS_MOUNT_TREE_H
-#define CKPT_FS_MOUNT_TREE_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -75,5 +74,3 @@ int64_t ckptfs_root_mtime(struct ckptfs *fs);
 /* The value of the attribute user.ckptfs.source of a node, a string that the caller frees. ENODATA:
  * the node does not have it. */
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret);
-
-#endif

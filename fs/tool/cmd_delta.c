@@ -19,7 +19,6 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/progress.h"

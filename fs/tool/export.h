@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One export: the files of a view in a directory, written, resumed or compared. */
-#ifndef CKPT_FS_TOOL_EXPORT_H
-#define CKPT_FS_TOOL_EXPORT_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -19,5 +18,3 @@ struct ckpt_export {
  * nothing. */
 int ckpt_export(struct ckpt_export *e, struct ckpt_view *view, const char *dest,
                 struct ckpt_err *err);
-
-#endif

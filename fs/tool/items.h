@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files or tensors of a view as one flat list. */
-#ifndef CKPT_FS_TOOL_ITEMS_H
-#define CKPT_FS_TOOL_ITEMS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *
 
 /* Is it a file of weights (*.safetensors)? */
 bool ckpt_is_weights(const char *path);
-
-#endif

@@ -2,8 +2,7 @@
 /* The journal of an unfinished export, DEST/.ckptfs-export: a record of what is on disk, one JSON
  * object per line, deleted when the export is finished. The first line identifies the view's bytes
  * by its generation. A line is written only after the data that it describes has been fsynced. */
-#ifndef CKPT_FS_TOOL_JOURNAL_H
-#define CKPT_FS_TOOL_JOURNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ void ckpt_journal_close(struct ckpt_journal *j);
  * this time of modification, or (mtime_ns is 0) in its temporary file. Safe from many threads. */
 int ckpt_journal_add(const struct ckpt_journal *j, const char *path, uint64_t len, int64_t mtime_ns,
                      const char *xxh3, struct ckpt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A progress bar on stderr, drawn if that is a terminal. */
-#ifndef CKPT_FS_TOOL_PROGRESS_H
-#define CKPT_FS_TOOL_PROGRESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char
 
 /* Erase the bar. */
 void ckpt_progress_end(const struct ckpt_progress *p);
-
-#endif

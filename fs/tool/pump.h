@@ -7,8 +7,7 @@
  * passes it to the sink. Reads and sinks run in parallel; only the hash is computed in order, and
  * XXH3 is several times faster than both. A lower ticket never waits for a higher one, so there is
  * no deadlock. */
-#ifndef CKPT_FS_TOOL_PUMP_H
-#define CKPT_FS_TOOL_PUMP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash
  */
 int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, XXH128_hash_t *ret,
                     struct ckpt_err *err);
-
-#endif

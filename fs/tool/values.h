@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing the elements of two tensors as numbers. */
-#ifndef CKPT_FS_TOOL_VALUES_H
-#define CKPT_FS_TOOL_VALUES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ const char *ckpt_value_text(const char *dtype, long double value, char buf[CKPT_
 
 /* Are the dtype's values known here? */
 bool ckpt_value_is_known(const char *dtype);
-
-#endif

@@ -18,7 +18,6 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/mem.h"
 #include "comm/tcp/tcp.h"
 
 enum {

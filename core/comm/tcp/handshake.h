@@ -6,8 +6,7 @@
  *
  * A handshake is a small state machine with a deadline. Nothing here blocks, so that many
  * handshakes go on side by side and a stranger delays nobody. */
-#ifndef CKPT_COMM_TCP_HANDSHAKE_H
-#define CKPT_COMM_TCP_HANDSHAKE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -103,5 +102,3 @@ static inline bool ckpt_handshake_dials(const struct ckpt_handshake *h)
 
 /* The events that a handshake waits for, for poll(2). */
 short ckpt_handshake_events(const struct ckpt_handshake *h);
-
-#endif

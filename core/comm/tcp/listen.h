@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listening sockets: a rank listens on one address, not on all of the machine. */
-#ifndef CKPT_COMM_TCP_LISTEN_H
-#define CKPT_COMM_TCP_LISTEN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ int ckpt_listen(const char *host, struct ckpt_ports ports, char ret_host[CKPT_HO
 /* The address of the interface that the environment variable CKPTFS_INTERFACE gives, by name or by
  * one of its addresses; "" if the variable is not set. MISSING: there is no such interface. */
 int ckpt_listen_interface(char ret[CKPT_HOST_BYTES], struct ckpt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TCP sockets. All descriptors are in non-blocking mode. */
-#ifndef CKPT_COMM_TCP_SOCKET_H
-#define CKPT_COMM_TCP_SOCKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ void ckpt_socket_set_port(struct sockaddr *a, uint16_t port);
  * -1 if that failed. */
 int ckpt_socket_begin(const char *host, uint32_t port, uint32_t nport, uint32_t *attempt);
 int ckpt_socket_connected(int fd);
-
-#endif

@@ -2,8 +2,7 @@
 /* The parts of the TCP transport share these declarations: xport.c moves bytes,
  * same_host.c moves them between processes of one machine, connect.c makes and accepts connections,
  * and rendezvous.c lets ranks find each other with them. */
-#ifndef CKPT_COMM_TCP_TCP_H
-#define CKPT_COMM_TCP_TCP_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -216,5 +215,3 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
  * when it fails. */
 int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
                  struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What NeMo Automodel's export does, for checkpoints that do not say it: the dtypes of tensors, and
  * how they are distributed over files (its `_maybe_build_consolidated_index`). */
-#ifndef CKPT_FORMAT_AUTOMODEL_EXPORT_H
-#define CKPT_FORMAT_AUTOMODEL_EXPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,5 +46,3 @@ int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_autom
  * none). */
 enum ckpt_dtype ckpt_automodel_dtype(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
                                      const enum ckpt_dtype *cast);
-
-#endif

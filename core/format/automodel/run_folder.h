@@ -2,8 +2,7 @@
 /* Run folders of NeMo Automodel: directories epoch_E_step_S, a link LATEST, and a file .incomplete
  * in directories that are being written. The directory model/ in a step has one of several formats,
  * each with its own reader. */
-#ifndef CKPT_FORMAT_AUTOMODEL_RUN_FOLDER_H
-#define CKPT_FORMAT_AUTOMODEL_RUN_FOLDER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -21,5 +20,3 @@ int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, stru
 
 /* Warn if the save, which was opened by its own name, is not finished. */
 void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat);
-
-#endif

@@ -11,8 +11,7 @@
  *                                                fqn_to_dtype_mapping.json
  *     model/consolidated/                        the finished model, if it was made; before 0.5
  *                                                .hf_metadata's files moved into it */
-#ifndef CKPT_FORMAT_DCP_HF_LAYOUT_H
-#define CKPT_FORMAT_DCP_HF_LAYOUT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -39,5 +38,3 @@ const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir);
 /* Read the whole layout. MISSING: there are no shards. */
 int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err);
 void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l);
-
-#endif

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/str.h"
 #include "base/take.h"
 
 #define VERSION "1.0"

@@ -4,8 +4,7 @@
  * It is a safetensors file whose metadata gives the position of each box in the whole tensor:
  * DCP_SHARDING_INFO is JSON text, {"name": {"saved_offsets": [3, 0]}, ...}. The size of the box is
  * the tensor's shape in the file; the shape of the whole tensor is not recorded anywhere. */
-#ifndef CKPT_FORMAT_DCP_HF_SHARD_H
-#define CKPT_FORMAT_DCP_HF_SHARD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ struct ckpt_hfs_shard {
 /* Read the header of s->source. On failure the error names the file. */
 int ckpt_hfs_shard_read(struct ckpt_hfs_shard *s, struct ckpt_err *err);
 void ckpt_hfs_shard_release(struct ckpt_hfs_shard *s);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The items of a DCP's data files: where in a file the elements of a chunk are. Several threads
  * read the items' headers, in the order of the files. */
-#ifndef CKPT_FORMAT_DCP_ITEM_H
-#define CKPT_FORMAT_DCP_ITEM_H
+#pragma once
 
 #include <pthread.h>
 
@@ -47,5 +46,3 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
 /* The strides in bytes of an item whose chunk is that box. */
 void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
                            const struct ckpt_box *box, size_t esize, uint64_t *ret);
-
-#endif

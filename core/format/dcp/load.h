@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading one directory of PyTorch Distributed Checkpoint (DCP), for the readers of all formats
  * that are based on it. */
-#ifndef CKPT_FORMAT_DCP_LOAD_H
-#define CKPT_FORMAT_DCP_LOAD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
  * is named `spread` (NULL: none) there are the members of its dict. */
 int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                      const char *spread, json_t *out, struct ckpt_err *err);
-
-#endif

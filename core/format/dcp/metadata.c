@@ -8,7 +8,6 @@
 #include <xxhash.h>
 
 #include "base/sort.h"
-#include "base/str.h"
 #include "container/pickle.h"
 #include "container/torch.h"
 #include "format/dcp/order.h"

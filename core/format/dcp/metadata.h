@@ -3,8 +3,7 @@
  * the list of tensors, the boxes of each tensor, and the file in which the bytes of each box are.
  * If every rank wrote its own file, they are combined into one metadata; equal boxes are then
  * replicas. */
-#ifndef CKPT_FORMAT_DCP_METADATA_H
-#define CKPT_FORMAT_DCP_METADATA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -85,5 +84,3 @@ static inline const uint64_t *ckpt_dcp_ints(const struct ckpt_dcp_metadata *m, u
 {
     return (const uint64_t *)(m->ints.ptr + tuple + 1);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The `.metadata` of a distributed checkpoint: a pickle of torch.distributed.checkpoint.metadata's
  * Metadata, written whenever it is read, an entry per tensor and per part. */
-#ifndef CKPT_FORMAT_DCP_METADATA_OUT_H
-#define CKPT_FORMAT_DCP_METADATA_OUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,5 +51,3 @@ struct ckpt_dcp_state {
 /* `s`, which is borrowed, must outlive the text. */
 int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *arena,
                            struct ckpt_text *ret, struct ckpt_err *err);
-
-#endif

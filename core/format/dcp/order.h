@@ -8,8 +8,7 @@
  * which are followed by those keys of the rank before that it did not have, and so on. If all ranks
  * have the same keys, this is the order of the state dict; stages of a pipeline are in reverse
  * order. */
-#ifndef CKPT_FORMAT_DCP_ORDER_H
-#define CKPT_FORMAT_DCP_ORDER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@
  * the order of planner_data. If these are not all tensors, once each, ret is 0 .. n - 1. -1: out of
  * memory. */
 int ckpt_dcp_order(const uint32_t *planned, size_t nplanned, size_t n, uint32_t *ret);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * What torch's FileSystemWriter writes with CRCs switched off (container/torch_out.h), but for
  * storage_meta: save_id is a random number there, and checkpoint_id a path; both are None here. */
-#ifndef CKPT_FORMAT_DCP_OUT_H
-#define CKPT_FORMAT_DCP_OUT_H
+#pragma once
 
 #include "format/dcp/metadata_out.h"
 #include "format/writer.h"
@@ -20,5 +19,3 @@ int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_d
  * below `folder` ("", or "step-5/"), for w->output's ranks. The state dict is flat:
  * {name: tensor}. */
 int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt_err *err);
-
-#endif

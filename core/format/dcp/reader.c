@@ -6,7 +6,6 @@
 #include "format/automodel/run_folder.h"
 #include "format/dcp/load.h"
 #include "format/megatron/layout.h"
-#include "format/readers.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};

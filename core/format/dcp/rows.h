@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors cut along their first dimension, as torch's Shard(0) deals the rows out to ranks. */
-#ifndef CKPT_FORMAT_DCP_ROWS_H
-#define CKPT_FORMAT_DCP_ROWS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ bool ckpt_rows_whole(const struct ckpt_rows *r);
 /* How many parts all ranks have together, at most. LIMIT if that is more than a view may have. */
 int ckpt_rows_count(const struct ckpt_catalog *cat, uint32_t ranks, size_t *ret,
                     struct ckpt_err *err);
-
-#endif

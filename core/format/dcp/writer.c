@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A PyTorch distributed checkpoint of the model, under the hub's names or those in memory. */
 #include "format/dcp/out.h"
-#include "format/writers.h"
 
 static int write_dcp(const struct ckpt_writing *w, struct ckpt_err *err)
 {

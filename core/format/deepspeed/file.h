@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the torch.save files of a DeepSpeed tag say. */
-#ifndef CKPT_FORMAT_DEEPSPEED_FILE_H
-#define CKPT_FORMAT_DEEPSPEED_FILE_H
+#pragma once
 
 #include "base/err.h"
 #include "base/map.h"
@@ -35,5 +34,3 @@ int ckpt_ds_file_shape(struct ckpt_torch_file *f, ckpt_pv v, uint64_t *dim, uint
 /* Get a member that is a non-negative integer; false: there is none. */
 bool ckpt_ds_file_u64(const struct ckpt_torch_file *f, ckpt_pv dict, const char *key,
                       uint64_t *ret);
-
-#endif

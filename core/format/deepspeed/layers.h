@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights that are not in the model file but in files of their own, each a state dict: the layers
  * of a pipeline module. */
-#ifndef CKPT_FORMAT_DEEPSPEED_LAYERS_H
-#define CKPT_FORMAT_DEEPSPEED_LAYERS_H
+#pragma once
 
 #include "format/deepspeed/zero.h"
 
@@ -19,5 +18,3 @@ typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_torch_
                            struct ckpt_err *err);
 int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
                         void *ctx, struct ckpt_err *err);
-
-#endif

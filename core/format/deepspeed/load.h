@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading the tensors of a DeepSpeed tag: all of them, and those of one layout. */
-#ifndef CKPT_FORMAT_DEEPSPEED_LOAD_H
-#define CKPT_FORMAT_DEEPSPEED_LOAD_H
+#pragma once
 
 #include "format/deepspeed/pipe.h"
 #include "format/deepspeed/zero.h"
@@ -37,5 +36,3 @@ int ckpt_ds_tp_join(const struct ckpt_ds_zero *rank0, const struct ckpt_ds_parts
 int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ckpt_ds_pipe *pipe,
                            struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                            struct ckpt_err *err);
-
-#endif

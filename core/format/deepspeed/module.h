@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tensors of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag. */
-#ifndef CKPT_FORMAT_DEEPSPEED_MODULE_H
-#define CKPT_FORMAT_DEEPSPEED_MODULE_H
+#pragma once
 
 #include "format/deepspeed/zero.h"
 
@@ -32,5 +31,3 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
 typedef int ckpt_ds_value_fn(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err);
 int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
                         void *ctx, struct ckpt_err *err);
-
-#endif

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/str.h"
-
 enum { MAX_GROUPS = 1 << 20 };
 
 struct reading {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The content of one rank's optimizer file of DeepSpeed: flat partitions of masters and of moments.
  */
-#ifndef CKPT_FORMAT_DEEPSPEED_OPTIM_H
-#define CKPT_FORMAT_DEEPSPEED_OPTIM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ struct ckpt_ds_optim {
 int ckpt_ds_optim_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                        bool states, struct ckpt_ds_optim *ret, struct ckpt_err *err);
 void ckpt_ds_optim_release(struct ckpt_ds_optim *o);
-
-#endif

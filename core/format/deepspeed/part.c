@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/str.h"
 
 enum { MAX_NAME = 4096 };
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors made of consecutive parts of flat buffers, which describe the content of DeepSpeed's
  * files before it is put into a catalogue. */
-#ifndef CKPT_FORMAT_DEEPSPEED_PART_H
-#define CKPT_FORMAT_DEEPSPEED_PART_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -117,5 +116,3 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
 /* Add part i to the catalogue, under its name. */
 int ckpt_ds_parts_catalog(const struct ckpt_ds_parts *p, size_t i, struct ckpt_catalog *cat,
                           struct ckpt_err *err);
-
-#endif

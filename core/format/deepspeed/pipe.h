@@ -2,8 +2,7 @@
 /* The parameters of all ranks of a pipeline, by name, as the model files of a universal checkpoint
  * list them: those of a stage are listed by each of its tensor-parallel ranks, and those of a tied
  * layer (tied_modules.KEY.NAME) by every stage that has the layer. */
-#ifndef CKPT_FORMAT_DEEPSPEED_PIPE_H
-#define CKPT_FORMAT_DEEPSPEED_PIPE_H
+#pragma once
 
 #include "format/deepspeed/zero.h"
 
@@ -33,5 +32,3 @@ void ckpt_ds_pipe_release(struct ckpt_ds_pipe *p);
  * removed. */
 bool ckpt_ds_pipe_fits(const struct ckpt_ds_pipe *p, const struct ckpt_ds_listed *listed,
                        const struct ckpt_torch_tensor *s, bool cut);
-
-#endif

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/config.h"
 #include "container/torch_file.h"
 #include "format/deepspeed/load.h"
 #include "format/readers.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rules in universal_checkpoint_info: how the parts of the tensor-parallel ranks are joined,
  * parameter by parameter. */
-#ifndef CKPT_FORMAT_DEEPSPEED_RULES_H
-#define CKPT_FORMAT_DEEPSPEED_RULES_H
+#pragma once
 
 #include "base/err.h"
 #include "base/regex.h"
@@ -46,5 +45,3 @@ int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct c
 /* Does a pattern of a list, which the key names, match the name? */
 int ckpt_ds_rules_match(const struct ckpt_torch_file *f, const char *key, const char *name,
                         bool *ret, struct ckpt_err *err);
-
-#endif

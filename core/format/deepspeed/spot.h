@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checking by samples that masters and 16-bit weights are of one save: a master, rounded, is the
  * weight. */
-#ifndef CKPT_FORMAT_DEEPSPEED_SPOT_H
-#define CKPT_FORMAT_DEEPSPEED_SPOT_H
+#pragma once
 
 #include "format/deepspeed/zero.h"
 
@@ -22,5 +21,3 @@ int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_tor
                             const char *file, const struct ckpt_torch_tensor *s,
                             const struct ckpt_ds_parts *masters, size_t index,
                             struct ckpt_err *err);
-
-#endif

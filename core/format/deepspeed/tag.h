@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files of a DeepSpeed tag, with the names of deepspeed/runtime/engine.py, and the folders that
  * contain tags. */
-#ifndef CKPT_FORMAT_DEEPSPEED_TAG_H
-#define CKPT_FORMAT_DEEPSPEED_TAG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,5 +57,3 @@ bool ckpt_ds_is_tag(struct ckpt_dir *dir);
 /* The content of the file `latest` or else `latest_universal`, as a new string. NULL: neither
  * exists, or the content is not a valid name of a folder. */
 char *ckpt_ds_latest(struct ckpt_dir *run);
-
-#endif

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/str.h"
 
 void ckpt_ds_zero_release(struct ckpt_ds_zero *z)
 {

@@ -4,8 +4,7 @@
  *
  *     stages 1, 2  a group of parameters is one buffer, cut into equal parts over the ranks
  *     stage 3      each parameter is cut by itself; a rank's parts lie one after the other */
-#ifndef CKPT_FORMAT_DEEPSPEED_ZERO_H
-#define CKPT_FORMAT_DEEPSPEED_ZERO_H
+#pragma once
 
 #include "format/deepspeed/optim.h"
 #include "format/deepspeed/part.h"
@@ -117,5 +116,3 @@ bool ckpt_ds_zero_degree(const struct ckpt_ds_zero *z, const char *key, uint64_t
 
 /* Find a parameter in param_shapes; NULL: it is not there. */
 const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name);
-
-#endif

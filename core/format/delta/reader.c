@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"

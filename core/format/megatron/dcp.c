@@ -2,7 +2,6 @@
 /* torch_dist, torch_dcp and fsdp_dtensor: a DCP under Megatron's names. */
 #include <string.h>
 
-#include "base/json.h"
 #include "format/dcp/load.h"
 #include "format/megatron/load.h"
 #include "format/megatron/name.h"

@@ -5,8 +5,7 @@
  *     iter_0000010/                     metadata.json, or mp_rank_*, or a DCP's .metadata
  *     CKPT/weights/, CKPT/context/      NeMo 2
  *     CKPT/model_weights/               NeMo 1, unpacked; CKPT/model_config.yaml */
-#ifndef CKPT_FORMAT_MEGATRON_LAYOUT_H
-#define CKPT_FORMAT_MEGATRON_LAYOUT_H
+#pragma once
 
 #include "base/err.h"
 #include "io/dir.h"
@@ -34,5 +33,3 @@ struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir);
  * it is there and finished; else *ret is NULL. */
 int ckpt_megatron_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
                          const char *part, struct ckpt_dir **ret, struct ckpt_err *err);
-
-#endif

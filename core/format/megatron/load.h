@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading the tensors of a Megatron checkpoint: one function for each container. */
-#ifndef CKPT_FORMAT_MEGATRON_LOAD_H
-#define CKPT_FORMAT_MEGATRON_LOAD_H
+#pragma once
 
 #include "format/megatron/state.h"
 #include "format/reader.h"
@@ -34,5 +33,3 @@ int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options
 
 /* Possible names of a rank's file in its folder mp_rank_*, NULL-terminated. */
 extern const char *const ckpt_megatron_rank_files[];
-
-#endif

@@ -11,7 +11,6 @@
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "format/megatron/load.h"
 
 enum { MAX_RANKS = 1024 };
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of a legacy Megatron checkpoint: a directory each, mp_rank_TT[_PPP][_EEE] or NeMo's
  * tp_rank_TT_pp_rank_PPP, with one file in it; and the mesh of ranks that they form. */
-#ifndef CKPT_FORMAT_MEGATRON_MESH_H
-#define CKPT_FORMAT_MEGATRON_MESH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,5 +45,3 @@ int ckpt_megatron_mesh_place(struct ckpt_megatron_mesh *m, struct ckpt_catalog *
 /* The state dict in a rank's file: `model`, or `modelN` for virtual stage N. The value may be
  * another type than a dict. */
 ckpt_pv ckpt_megatron_rank_model(const struct ckpt_megatron_rank *r, uint32_t stage, bool numbered);
-
-#endif

@@ -6,8 +6,7 @@
  *         -> decoder.layers.4.mlp.experts.experts.5.linear_fc1.weight   of layers from 4, experts
  * from 4 module.decoder.layers.0.mlp.experts.linear_fc1.weight1_w
  *         -> decoder.layers.0.mlp.experts.experts.1.linear_fc1.weight_w */
-#ifndef CKPT_FORMAT_MEGATRON_NAME_H
-#define CKPT_FORMAT_MEGATRON_NAME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ bool ckpt_megatron_is_state(const char *name);
 
 /* Does the name belong to an adapter of NeMo 1, or to a module that an adapter wraps? */
 bool ckpt_megatron_is_wrapped(const char *name);
-
-#endif

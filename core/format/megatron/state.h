@@ -3,8 +3,7 @@
  * iteration. torch.save writes them in common.pt, in the object common_state/shard_0_1, in a rank's
  * model_optim_rng.pt or in the object args. Classes that are not known are kept as opaque values;
  * no function is called. */
-#ifndef CKPT_FORMAT_MEGATRON_STATE_H
-#define CKPT_FORMAT_MEGATRON_STATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source 
 /* Add one fact that is an object of its own: "iteration" or "checkpoint_version". */
 int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *name,
                                   struct ckpt_source *s, struct ckpt_err *err);
-
-#endif

@@ -16,7 +16,6 @@
 #include "format/cut_parts.h"
 #include "format/dcp/out.h"
 #include "format/megatron/writer_plan.h"
-#include "format/writers.h"
 #include "tensor/slice.h"
 
 enum {

@@ -14,7 +14,6 @@
 #include "container/torch_out.h"
 #include "format/cut_parts.h"
 #include "format/megatron/writer_plan.h"
-#include "format/writers.h"
 
 /* What one rank's file has. */
 struct rank {

@@ -4,8 +4,7 @@
  * Tensors have the names that Megatron's modules have, with the number of the layer and of the
  * expert. The world is as small as the layout allows: pp stages of lcm(tp, etp * ep) ranks, without
  * data-parallel copies. */
-#ifndef CKPT_FORMAT_MEGATRON_WRITER_PLAN_H
-#define CKPT_FORMAT_MEGATRON_WRITER_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -83,5 +82,3 @@ int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *
 /* Add the tracker file, and for torch_dist common.pt and metadata.json in the folder. */
 int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struct ckpt_mg_grid *g,
                    const char *format, struct ckpt_err *err);
-
-#endif

@@ -7,8 +7,7 @@
  *
  * The last form was written by the code of 2024-03-06 to 2024-04-25 (versions 1.2 and 1.3), for
  * sharded files only. It is also accepted without the suffix at its end. */
-#ifndef CKPT_FORMAT_NANOTRON_NAME_H
-#define CKPT_FORMAT_NANOTRON_NAME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name);
 /* Can both be of one save? A number that is 0 matches any, as that of files without an expert rank.
  */
 bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b);
-
-#endif

@@ -16,7 +16,6 @@
 #include "format/nanotron/slices.h"
 #include "format/nanotron/states.h"
 #include "format/pieces.h"
-#include "format/readers.h"
 
 struct load {
     struct ckpt_dir *dir;

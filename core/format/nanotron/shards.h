@@ -5,8 +5,7 @@
  *     find: directories -> shards, grouped by parameter
  *     select: the shards of one topology (topology.c chooses it)
  *     read: their headers, in parallel */
-#ifndef CKPT_FORMAT_NANOTRON_SHARDS_H
-#define CKPT_FORMAT_NANOTRON_SHARDS_H
+#pragma once
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -93,5 +92,3 @@ int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err);
 
 /* The directory with the shard's file. Borrowed from the set. */
 struct ckpt_dir *ckpt_nt_shard_dir(const struct ckpt_nt_shards *set, const struct ckpt_nt_shard *s);
-
-#endif

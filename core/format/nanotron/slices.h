@@ -8,8 +8,7 @@
  *
  * Written by nanotron/serialize/metadata.py; a slice is start,stop,step with Python's None for the
  * whole. */
-#ifndef CKPT_FORMAT_NANOTRON_SLICES_H
-#define CKPT_FORMAT_NANOTRON_SLICES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint6
 /* Is version `text` ("1.4") newer than 1.5, the newest known version? FORMAT: it is not integers
  * separated by dots. */
 int ckpt_nt_version_check(const char *text, struct ckpt_err *err);
-
-#endif

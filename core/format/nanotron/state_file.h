@@ -6,8 +6,7 @@
  *
  * Every tensor is located when the file is read, because that costs one read per tensor and files
  * are read in parallel. */
-#ifndef CKPT_FORMAT_NANOTRON_STATE_FILE_H
-#define CKPT_FORMAT_NANOTRON_STATE_FILE_H
+#pragma once
 
 #include "base/vec.h"
 #include "container/torch_file.h"
@@ -32,5 +31,3 @@ struct ckpt_nt_state_file {
 int ckpt_nt_state_file_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                             struct ckpt_nt_state_file *ret, struct ckpt_err *err);
 void ckpt_nt_state_file_release(struct ckpt_nt_state_file *f);
-
-#endif

@@ -8,8 +8,7 @@
  * which slice of the whole parameter that is. In the catalogue they are
  * optimizer.state.PARAMETER.KEY and optimizer.gradient_accumulator.PARAMETER (the parameters in
  * F32). */
-#ifndef CKPT_FORMAT_NANOTRON_STATES_H
-#define CKPT_FORMAT_NANOTRON_STATES_H
+#pragma once
 
 #include "format/nanotron/shards.h"
 
@@ -17,5 +16,3 @@
  * this topology (0: any). Those that cannot be read are left out, with a warning. */
 int ckpt_nt_states_add(const struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
                        struct ckpt_catalog *cat, struct ckpt_err *err);
-
-#endif

@@ -14,7 +14,6 @@
 #include "container/st_header.h"
 #include "format/cut_parts.h"
 #include "format/nanotron/config.h"
-#include "format/writers.h"
 
 enum { MOST_FILES = 1 << 24 };
 

@@ -3,8 +3,7 @@
  * parameter, which is the parameter's part on a tensor-parallel rank, flattened in row-major order.
  * The intervals follow each other in the order of the ranks and cover the parameter
  * (nanotron/optim/zero.py). */
-#ifndef CKPT_FORMAT_NANOTRON_ZERO_H
-#define CKPT_FORMAT_NANOTRON_ZERO_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ int ckpt_nt_zero_interval(const json_t *offsets, const char *param, uint64_t num
 size_t ckpt_nt_pair_clip(const struct ckpt_nt_pair *pair, const uint64_t *local_dim,
                          const struct ckpt_nt_interval *in,
                          struct ckpt_nt_pair out[CKPT_MAX_SPANS]);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of tensors in the files of several ranks: if the copies differ, the files are of different
  * saves, or hold slices without saying so. */
-#ifndef CKPT_FORMAT_TORCH_COPIES_H
-#define CKPT_FORMAT_TORCH_COPIES_H
+#pragma once
 
 #include "format/reader.h"
 #include "format/torch/piece.h"
@@ -30,5 +29,3 @@ struct ckpt_rank_copy {
 int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
                            const struct ckpt_reader_options *opt, const char *dir,
                            struct ckpt_catalog *cat, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The content of one rank's torch.save file of sharded tensors: a box of each tensor, and the
  * position of its elements. */
-#ifndef CKPT_FORMAT_TORCH_PIECE_H
-#define CKPT_FORMAT_TORCH_PIECE_H
+#pragma once
 
 #include "base/err.h"
 #include "base/mem.h"
@@ -33,5 +32,3 @@ struct ckpt_rank_pieces {
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
                           struct ckpt_err *err);
 void ckpt_rank_pieces_release(struct ckpt_rank_pieces *p);
-
-#endif

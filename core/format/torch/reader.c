@@ -13,15 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/par.h"
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "container/config.h"
 #include "container/torch_file.h"
 #include "format/pieces.h"
-#include "format/readers.h"
 #include "format/torch/copies.h"
 #include "format/torch/verl_lora.h"
 #include "format/tracker.h"

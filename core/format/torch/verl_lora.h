@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_train_meta.json of verl: the numbers of the LoRA adapter in a checkpoint of a PEFT model. */
-#ifndef CKPT_FORMAT_TORCH_VERL_LORA_H
-#define CKPT_FORMAT_TORCH_VERL_LORA_H
+#pragma once
 
 #include "base/json.h"
 #include "io/dir.h"
@@ -10,5 +9,3 @@
  * that have PEFT's defaults: r, lora_alpha and task_type. *ret is NULL if there is no such file, or
  * the file has no numbers. */
 int ckpt_verl_lora_config(const struct ckpt_dir *dir, json_t **ret, struct ckpt_err *err);
-
-#endif

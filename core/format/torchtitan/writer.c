@@ -4,7 +4,6 @@
 
 #include "base/str.h"
 #include "format/dcp/out.h"
-#include "format/writers.h"
 
 static int write_torchtitan(const struct ckpt_writing *w, struct ckpt_err *err)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ends of objects, which have headers, in files that stay: one for each ETag. Each is one of a
  * fixed number of files, which a later object may take; what is damaged is not used. */
-#ifndef CKPT_IO_BUCKET_CACHE_H
-#define CKPT_IO_BUCKET_CACHE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +23,3 @@ bool ckpt_cache_get(int fd, XXH128_hash_t object, uint64_t off, void *buf, size_
 
 /* Keep them. If that fails, they are fetched again. */
 void ckpt_cache_put(int fd, XXH128_hash_t object, uint64_t off, const void *buf, size_t len);
-
-#endif

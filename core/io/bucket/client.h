@@ -3,8 +3,7 @@
  * credentials. A process has one helper for each choice of settings. What was read is kept in
  * blocks, within one budget, so that no byte is fetched twice while it is held; sequential reads
  * are read ahead. Safe from many threads. */
-#ifndef CKPT_IO_BUCKET_CLIENT_H
-#define CKPT_IO_BUCKET_CLIENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,5 +59,3 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
                      const char *delimiter, unsigned most_pages, bool *ret_all,
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
                      void *ctx, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A prefix of a bucket as a directory (io/dir.h): objects whose keys begin with it are its files.
  * It is listed once, and again after ckpt_dir_refresh. */
-#ifndef CKPT_IO_BUCKET_DIR_BUCKET_H
-#define CKPT_IO_BUCKET_DIR_BUCKET_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,5 +18,3 @@ bool ckpt_is_bucket(const char *path);
 int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
                          const struct ckpt_recording *rec, struct ckpt_dir **ret,
                          struct ckpt_err *err);
-
-#endif

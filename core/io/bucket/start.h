@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding and starting the helper program. */
-#ifndef CKPT_IO_BUCKET_START_H
-#define CKPT_IO_BUCKET_START_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ int ckpt_helper_start(struct ckpt_helper *h, uint64_t memory, const struct ckpt_
                       char **ret_map, struct ckpt_err *err);
 /* Close the socket, and wait for the end if it is a child of this process. */
 void ckpt_helper_release(struct ckpt_helper *h, bool is_child);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a process and its helper (helper/main.c), which makes all HTTP, say to each other: messages
  * over a socket, and memory that both have mapped, into which the helper puts data. */
-#ifndef CKPT_IO_BUCKET_WIRE_H
-#define CKPT_IO_BUCKET_WIRE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ struct ckpt_wire_shared {
     atomic_ullong requests, bytes, retries, connections;
     char endpoint[256], region[64], credentials[128];
 };
-
-#endif

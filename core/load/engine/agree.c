@@ -22,7 +22,6 @@
 #include "load/plan/families.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
-#include "tensor/strided.h"
 
 /* ---- what all ranks want ---- */
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of a load agree on one plan. */
-#ifndef CKPT_LOAD_ENGINE_AGREE_H
-#define CKPT_LOAD_ENGINE_AGREE_H
+#pragma once
 
 #include "load/load_inner.h"
 
@@ -9,5 +8,3 @@
  * exchanged unless parts.job_wants is there already (reload). rc and *err are the result of what
  * this rank did before: if it is negative on any rank, all ranks fail. */
 int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);
-
-#endif

@@ -11,8 +11,7 @@
  * pump queues. Nothing is written after the load has stopped. If the operating system does not
  * return from a read, the worker that is in it keeps the engine's memory alive, and the caller goes
  * on without it. */
-#ifndef CKPT_LOAD_ENGINE_ENGINE_H
-#define CKPT_LOAD_ENGINE_ENGINE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -111,5 +110,3 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *ret);
 
 /* The statistics of all ranks; all members are 0 until the load has succeeded. Borrowed. */
 const struct ckpt_load_stats *ckpt_engine_job(const struct ckpt_engine *e);
-
-#endif

@@ -4,8 +4,7 @@
  * destinations. The pump is one thread that runs pump.c: it opens windows and posts transfers
  * (window.c) or queues work on a device (pump_device.c), exchanges messages with other ranks
  * (messages.c, pause.c), watches timeouts, and agrees with all ranks on the end. */
-#ifndef CKPT_LOAD_ENGINE_ENGINE_INNER_H
-#define CKPT_LOAD_ENGINE_ENGINE_INNER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -312,5 +311,3 @@ int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
 /* `bytes` more bytes of a want have arrived; after the last of them the want has landed. Not under
  * the lock. */
 void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes);
-
-#endif

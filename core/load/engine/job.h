@@ -2,8 +2,7 @@
 /* The first round of the agreement (agree.c): all ranks check that they load the same checkpoint
  * with the same options, and learn the facts about all ranks on which plans are built. All ranks
  * get the same facts from rank 0. */
-#ifndef CKPT_LOAD_ENGINE_JOB_H
-#define CKPT_LOAD_ENGINE_JOB_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,5 +40,3 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
 
 /* Free the arrays of a job; one that is all zero is allowed. */
 void ckpt_job_release(struct ckpt_job *job);
-
-#endif

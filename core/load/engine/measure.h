@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory the slots of an engine need to execute a plan. */
-#ifndef CKPT_LOAD_ENGINE_MEASURE_H
-#define CKPT_LOAD_ENGINE_MEASURE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ static inline size_t ckpt_step_buffer(const struct ckpt_stream *s,
 /* Compute the memory that the slots of a plan need. NOMEM. */
 int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err);
-
-#endif

@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "load/engine/engine_inner.h"
 #include "load/engine/same.h"
-#include "run/checkpoint.h"
 
 enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
 

@@ -17,7 +17,6 @@
 #include "comm/comm.h"
 #include "comm/detached.h"
 #include "load/load_inner.h"
-#include "run/checkpoint.h"
 #include "tensor/value.h"
 
 enum { SAMPLES = 16, SAMPLE_BYTES = 64 };

@@ -2,8 +2,7 @@
 /* Checks that all ranks see the same checkpoint, and that it does not change: job.c compares hashes
  * of catalogues, agree.c samples of the bytes if some ranks see copies, open.c records such
  * samples, and pump.c checks at the end of a load that no file has changed. */
-#ifndef CKPT_LOAD_ENGINE_SAME_H
-#define CKPT_LOAD_ENGINE_SAME_H
+#pragma once
 
 #include <stdint.h>
 
@@ -39,5 +38,3 @@ int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err);
  * step was saved again during the load, so the ranks may have bytes of two saves. The option
  * allow_mixed permits that. */
 int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err);
-
-#endif

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "base/ckd.h"
 #include "base/clock.h"
 #include "load/engine/engine_inner.h"
 #include "load/plan/families.h"

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "load/engine/engine_inner.h"
-#include "run/checkpoint.h"
 
 enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024 };
 

@@ -8,8 +8,7 @@
  * is spread: most inner nodes of one tree are leaves of the other. The members of a node take
  * turns, by reader, as the node's head, which is the member that exchanges pieces with other nodes.
  * A rank therefore has few neighbours, however large its group is. */
-#ifndef CKPT_LOAD_PLAN_BROADCAST_H
-#define CKPT_LOAD_PLAN_BROADCAST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ uint32_t ckpt_broadcast_most(const struct ckpt_broadcast *r);
  * indexed as the group. NOMEM. */
 int ckpt_broadcast_sent(const struct ckpt_broadcast *r, const uint64_t *read, uint64_t *ret_sent,
                         struct ckpt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank divides host_bytes and device_bytes among slots and the workers' own buffers. */
-#ifndef CKPT_LOAD_PLAN_BUDGET_H
-#define CKPT_LOAD_PLAN_BUDGET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -56,5 +55,3 @@ struct ckpt_size_input {
 /* Choose the slots. LIMIT: host_bytes or device_bytes has no room for the smallest ones; the text
  * says how much is needed. */
 int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, struct ckpt_err *err);
-
-#endif

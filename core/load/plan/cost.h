@@ -2,8 +2,7 @@
 /* The cost model: estimates, from bytes and rates alone, how long a load would take in each of the
  * three ways to read (enum ckpt_readers). Nothing is measured. policy.c calls it after the ranks
  * have agreed on what all of them want, and for `ckpt plan`. */
-#ifndef CKPT_LOAD_PLAN_COST_H
-#define CKPT_LOAD_PLAN_COST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,5 +57,3 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
 /* The fastest way; but EACH, which exchanges nothing, if it is at most a tenth slower than both
  * others and `setup` (ckpt_cost_input). Never AUTO. */
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost, double setup);
-
-#endif

@@ -6,8 +6,7 @@
  * rank in common: all ranks make the communicators of a family together, by one split, in which a
  * group is a colour. There are at most CKPT_FAMILIES. Groups with more bytes are served first; the
  * others exchange by sends and receives between pairs of ranks. */
-#ifndef CKPT_LOAD_PLAN_FAMILIES_H
-#define CKPT_LOAD_PLAN_FAMILIES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ typedef CKPT_VEC(struct ckpt_group_place) ckpt_group_places;
  * all ranks, or if no family has room for it. NOMEM. */
 int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
                          ckpt_group_places *ret, struct ckpt_err *err);
-
-#endif

@@ -5,8 +5,7 @@
  * changes. Along a mesh there are no such cuts, because the ranks with the same shard are a
  * sub-grid of the mesh. A rank finds only the groups of which it is a member. All members of a
  * group find the same ranks and the same boxes, without exchanging anything. */
-#ifndef CKPT_LOAD_PLAN_GROUPS_H
-#define CKPT_LOAD_PLAN_GROUPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
 
 /* Free a list of groups and their ranks. */
 void ckpt_groups_release(ckpt_groups *groups);
-
-#endif

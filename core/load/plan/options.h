@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The options of a load. */
-#ifndef CKPT_LOAD_PLAN_OPTIONS_H
-#define CKPT_LOAD_PLAN_OPTIONS_H
+#pragma once
 
 #include <ckptfs/load.h>
 
@@ -9,5 +8,3 @@
  * in defaults. *to is zero-initialised. USAGE: the size or an option is out of range. */
 int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
                            struct ckpt_err *err);
-
-#endif

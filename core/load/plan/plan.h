@@ -19,8 +19,7 @@
  *
  * Bytes that only one rank wants form a group of one member, which reads them piece by piece, each
  * of whole units, and exchanges nothing. */
-#ifndef CKPT_LOAD_PLAN_PLAN_H
-#define CKPT_LOAD_PLAN_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -205,5 +204,3 @@ typedef CKPT_VEC(struct ckpt_part) ckpt_parts;
  * overlaps with it. NOMEM. */
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
                      ckpt_parts *out, struct ckpt_err *err);
-
-#endif

@@ -2,8 +2,7 @@
 /* Decides how a load is done: which ranks read, with how many threads, whether past the page cache,
  * in windows and pieces of what size. The decision depends on sizes and rates alone. agree.c calls
  * it before each plan, and model.c for `ckpt plan`, so that a load does what `ckpt plan` says. */
-#ifndef CKPT_LOAD_PLAN_POLICY_H
-#define CKPT_LOAD_PLAN_POLICY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ struct ckpt_plan_sizes ckpt_policy_once(const struct ckpt_policy_input *in);
 
 /* Step from ONCE to NODE and from NODE to EACH. False, and nothing changes, after EACH. */
 bool ckpt_policy_less(enum ckpt_readers *readers);
-
-#endif

@@ -4,8 +4,7 @@
  * group is counted at the first of its members, once in the job and once in each node. In a load
  * each rank weighs its own groups and rank 0 adds up; `ckpt plan` weighs a job that does not exist.
  */
-#ifndef CKPT_LOAD_PLAN_WEIGH_H
-#define CKPT_LOAD_PLAN_WEIGH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -63,5 +62,3 @@ int ckpt_load_add_weights(const struct ckpt_weight *weight, uint32_t nrank,
 /* Does no rank of this class want a byte that another rank wants, as with FSDP? True only if that
  * follows from the meshes alone. */
 bool ckpt_class_is_alone(const struct ckpt_job_wants *job_wants, uint32_t class);
-
-#endif

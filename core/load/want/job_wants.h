@@ -4,8 +4,7 @@
  * tables of wants form a class, which has one table. Tables that differ in their boxes alone have
  * one form: the first class that has it owns it, and stands for the others in the index. A rank may
  * leave out (as empty) tables of which it wants nothing, if they do not own a form. */
-#ifndef CKPT_LOAD_WANT_JOB_WANTS_H
-#define CKPT_LOAD_WANT_JOB_WANTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -60,5 +59,3 @@ void ckpt_job_wants_release(struct ckpt_job_wants *r);
  * returned number]. */
 uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
                              uint64_t *ret_lo);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wants of a layout such as "tp=2,pp=2". */
-#ifndef CKPT_LOAD_WANT_LAYOUT_H
-#define CKPT_LOAD_WANT_LAYOUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_
 /* Add to w the wants of a rank (ckpt_load_want_layout). On failure w may have some of them. */
 int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t rank,
                       uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of ranks for groups.c: the ranks that have one part of a placement, and the groups that are
  * unions of such lists. Each list is made once per plan, however many tensors are divided alike. */
-#ifndef CKPT_LOAD_WANT_RANK_LISTS_H
-#define CKPT_LOAD_WANT_RANK_LISTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -88,5 +87,3 @@ uint32_t ckpt_rank_lists_part(struct ckpt_rank_lists *m, uint32_t class, uint32_
  * m->groups. *part has indices in m->parts, ascending; duplicates are removed from it. CKPT_NONE
  * and *m->err: no memory. */
 uint32_t ckpt_rank_lists_group(struct ckpt_rank_lists *m, ckpt_numbers *part);
-
-#endif

@@ -4,8 +4,7 @@
  * every rank is a group of its own. weigh.c and model.c sum up the bytes of a job by group, so that
  * the cost depends on the number of different wants, not on the number of ranks. (The groups of
  * groups.h are found for each box of a tensor; a rank may be in many of them.) */
-#ifndef CKPT_LOAD_WANT_REPLICAS_H
-#define CKPT_LOAD_WANT_REPLICAS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ int ckpt_replicas_init(struct ckpt_replicas *r, const struct ckpt_job_wants *job
 
 /* Free what r owns, not r itself. */
 void ckpt_replicas_release(struct ckpt_replicas *r);
-
-#endif

@@ -7,8 +7,7 @@
  * is this rank's. So ranks that declare the same placements over the same meshes have equal tables,
  * and equal tables are sent once. Ranks that declare boxes one by one differ in the numbers of the
  * boxes alone: all else, the form of a table, is sent and kept once for all of them. */
-#ifndef CKPT_LOAD_WANT_WANT_H
-#define CKPT_LOAD_WANT_WANT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -131,5 +130,3 @@ int ckpt_wants_meet(const struct ckpt_wants *w, const struct ckpt_wants *own,
 
 /* The bytes of memory that a table owns. */
 uint64_t ckpt_wants_memory(const struct ckpt_wants *w);
-
-#endif

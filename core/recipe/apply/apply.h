@@ -2,8 +2,7 @@
 /* Applying a recipe, in three parts: one tensor of the model (target.c), the tensors that a model
  * file lists (items.c), and, for models without a list, those that the checkpoint has (sources.c).
  */
-#ifndef CKPT_RECIPE_APPLY_APPLY_H
-#define CKPT_RECIPE_APPLY_APPLY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -91,5 +90,3 @@ int ckpt_apply_kept(struct ckpt_apply *ap);
 /* Add the tensors of the checkpoint that are not marked as used yet, in the order in which
  * transformers saves converted tensors: that of the names before the conversion. */
 int ckpt_apply_sources(struct ckpt_apply *ap);
-
-#endif

@@ -2,8 +2,7 @@
 /* Pieces of pieces. A tensor that a recipe made has pieces of several axes in a dimension; to map
  * it again they are taken as boxes, and what the boxes give is folded into few pieces, so that a
  * tensor that is mapped twice is read in as few calls as one that is mapped once. */
-#ifndef CKPT_RECIPE_APPLY_COMPOSE_H
-#define CKPT_RECIPE_APPLY_COMPOSE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ int ckpt_compose_boxes(const struct ckpt_tensor *t, const struct ckpt_piece *pie
  * returns how many are left. */
 size_t ckpt_compose_fold(struct ckpt_piece_draft *piece, size_t n, const uint64_t *dim,
                          uint32_t rank);
-
-#endif

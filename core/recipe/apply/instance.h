@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rule applied to certain tensors: the sizes of its axes, and the shape of its target. */
-#ifndef CKPT_RECIPE_APPLY_INSTANCE_H
-#define CKPT_RECIPE_APPLY_INSTANCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -74,5 +73,3 @@ bool ckpt_dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank
 /* CONFLICT: the source tensor has another rank than its side of the rule. */
 int ckpt_instance_rank_error(const struct ckpt_instance *in, const struct ckpt_source_use *u,
                              struct ckpt_err *err);
-
-#endif

@@ -7,8 +7,7 @@
  *     h                            every rank has all: the first one's serves
  *
  * A marked part whose local length is the known size of the whole is a copy too. */
-#ifndef CKPT_RECIPE_APPLY_JOIN_H
-#define CKPT_RECIPE_APPLY_JOIN_H
+#pragma once
 
 #include "recipe/library/file.h"
 #include "recipe/library/settings.h"
@@ -22,5 +21,3 @@ bool ckpt_join_needed(const struct ckpt_catalog *src);
  */
 int ckpt_join(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
               struct ckpt_settings *set, struct ckpt_catalog **ret, struct ckpt_err *err);
-
-#endif

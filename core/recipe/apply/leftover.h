@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checking for tensors of a checkpoint that a recipe did not use: none may be dropped silently. */
-#ifndef CKPT_RECIPE_APPLY_LEFTOVER_H
-#define CKPT_RECIPE_APPLY_LEFTOVER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -38,5 +37,3 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
  * counts as unused. */
 int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
                            struct ckpt_err *err);
-
-#endif

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "recipe/apply/compose.h"
 
 enum { MAX_PIECES = 1 << 20 };

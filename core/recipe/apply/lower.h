@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting an instance of a rule to pieces: the terms of its target are intersected with the
  * boxes of its sources. */
-#ifndef CKPT_RECIPE_APPLY_LOWER_H
-#define CKPT_RECIPE_APPLY_LOWER_H
+#pragma once
 
 #include "recipe/apply/instance.h"
 
@@ -15,5 +14,3 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
 
 /* Free the scratch memory; everything else is borrowed. */
 void ckpt_instance_release(struct ckpt_instance *in);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stages of a pipeline: which rank has which blocks of a framework's model, by the costs that a
  * recipe states ("pipeline"). */
-#ifndef CKPT_RECIPE_APPLY_PIPELINE_H
-#define CKPT_RECIPE_APPLY_PIPELINE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ void ckpt_pipeline_release(struct ckpt_pipeline *st);
 
 /* The stage of a tensor; 0 if it belongs to no block. */
 uint32_t ckpt_pipeline_find(const struct ckpt_pipeline *st, const char *name);
-
-#endif

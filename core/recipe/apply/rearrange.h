@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rearranging one tensor by a pair of axis patterns, without a recipe. */
-#ifndef CKPT_RECIPE_APPLY_REARRANGE_H
-#define CKPT_RECIPE_APPLY_REARRANGE_H
+#pragma once
 
 #include "base/err.h"
 #include "tensor/catalog.h"
@@ -12,5 +11,3 @@
  * match. UNSUPPORTED: t is computed, or its pieces are not boxes. */
 int ckpt_rearrange(struct ckpt_catalog *cat, const struct ckpt_tensor *t, const char *from,
                    const char *to, struct ckpt_tensor *ret, struct ckpt_err *err);
-
-#endif

@@ -2,8 +2,7 @@
 /* Finding the rule, and the sources in the checkpoint, for the name of a target tensor. Rules are
  * indexed by the skeletons of their names, so a look-up costs a hash instead of a search through
  * all rules. */
-#ifndef CKPT_RECIPE_APPLY_RESOLVE_H
-#define CKPT_RECIPE_APPLY_RESOLVE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -97,5 +96,3 @@ bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor 
  */
 bool ckpt_resolver_render(struct ckpt_resolver *rs, const struct ckpt_name *n,
                           const struct ckpt_sizes *sizes, const uint64_t *at, struct ckpt_str *out);
-
-#endif

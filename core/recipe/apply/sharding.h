@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sharding annotations in model files, for the tensors of one model: which layer and expert a
  * tensor belongs to, and which parts of its dimensions are divided over tp and ep. */
-#ifndef CKPT_RECIPE_APPLY_SHARDING_H
-#define CKPT_RECIPE_APPLY_SHARDING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,5 +42,3 @@ int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_te
                           uint32_t tp, uint32_t ep, struct ckpt_sharding *ret,
                           struct ckpt_err *err);
 void ckpt_sharding_release(struct ckpt_sharding *m);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a dimension is divided over ranks, as the annotations of its pattern say: "X/tp". */
-#ifndef CKPT_RECIPE_APPLY_SHARES_H
-#define CKPT_RECIPE_APPLY_SHARES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ int ckpt_shares_of(const struct ckpt_factor *f, uint64_t n, struct ckpt_sizes *s
 /* The number of different parts among `tp` ranks: less than tp if heads are shared; 0: the division
  * is not possible. */
 uint32_t ckpt_share_parts(const struct ckpt_share *s, uint32_t tp);
-
-#endif

@@ -7,8 +7,7 @@
  * Values are JSON's. Unknown is a value of its own (a missing key, null, a division by zero, a text
  * plus a number): most operators give unknown for unknown, but `false and unknown` is false and
  * `true or unknown` is true. contrib/RECIPES.md has the list. */
-#ifndef CKPT_RECIPE_LANGUAGE_EXPR_H
-#define CKPT_RECIPE_LANGUAGE_EXPR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +54,3 @@ int ckpt_expr_keys(const struct ckpt_expr *e, int (*fn)(void *ctx, const char *k
 
 /* The key, if the expression is a single key; else NULL. */
 const char *ckpt_expr_key(const struct ckpt_expr *e);
-
-#endif

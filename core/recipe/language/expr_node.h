@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tree of an expression, for its parser and its evaluator. */
-#ifndef CKPT_RECIPE_LANGUAGE_EXPR_NODE_H
-#define CKPT_RECIPE_LANGUAGE_EXPR_NODE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -70,5 +69,3 @@ struct ckpt_expr {
     const struct ckpt_name *name; /* of calls on tensors: all spellings */
     uint32_t nname;
 };
-
-#endif

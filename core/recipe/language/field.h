@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the JSON of recipes and model files. Errors say where in the file, and unknown keys are
  * errors. */
-#ifndef CKPT_RECIPE_LANGUAGE_FIELD_H
-#define CKPT_RECIPE_LANGUAGE_FIELD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,5 +28,3 @@ int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *k
 
 /* Is the word among the strings of a list? */
 bool ckpt_field_lists(const json_t *list, const char *word);
-
-#endif

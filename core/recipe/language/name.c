@@ -6,8 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/ckd.h"
-
 enum { MAX_SPELLINGS = 64, MAX_DIGITS = 18 };
 
 size_t ckpt_name_extent(const char *side)

@@ -7,8 +7,7 @@
  * entry of a list of the config; {expert/ep} a sharding annotation; {a|b} words, paired by position
  * with the words of the other side; <a|b> spellings; [.{expert}] may be absent: then the axis is
  * the tensor's first dimension. */
-#ifndef CKPT_RECIPE_LANGUAGE_NAME_H
-#define CKPT_RECIPE_LANGUAGE_NAME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -93,5 +92,3 @@ void ckpt_name_render(const struct ckpt_name *n, const uint64_t value[CKPT_NAME_
  * template and all names that match it. */
 void ckpt_name_skeleton(const char *s, size_t len, struct ckpt_str *out);
 void ckpt_name_template_skeleton(const struct ckpt_name *n, struct ckpt_str *out);
-
-#endif

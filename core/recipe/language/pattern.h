@@ -7,8 +7,7 @@
  * terms; a term is a set of axes, one box of elements each, and what makes a rule is that terms
  * with equal axes on its two sides are the same elements. Sizes are variables, known only when a
  * checkpoint is there; everything else is checked when the text is parsed. */
-#ifndef CKPT_RECIPE_LANGUAGE_PATTERN_H
-#define CKPT_RECIPE_LANGUAGE_PATTERN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -141,5 +140,3 @@ struct ckpt_layout {
  */
 void ckpt_factor_layout(const struct ckpt_factor *f, const struct ckpt_term *term,
                         const struct ckpt_sizes *s, struct ckpt_layout *out);
-
-#endif

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/str.h"
-
 enum { MAX_SIDE = 2 * CKPT_NAME_LEN };
 
 /* A side while it is being compiled, for one choice of words. */

@@ -3,8 +3,7 @@
  * one partner.
  *
  * One rule of a file becomes several of these where it has groups of words ({gate|up}). */
-#ifndef CKPT_RECIPE_LANGUAGE_RULE_H
-#define CKPT_RECIPE_LANGUAGE_RULE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,5 +52,3 @@ struct ckpt_rule_context {
 /* Compile the sides (as in the file), and append the resulting rules to out. */
 int ckpt_rule_parse(const struct ckpt_rule_context *cx, const char *const *from, uint32_t nfrom,
                     const char *const *to, uint32_t nto, ckpt_rules *out, struct ckpt_err *err);
-
-#endif

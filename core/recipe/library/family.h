@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Model files, which describe a Hugging Face model family for all frameworks: config keys, named
  * sizes, and its tensors in the order in which transformers saves them. */
-#ifndef CKPT_RECIPE_LIBRARY_FAMILY_H
-#define CKPT_RECIPE_LIBRARY_FAMILY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ void ckpt_family_release(struct ckpt_family *f);
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);
 bool ckpt_family_has_key(const struct ckpt_family *f, const char *key);
 bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recipe files: one framework's tensors and config as one Hugging Face family. */
-#ifndef CKPT_RECIPE_LIBRARY_FILE_H
-#define CKPT_RECIPE_LIBRARY_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -116,5 +115,3 @@ void ckpt_recipe_release(struct ckpt_recipe *r);
  * its dims. */
 int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f,
                            struct ckpt_err *err);
-
-#endif

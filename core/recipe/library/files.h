@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The data files of core/recipe/data, which the build embeds, after those of a directory that the
  * user gives and that has the same structure. */
-#ifndef CKPT_RECIPE_LIBRARY_FILES_H
-#define CKPT_RECIPE_LIBRARY_FILES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,5 +66,3 @@ int ckpt_file_read(const char *path, struct ckpt_dir **ret_dir, char **ret_text,
 /* Is the key among "needs", "takes" or "config" of an embedded model file? Lists and objects of
  * "config" are the model file's own and no options. Safe from many threads. */
 bool ckpt_keys_known(const char *key);
-
-#endif

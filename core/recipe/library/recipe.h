@@ -4,8 +4,7 @@
  *
  * The notation and its rules are described in contrib/RECIPES.md. The recipes of the tree are
  * embedded at build time (core/recipe/data); a file or a directory can be given instead. */
-#ifndef CKPT_RECIPE_LIBRARY_RECIPE_H
-#define CKPT_RECIPE_LIBRARY_RECIPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -115,5 +114,3 @@ void ckpt_lacks_release(struct ckpt_lacks *l);
  * before; the caller releases it, on failure too. -1: out of memory, or a model file is wrong. */
 int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
                       const json_t *config, struct ckpt_lacks *ret, struct ckpt_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The set of recipes, and the choice of the one for a checkpoint. This is the internal part of
  * recipe.h. */
-#ifndef CKPT_RECIPE_LIBRARY_RECIPES_H
-#define CKPT_RECIPE_LIBRARY_RECIPES_H
+#pragma once
 
 #include "base/mem.h"
 #include "base/vec.h"
@@ -50,5 +49,3 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
 /* The first name in the recipe's "has" that no tensor of the catalogue has, as the recipe file
  * spells it; NULL: the catalogue has all of them. */
 const char *ckpt_recipe_evidence_lacks(const struct ckpt_recipe *r, const struct ckpt_catalog *cat);
-
-#endif

@@ -6,8 +6,7 @@
  * `config`): `_x`, then the framework's config. After (rules, refuse, warn, the model file): `_x`,
  * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader and
  * option.x what the user gave, in both. */
-#ifndef CKPT_RECIPE_LIBRARY_SETTINGS_H
-#define CKPT_RECIPE_LIBRARY_SETTINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,5 +69,3 @@ const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, c
 /* Values of the scope's dims; locals are unknown. */
 void ckpt_settings_sizes(const struct ckpt_settings *s, const struct ckpt_scope *scope,
                          struct ckpt_sizes *out);
-
-#endif

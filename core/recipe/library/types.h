@@ -4,8 +4,7 @@
  *
  * A type that no file lists has the facts of types/common.json, except that names by which a model
  * is recognised (embeddings, ties, widths) are those of all files. */
-#ifndef CKPT_RECIPE_LIBRARY_TYPES_H
-#define CKPT_RECIPE_LIBRARY_TYPES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -132,5 +131,3 @@ bool ckpt_texts_have(const struct ckpt_texts *w, const char *word, size_t len);
 /* Does the name contain, or end with, one of them? */
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name);
 bool ckpt_texts_end(const struct ckpt_texts *w, const char *name);
-
-#endif

@@ -2,8 +2,7 @@
 /* ckptfs-http: the parts of the program. It is two processes. The keeper (main.c) finds
  * credentials, where users keep them; the worker (worker.c), which has no access to files, makes
  * the HTTP to the store. Neither can be traced or dumped. */
-#ifndef CKPT_IO_BUCKET_HELPER_HELPER_H
-#define CKPT_IO_BUCKET_HELPER_HELPER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -71,5 +70,3 @@ struct ckpt_worker_ca {
 /* Serve until the socket is closed. `keeper` is the socket to the keeper. */
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
                     struct ckpt_worker_ca ca, int keeper, void *memory);
-
-#endif
