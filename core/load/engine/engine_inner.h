@@ -263,10 +263,6 @@ void *ckpt_pump_run(void *engine);
 /* Tell the neighbours in the tree of ranks that the load has failed; they pass it on. */
 void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why);
 
-/* Tell those, too, with which windows were exchanged: they may not hear of it along the tree before
- * they see this rank end, and would name it. Called by the pump. */
-void ckpt_abort_tell_partners(struct ckpt_engine *e, const struct ckpt_err *why);
-
 /* Handle a control message of the load; the callback for ckpt_comm_begin. data is borrowed. */
 void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data, size_t len);
 

@@ -48,35 +48,11 @@ void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data,
         ckpt_pause_receive(e, head.type, data + sizeof head, len - sizeof head);
 }
 
-static void send_abort(struct ckpt_comm *comm, uint32_t peer, const struct ckpt_err *why)
+void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why)
 {
     struct abort_message m = {.code = (uint32_t)why->code};
 
     memcpy(m.text, why->text, sizeof m.text);
-    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ABORT, &m, sizeof m, NULL);
-}
-
-void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why)
-{
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
-        send_abort(comm, peer, why);
-}
-
-static void tell_partner(struct ckpt_engine *e, uint32_t peer, const struct ckpt_err *why)
-{
-    if (e->stamp[peer] == e->stamped)
-        return;
-    e->stamp[peer] = e->stamped;
-    send_abort(e->comm, peer, why);
-}
-
-void ckpt_abort_tell_partners(struct ckpt_engine *e, const struct ckpt_err *why)
-{
-    e->stamped++;
-    for (uint32_t k = 0; k < e->opt.slots; k++) {
-        for (size_t i = 0; i < e->slot[k].nin; i++)
-            tell_partner(e, e->slot[k].in[i].xfer.peer, why);
-        for (size_t i = 0; i < e->slot[k].nout; i++)
-            tell_partner(e, e->slot[k].out[i].xfer.peer, why);
-    }
+        (void)ckpt_comm_send(comm, peer, CKPT_CTL_ABORT, &m, sizeof m, NULL);
 }

@@ -223,10 +223,8 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     const bool own = e->err_is_own;
     (void)pthread_mutex_unlock(&e->lock);
     if (failed) {
-        if (own) {
+        if (own)
             ckpt_abort_send(e->comm, &why);
-            ckpt_abort_tell_partners(e, &why);
-        }
         await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
     }
