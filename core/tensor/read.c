@@ -175,6 +175,14 @@ const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t)
     return t->value && t->value->ops->elements ? t->value->arg[0] : t;
 }
 
+bool ckpt_tensor_is_decoded(const struct ckpt_tensor *t)
+{
+    const struct ckpt_tensor *stored = ckpt_tensor_stored(t);
+
+    return stored->npiece && stored->piece[0].source < t->cat->sources.len &&
+           t->cat->sources.ptr[stored->piece[0].source]->ops->stored;
+}
+
 /* ---- ranges of elements ---- */
 
 static int make_elements(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf,

@@ -66,3 +66,6 @@ int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
  * element. Boxes of one are boxes of the other. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t);
+
+/* Is the tensor, or what is read for it, made by a source that decodes all of it to give a part? */
+bool ckpt_tensor_is_decoded(const struct ckpt_tensor *t);

@@ -178,6 +178,11 @@ class Delta(unittest.TestCase):
                 self.check(c, 12, "-o", f"base={self.base}", step=False)
                 done = run("load", c.top, "--layout", "dp=1", "--verify", "-o", f"base={self.base}")
                 self.assertEqual(done.returncode, 0, done.stderr)
+                # every byte compared; ranks that want rows of a changed tensor get all of it from the one that decodes it
+                jobs = ["fsdp=3:3:once", "random:4:once", "random:3:node", "random:2:each"]
+                done = subprocess.run([os.path.join(BUILD, "tests", "load_ranks"), "-o", f"base={self.base}", c.top, "--", *jobs], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertGreater(int(done.stdout.split(" sent ")[1].split()[0]), 0)
 
     def test_whole_versions(self):
         """The first version is in the folder; a later whole one is where chains begin again."""

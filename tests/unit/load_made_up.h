@@ -29,14 +29,23 @@ static inline char *no_name(const struct ckpt_source *s)
 
 static inline void forget(struct ckpt_source *s) { free(s); }
 
-static const struct ckpt_source_ops nowhere = {.preadv = never, .name = no_name, .free = forget};
+static inline struct ckpt_source *nothing(const struct ckpt_source *s, uint64_t *ret_off)
+{
+    (void)s, (void)ret_off;
+    return NULL;
+}
 
-static inline void add_source(struct ckpt_catalog *cat)
+/* The second decodes whole tensors. */
+static const struct ckpt_source_ops nowhere[] = {
+    {.preadv = never, .name = no_name, .free = forget},
+    {.preadv = never, .name = no_name, .free = forget, .stored = nothing}};
+
+static inline void add_source(struct ckpt_catalog *cat, bool decodes)
 {
     struct ckpt_err err = {0};
     struct ckpt_source *s = calloc(1, sizeof *s);
 
-    s->ops = &nowhere;
+    s->ops = &nowhere[decodes];
     s->size = UINT64_MAX / 2;
     atomic_init(&s->refs, 1);
     if (ckpt_catalog_add_source(cat, s, &err) == UINT32_MAX)
@@ -67,7 +76,7 @@ static inline void add_tensor(struct ckpt_catalog *cat, uint32_t source, uint64_
         fail_msg("%s", err.text);
 }
 
-static inline struct ckpt_catalog *small_checkpoint(uint64_t *rng)
+static inline struct ckpt_catalog *checkpoint_with(bool decodes, uint64_t *rng)
 {
     struct ckpt_catalog *cat;
     struct ckpt_err err = {0};
@@ -75,8 +84,8 @@ static inline struct ckpt_catalog *small_checkpoint(uint64_t *rng)
 
     if (ckpt_catalog_new(&cat, &err) < 0)
         fail_msg("%s", err.text);
-    add_source(cat);
-    add_source(cat);
+    add_source(cat, false);
+    add_source(cat, decodes);
     for (uint64_t n = random_range(rng, 1, MOST_TENSORS); n > 0; n--) {
         uint64_t dim[3];
         uint32_t rank = (uint32_t)random_range(rng, 0, 4),
@@ -86,6 +95,11 @@ static inline struct ckpt_catalog *small_checkpoint(uint64_t *rng)
         add_tensor(cat, source, &off[source], rank, dim);
     }
     return cat;
+}
+
+static inline struct ckpt_catalog *small_checkpoint(uint64_t *rng)
+{
+    return checkpoint_with(false, rng);
 }
 
 /* ---- wants ---- */

@@ -187,7 +187,7 @@ static void large_job(struct ckpt_job_wants *job_wants, uint32_t nrank, uint64_t
     *ret_bytes = 0;
     if (ckpt_catalog_new(&cat, &err) < 0)
         fail_msg("%s", err.text);
-    add_source(cat);
+    add_source(cat, false);
     for (uint32_t t = 0; t < TENSORS; t++) {
         const uint64_t norm[1] = {4096}, expert[2] = {2048, 2048};
         add_tensor(cat, 0, ret_bytes, t % 5 ? 2 : 1, t % 5 ? expert : norm);
@@ -273,7 +273,7 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
     struct ckpt_plan *p;
 
     CHECK_OK(ckpt_catalog_new(&cat, &err));
-    add_source(cat);
+    add_source(cat, false);
     for (uint32_t t = 0; t < BOXED; t++)
         add_tensor(cat, 0, &off, 2, dim);
     for (uint32_t r = 0; r < RANKS; r++) {
@@ -315,7 +315,7 @@ static struct ckpt_catalog *adam_checkpoint(bool uneven)
 
     if (ckpt_catalog_new(&cat, &err) < 0)
         fail_msg("%s", err.text);
-    add_source(cat);
+    add_source(cat, false);
     for (uint64_t i = 0; i < ROW_TENSORS; i++) {
         const uint64_t t = i % 1137, *row = layer[t % 9];
         const uint64_t dim[2] = {t < 1134 ? row[0] : 128256, t < 1134 ? row[1] : 16384};

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "load/want/rank_lists.h"
+#include "tensor/read.h"
 
 enum {
     MAX_CELLS = 1 << 20, /* of one tensor */
@@ -35,6 +36,7 @@ struct finder {
     ckpt_group_boxes *boxes;
     /* of the current tensor: */
     uint32_t tensor, class, entry;
+    bool whole; /* it is read for all ranks that want any of it */
     CKPT_VEC(struct request) requests;
     struct ckpt_known_lists seen; /* sets of requests whose boxes have been emitted */
     uint32_t order;               /* the dimension along which requests are sorted */
@@ -386,6 +388,11 @@ static int own_boxes(struct finder *f, box_vec *out)
                            f->self, &box) &&
             ckpt_vec_push(out, box) < 0)
             return ckpt_nomem(f->err);
+    if (out->len && f->whole) {
+        out->len = 1;
+        memset(out->ptr->lo, 0, sizeof out->ptr->lo);
+        memcpy(out->ptr->n, t->dim, t->rank * sizeof *t->dim);
+    }
     return 0;
 }
 
@@ -402,8 +409,10 @@ static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 static int find_in_tensor(struct finder *f, box_vec *own)
 {
     ckpt_numbers all = {0};
-    int rc = own_boxes(f, own);
 
+    f->whole = f->members.sharing->readers != CKPT_READERS_EACH &&
+               ckpt_tensor_is_decoded(&f->job_wants->cat->tensors.ptr[f->tensor]);
+    int rc = own_boxes(f, own);
     f->requests.len = 0;
     ckpt_lists_forget(&f->seen);
     for (size_t i = 0; i < own->len && rc == 0; i++)
@@ -414,7 +423,7 @@ static int find_in_tensor(struct finder *f, box_vec *own)
         return -1;
     if (own->ptr->rank == 0)
         own->len = 1;
-    if (own->len == 1 && all_alike(f, own->ptr)) {
+    if (own->len == 1 && (f->whole || all_alike(f, own->ptr))) {
         for (size_t i = 0; i < f->requests.len && rc == 0; i++)
             rc = ckpt_vec_push(&all, (uint32_t)i) < 0 ? ckpt_nomem(f->err) : 0;
         rc = rc == 0 ? emit(f, own->ptr, group_of(f, all.ptr, all.len)) : -1;

@@ -16,7 +16,8 @@
 #include "load/want/rank_lists.h"
 #include "tensor/box.h"
 
-/* A box of a tensor that all ranks of a group want, and no other rank that shares with them. */
+/* A box of a tensor that all ranks of a group want, and no other rank that shares with them; or all
+ * of a tensor that is decoded (tensor/read.h), of which they want something. */
 struct ckpt_group_box {
     struct ckpt_box box;
     uint32_t tensor; /* in the catalogue */

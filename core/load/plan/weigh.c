@@ -72,7 +72,8 @@ bool ckpt_class_is_alone(const struct ckpt_job_wants *r, uint32_t class)
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
         if (e->spec == CKPT_NONE || r->first[e->tensor + 1] - r->first[e->tensor] != 1 ||
-            !divides_all(w, &w->specs.ptr[e->spec]))
+            !divides_all(w, &w->specs.ptr[e->spec]) ||
+            ckpt_tensor_is_decoded(&r->cat->tensors.ptr[e->tensor]))
             return false;
     }
     return true;
