@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -45,8 +46,8 @@ struct slot {
     uint64_t tick; /* of the last use; 0: has been read to its end */
     bool is_end;   /* of an object: to be kept in the cache when it is first read */
     pthread_cond_t done;
-    struct ckpt_err *err; /* FAILED; NULL: no memory */
-    char *more;           /* of a list */
+    enum ckpt_code code; /* FAILED; and `text` says why */
+    char *text;          /* of a list: where it continues. NULL: no memory */
 };
 
 /* Reads of an object that follow each other. */
@@ -76,6 +77,8 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ckpt_client *all;
 
 static const XXH128_hash_t NO_OBJECT;
+static const char HAS_ENDED[] =
+    "the helper process that reads from buckets (ckptfs-http) has ended";
 
 /* ---- fork ---- */
 
@@ -106,18 +109,16 @@ static struct ckpt_wire_shared *shared_of(const struct ckpt_client *c)
 static void slot_free(struct ckpt_client *c, struct slot *s)
 {
     s->state = FREE;
-    free(s->err);
-    free(s->more);
-    s->err = NULL;
-    s->more = NULL;
+    free(s->text);
+    s->text = NULL;
     (void)pthread_cond_broadcast(&c->freed);
 }
 
 static void slot_fail(struct ckpt_client *c, struct slot *s, enum ckpt_code code, const char *text)
 {
     s->state = FAILED;
-    if ((s->err = calloc(1, sizeof *s->err)))
-        (void)ckpt_fail(s->err, code, "%s", text);
+    s->code = code;
+    s->text = strdup(text);
     (void)pthread_cond_broadcast(&s->done);
     if (s->pins == 0) /* it was read ahead: whoever needs it asks again */
         slot_free(c, s);
@@ -132,28 +133,15 @@ static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a,
     const bool is_list = XXH128_isEqual(s->object, NO_OBJECT);
     if (a->code != CKPT_OK) {
         slot_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
-    } else if (a->len > s->cap || (!is_list && a->len != s->len) ||
-               (is_list && !(s->more = strdup(text)))) {
+    } else if (a->len > s->cap || (!is_list && a->len != s->len)) {
         slot_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
     } else {
         s->len = (uint32_t)a->len;
+        s->text = is_list ? strdup(text) : NULL;
         s->state = READY;
         (void)pthread_cond_broadcast(&s->done);
         (void)pthread_cond_broadcast(&c->freed);
     }
-}
-
-/* What to say when the helper has ended: it may have said why. */
-static void take_end(struct ckpt_client *c)
-{
-    (void)pthread_mutex_lock(&c->lock);
-    c->dead = true;
-    for (size_t i = 0; i < NSLOT; i++)
-        if (c->slot[i].state == FETCHING)
-            slot_fail(c, &c->slot[i], CKPT_IO,
-                      "the helper process that reads from buckets (ckptfs-http) has ended");
-    (void)pthread_cond_broadcast(&c->freed);
-    (void)pthread_mutex_unlock(&c->lock);
 }
 
 static void *take_answers(void *arg)
@@ -174,7 +162,13 @@ static void *take_answers(void *arg)
         take_answer(c, &m.a, m.bytes + sizeof m.a);
         (void)pthread_mutex_unlock(&c->lock);
     }
-    take_end(c);
+    (void)pthread_mutex_lock(&c->lock);
+    c->dead = true;
+    for (size_t i = 0; i < NSLOT; i++)
+        if (c->slot[i].state == FETCHING)
+            slot_fail(c, &c->slot[i], CKPT_IO, HAS_ENDED);
+    (void)pthread_cond_broadcast(&c->freed);
+    (void)pthread_mutex_unlock(&c->lock);
     return NULL;
 }
 
@@ -194,8 +188,7 @@ static void client_free(struct ckpt_client *c)
     if (c->memory)
         (void)munmap(c->memory, MEMORY);
     for (size_t i = 0; i < NSLOT; i++) {
-        free(c->slot[i].err);
-        free(c->slot[i].more);
+        free(c->slot[i].text);
         (void)pthread_cond_destroy(&c->slot[i].done);
     }
     (void)pthread_cond_destroy(&c->freed);
@@ -203,14 +196,15 @@ static void client_free(struct ckpt_client *c)
     free(c);
 }
 
+/* All slots are free. */
 static void lay_out(struct ckpt_client *c)
 {
     uint64_t at = CKPT_WIRE_HEAD;
 
     for (size_t k = 0, i = 0; k < NCLASS; k++)
         for (uint32_t j = 0; j < classes[k].n; j++, i++, at += classes[k].size) {
-            c->slot[i].at = at;
-            c->slot[i].cap = classes[k].size;
+            free(c->slot[i].text);
+            c->slot[i] = (struct slot){.at = at, .cap = classes[k].size};
             (void)pthread_cond_init(&c->slot[i].done, NULL);
         }
 }
@@ -249,6 +243,13 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
     return 0;
 }
 
+static bool is_same(const struct ckpt_bucket_settings *a, const struct ckpt_bucket_settings *b)
+{
+    return a->connections == b->connections && a->timeout_ms == b->timeout_ms &&
+           a->anonymous == b->anonymous && a->no_cache == b->no_cache &&
+           strcmp(a->cache ? a->cache : "", b->cache ? b->cache : "") == 0;
+}
+
 int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
                     struct ckpt_err *err)
 {
@@ -258,13 +259,7 @@ int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **r
     (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&all_lock);
     for (*ret = all; *ret; *ret = (*ret)->link)
-        if ((*ret)->owner == getpid() && !(*ret)->dead &&
-            (*ret)->settings.connections == s->connections &&
-            (*ret)->settings.timeout_ms == s->timeout_ms &&
-            (*ret)->settings.anonymous == s->anonymous &&
-            (*ret)->settings.no_cache == s->no_cache &&
-            strcmp((*ret)->settings.cache ? (*ret)->settings.cache : "",
-                   s->cache ? s->cache : "") == 0)
+        if ((*ret)->owner == getpid() && !(*ret)->dead && is_same(&(*ret)->settings, s))
             break;
     if (*ret) {
         (*ret)->refs++;
@@ -292,13 +287,6 @@ void ckpt_client_unref(struct ckpt_client *c)
         client_free(c);
 }
 
-/* A text that another process may be writing. */
-static void copy_text(char *to, const char *from, size_t cap)
-{
-    memcpy(to, from, cap - 1);
-    to[cap - 1] = '\0';
-}
-
 bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
 {
     *ret = (struct ckpt_bucket_stats){0};
@@ -312,9 +300,10 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
         ret->bytes += atomic_load(&s->bytes);
         ret->retries += atomic_load(&s->retries);
         ret->connections += atomic_load(&s->connections);
-        copy_text(ret->endpoint, s->endpoint, sizeof ret->endpoint);
-        copy_text(ret->region, s->region, sizeof ret->region);
-        copy_text(ret->credentials, s->credentials, sizeof ret->credentials);
+        /* texts that another process may be writing */
+        (void)snprintf(ret->endpoint, sizeof ret->endpoint, "%.255s", s->endpoint);
+        (void)snprintf(ret->region, sizeof ret->region, "%.63s", s->region);
+        (void)snprintf(ret->credentials, sizeof ret->credentials, "%.127s", s->credentials);
     }
     (void)pthread_mutex_unlock(&all_lock);
     return any;
@@ -331,11 +320,7 @@ static int begin_again(struct ckpt_client *c, struct ckpt_err *err)
     c->memory = NULL;
     c->has_thread = c->dead = false;
     (void)pthread_cond_init(&c->freed, NULL);
-    for (size_t i = 0; i < NSLOT; i++) {
-        slot_free(c, &c->slot[i]);
-        c->slot[i].pins = 0;
-        (void)pthread_cond_init(&c->slot[i].done, NULL);
-    }
+    lay_out(c);
     if (start_helper(c, err) < 0)
         return -1;
     c->owner = getpid();
@@ -348,8 +333,7 @@ static int begin(struct ckpt_client *c, struct ckpt_err *err)
     if (c->owner != getpid() && begin_again(c, err) < 0)
         return -1;
     if (c->dead)
-        return ckpt_fail(err, CKPT_IO,
-                         "the helper process that reads from buckets (ckptfs-http) has ended");
+        return ckpt_fail(err, CKPT_IO, HAS_ENDED);
     if (c->has_thread)
         return 0;
     sigset_t every, before; /* signals are for the program's own threads */
@@ -384,8 +368,9 @@ static struct slot *find_slot(struct ckpt_client *c, uint32_t len)
 }
 
 /* Send a question about the slot, which is FETCHING then. */
-static int ask(struct ckpt_client *c, struct slot *s, struct ckpt_wire_ask q, const char *bucket,
-               const char *key, const char *third, const char *more, struct ckpt_err *err)
+static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, struct ckpt_wire_ask q,
+               const char *bucket, const char *key, const char *third, const char *more,
+               struct ckpt_err *err)
 {
     const char *const text[] = {bucket, key, third, more};
     struct iovec iov[5] = {{&q, sizeof q}};
@@ -403,6 +388,9 @@ static int ask(struct ckpt_client *c, struct slot *s, struct ckpt_wire_ask q, co
     while (n < 0 && errno == EINTR);
     if (n < 0)
         return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
+    s->object = object;
+    s->off = q.off;
+    s->len = (uint32_t)q.len;
     s->state = FETCHING;
     s->is_end = false;
     s->pins = 0;
@@ -436,25 +424,6 @@ static uint64_t gap_end(const struct ckpt_client *c, XXH128_hash_t object, uint6
     return end;
 }
 
-static struct ckpt_wire_ask get_question(const struct ckpt_object *o, uint64_t off, uint32_t len)
-{
-    return (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .off = off, .len = len, .size = o->size};
-}
-
-/* Fetch [off, off+len), which is not held. *ret is NULL if there is no room. */
-static int fetch(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                 uint64_t off, uint32_t len, struct slot **ret, struct ckpt_err *err)
-{
-    struct slot *s = *ret = find_slot(c, len);
-
-    if (!s)
-        return 0;
-    s->object = object;
-    s->off = off;
-    s->len = len;
-    return ask(c, s, get_question(o, off, len), o->bucket, o->key, o->tag, "", err);
-}
-
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
  * it), as far as there is room. */
 static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
@@ -465,10 +434,12 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
         if (!s) {
             const uint64_t stop =
                 gap_end(c, object, off, ckpt_min_u64(end, (off / most + 1) * most));
-            if (fetch(c, o, object, off, (uint32_t)(stop - off), &s, err) < 0)
-                return -1;
-            if (!s)
+            const struct ckpt_wire_ask q = {
+                .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
+            if (!(s = find_slot(c, (uint32_t)q.len)))
                 return 0;
+            if (ask(c, s, object, q, o->bucket, o->key, o->tag, "", err) < 0)
+                return -1;
         }
         off = s->off + s->len;
     }
@@ -516,38 +487,42 @@ static XXH128_hash_t name_of(const struct ckpt_object *o)
     return h;
 }
 
+/* Get a part from the cache on disk, unless some of it is held. */
+static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint32_t len)
+{
+    ckpt_cleanup(ckpt_freep) char *buf = malloc(len);
+
+    (void)pthread_mutex_unlock(&c->lock);
+    const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
+    (void)pthread_mutex_lock(&c->lock);
+    if (!kept || covering(c, object, off) || gap_end(c, object, off, off + len) < off + len)
+        return;
+    struct slot *s = find_slot(c, len);
+    if (!s)
+        return;
+    memcpy(c->memory + s->at, buf, len);
+    s->object = object;
+    s->off = off;
+    s->len = len;
+    s->state = READY;
+    s->is_end = false;
+    s->tick = ++c->tick;
+}
+
 /* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
 static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
                     uint64_t off, struct ckpt_err *err)
 {
     const uint32_t len = (uint32_t)ckpt_min_u64(SMALL, o->size - off);
-    struct slot *s =
-        c->cache < 0 || gap_end(c, object, off, off + len) < off + len ? NULL : find_slot(c, len);
 
-    if (!s)
-        return want(c, o, object, off, off + len, BLOCK, err);
-    s->object = object;
-    s->off = off;
-    s->len = len;
-    s->state = FETCHING; /* other threads wait */
-    s->pins = 1;
-    (void)pthread_mutex_unlock(&c->lock);
-    const bool kept = ckpt_cache_get(c->cache, object, off, c->memory + s->at, len);
-    (void)pthread_mutex_lock(&c->lock);
-    const uint32_t others = s->pins - 1;
-    int rc = 0;
-    if (kept)
-        s->state = READY;
-    else if ((rc = ask(c, s, get_question(o, off, len), o->bucket, o->key, o->tag, "", err)) < 0)
-        slot_fail(c, s, err ? err->code : CKPT_IO, err ? err->text : "");
-    s->is_end = !kept;
-    s->tick = ++c->tick;
-    s->pins = others;
-    if (s->state != FETCHING)
-        (void)pthread_cond_broadcast(&s->done);
-    if (s->state == FAILED && others == 0)
-        slot_free(c, s);
-    return rc;
+    if (c->cache >= 0)
+        recall(c, object, off, len);
+    if (want(c, o, object, off, off + len, BLOCK, err) < 0)
+        return -1;
+    struct slot *s = covering(c, object, off);
+    if (s && s->state == FETCHING && s->off == off && s->len == len)
+        s->is_end = c->cache >= 0;
+    return 0;
 }
 
 /* ---- reading ---- */
@@ -559,7 +534,7 @@ static int wait_for(struct ckpt_client *c, struct slot *s, struct ckpt_err *err)
         (void)pthread_cond_wait(&s->done, &c->lock);
     if (s->state == READY)
         return 0;
-    return s->err ? ckpt_err_move(err, s->err) : ckpt_nomem(err);
+    return s->text ? ckpt_fail(err, s->code, "%s", s->text) : ckpt_nomem(err);
 }
 
 static void unpin(struct ckpt_client *c, struct slot *s)
@@ -636,14 +611,10 @@ static int read_locked(struct ckpt_client *c, const struct ckpt_object *o,
     if (begin(c, err) < 0 || prepare(c, o, object, off, end, how, err) < 0)
         return -1;
     while (off < end) {
-        struct slot *s = covering(c, object, off);
         uint64_t n = 0;
-        if (!s) {
-            const uint64_t stop =
-                gap_end(c, object, off, ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK));
-            if (fetch(c, o, object, off, (uint32_t)(stop - off), &s, err) < 0)
-                return -1;
-        }
+        if (want(c, o, object, off, end, BLOCK, err) < 0)
+            return -1;
+        struct slot *s = covering(c, object, off);
         if (!s)
             (void)pthread_cond_wait(&c->freed, &c->lock);
         else if (copy(c, s, off, end, to, &n, err) < 0)
@@ -704,11 +675,8 @@ static int fetch_page(struct ckpt_client *c, const char *bucket, const char *pre
         (void)pthread_cond_wait(&c->freed, &c->lock);
     if (!s)
         return begin(c, err);
-    s->object = NO_OBJECT;
-    s->off = 0;
-    s->len = s->cap;
-    if (ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap}, bucket,
-            prefix, delimiter, more, err) < 0)
+    if (ask(c, s, NO_OBJECT, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap},
+            bucket, prefix, delimiter, more, err) < 0)
         return -1;
     s->pins++;
     if (wait_for(c, s, err) == 0) {
@@ -717,14 +685,6 @@ static int fetch_page(struct ckpt_client *c, const char *bucket, const char *pre
     }
     unpin(c, s);
     return -1;
-}
-
-static void drop_page(struct ckpt_client *c, struct slot *s)
-{
-    (void)pthread_mutex_lock(&c->lock);
-    s->pins = 0;
-    slot_free(c, s);
-    (void)pthread_mutex_unlock(&c->lock);
 }
 
 int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *prefix,
@@ -736,18 +696,20 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
     int rc = more ? 0 : ckpt_nomem(err);
 
     *ret_all = false;
+    (void)pthread_mutex_lock(&c->lock);
     for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
         struct slot *s = NULL;
-        (void)pthread_mutex_lock(&c->lock);
-        rc = fetch_page(c, bucket, prefix, delimiter, more, &s, err);
-        (void)pthread_mutex_unlock(&c->lock);
-        if (rc < 0)
-            return -1;
+        if ((rc = fetch_page(c, bucket, prefix, delimiter, more, &s, err)) < 0)
+            break;
         rc = take_page(c->memory + s->at, s->len, fn, ctx, err);
         free(more);
-        more = ckpt_steal(&s->more);
-        *ret_all = !more || !*more;
-        drop_page(c, s);
+        if (!(more = ckpt_steal(&s->text)))
+            rc = ckpt_nomem(err);
+        else
+            *ret_all = !*more;
+        s->pins = 0;
+        slot_free(c, s);
     }
+    (void)pthread_mutex_unlock(&c->lock);
     return rc;
 }

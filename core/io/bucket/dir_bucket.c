@@ -74,78 +74,59 @@ static void bucket_freep(struct bucket **b)
         bucket_free(*b);
 }
 
+/* Take the lock until the end of the scope. */
+static struct bucket *lock(struct bucket *b)
+{
+    (void)pthread_mutex_lock(&b->lock);
+    return b;
+}
+
+static void unlockp(struct bucket **b) { (void)pthread_mutex_unlock(&(*b)->lock); }
+
 /* ---- the tree; with the lock held ---- */
 
-/* Get the node of a path, which is made if there is none. */
-static int node_of(struct tree *t, const char *path, size_t len, uint32_t *ret, bool *ret_new,
-                   struct ckpt_err *err)
+/* Add a file, or a folder (e is NULL), and the folders above it: *ret is its node. */
+static int add(struct bucket *b, const char *path, size_t len, const struct ckpt_listed *e,
+               uint32_t *ret, struct ckpt_err *err)
 {
-    struct node n = {.first = CKPT_NONE, .next = CKPT_NONE};
-
-    *ret_new = false;
-    if (ckpt_map_get(&t->index, path, len, ret))
-        return 0;
-    n.path = ckpt_arena_strndup(&t->arena, path, len);
-    if (!n.path || ckpt_vec_push(&t->nodes, n) < 0 ||
-        ckpt_map_put(&t->index, n.path, len, (uint32_t)t->nodes.len - 1, ret, ret_new) < 0)
-        return ckpt_nomem(err);
-    return 0;
-}
-
-static int fail_both(const struct bucket *b, const char *path, struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "'%s/%s' is an object, and other objects are below it: files can't be so",
-                     b->url, path);
-}
-
-/* Add a folder, and those above it. */
-static int add_folder(struct bucket *b, const char *path, size_t len, uint32_t *ret,
-                      struct ckpt_err *err)
-{
-    struct tree *t = &b->tree;
+    const struct node none = {.is_folder = !e, .first = CKPT_NONE, .next = CKPT_NONE};
     const char *slash = memrchr(path, '/', len);
-    uint32_t above = 0;
-    bool is_new;
-
-    if (slash && add_folder(b, path, (size_t)(slash - path), &above, err) < 0)
-        return -1;
-    if (node_of(t, path, len, ret, &is_new, err) < 0)
-        return -1;
-    struct node *n = &t->nodes.ptr[*ret];
-    if (is_new) {
-        n->next = t->nodes.ptr[above].first;
-        t->nodes.ptr[above].first = *ret;
-    } else if (!n->is_folder && n->size) {
-        return fail_both(b, n->path, err);
-    }
-    n->is_folder = true; /* an empty object of this name marks it */
-    return 0;
-}
-
-static int add_file(struct bucket *b, const char *path, const struct ckpt_listed *e,
-                    struct ckpt_err *err)
-{
     struct tree *t = &b->tree;
-    const char *slash = strrchr(path, '/');
-    uint32_t above = 0, at;
-    bool is_new;
+    uint32_t above = 0;
 
-    if (slash && add_folder(b, path, (size_t)(slash - path), &above, err) < 0)
+    if (slash && add(b, path, (size_t)(slash - path), NULL, &above, err) < 0)
         return -1;
-    if (node_of(t, path, strlen(path), &at, &is_new, err) < 0)
-        return -1;
-    struct node *n = &t->nodes.ptr[at];
-    if (n->is_folder)
-        return e->size ? fail_both(b, path, err) : 0;
+    const bool is_new = !ckpt_map_get(&t->index, path, len, ret);
     if (is_new) {
-        n->next = t->nodes.ptr[above].first;
-        t->nodes.ptr[above].first = at;
+        char *own = ckpt_arena_strndup(&t->arena, path, len);
+        if (!own || ckpt_vec_push(&t->nodes, none) < 0 ||
+            ckpt_map_put(&t->index, own, len, (uint32_t)t->nodes.len - 1, ret, &(bool){0}) < 0)
+            return ckpt_nomem(err);
+        t->nodes.ptr[*ret].path = own;
+        if (*ret > 0) {
+            t->nodes.ptr[*ret].next = t->nodes.ptr[above].first;
+            t->nodes.ptr[above].first = *ret;
+        }
     }
+    struct node *n = &t->nodes.ptr[*ret];
+    if (e ? n->is_folder && e->size : !n->is_folder && n->size)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s/%s' is an object, and other objects are below it: files can't be so",
+                         b->url, n->path);
+    n->is_folder |= !e; /* an empty object of this name marks it */
+    if (n->is_folder)
+        return 0;
     n->size = e->size;
     n->mtime_ns = e->mtime_ns;
     n->tag = ckpt_arena_strdup(&t->arena, e->tag);
     return n->tag ? 0 : ckpt_nomem(err);
+}
+
+/* Could a file have this path? */
+static bool is_path(const char *path)
+{
+    return ckpt_below_ok(path) && strcmp(path, ".") != 0 && !ckpt_has_prefix(path, "./") &&
+           !strstr(path, "/./") && !ckpt_has_suffix(path, "/.");
 }
 
 static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
@@ -165,7 +146,7 @@ static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
         return 0;
     if (!(path = strndup(e->key + skip, len)))
         return ckpt_nomem(err);
-    if (!ckpt_below_ok(path) || strncmp(path, "./", 2) == 0 || strstr(path, "/./"))
+    if (!is_path(path))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'s3://%s/%s': no file can have this name (an empty part, '.' or '..')",
                          b->name, e->key);
@@ -176,7 +157,7 @@ static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
     if (!is_folder && strlen(e->tag) >= CKPT_TAG_MAX)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "'s3://%s/%s': its ETag has %zu bytes", b->name,
                          e->key, strlen(e->tag));
-    return is_folder ? add_folder(b, path, len, &ignored, err) : add_file(b, path, e, err);
+    return add(b, path, len, is_folder ? NULL : e, &ignored, err);
 }
 
 /* What tells whether a folder has changed: for its entries are complete now. */
@@ -239,14 +220,10 @@ static int need_list(struct bucket *b, uint32_t at, struct ckpt_err *err)
 static int need_root(struct bucket *b, struct ckpt_err *err)
 {
     uint32_t root;
-    bool is_new;
 
     if (b->tree.nodes.len)
         return need_list(b, 0, err);
-    if (node_of(&b->tree, ".", 1, &root, &is_new, err) < 0)
-        return -1;
-    b->tree.nodes.ptr[0].is_folder = true;
-    if (need_list(b, 0, err) == 0)
+    if (add(b, ".", 1, NULL, &root, err) == 0 && need_list(b, root, err) == 0)
         return 0;
     tree_clear(&b->tree);
     return -1;
@@ -272,9 +249,10 @@ static int find(struct bucket *b, const char *below, uint32_t *ret, struct ckpt_
 
 /* ---- the functions ---- */
 
-static int look_locked(struct bucket *b, const char *below, struct ckpt_dir_found *ret,
+static int bucket_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
                        struct ckpt_err *err)
 {
+    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
     uint32_t at;
     const int rc = find(b, below, &at, err);
 
@@ -284,24 +262,12 @@ static int look_locked(struct bucket *b, const char *below, struct ckpt_dir_foun
     const uint64_t place =
         XXH3_64bits_withSeed(below, strlen(below), XXH3_64bits(b->url, strlen(b->url)));
     const uint64_t content = n->is_folder ? n->hash : XXH3_64bits(n->tag, strlen(n->tag));
-    *ret = (struct ckpt_dir_found){
-        .kind = n->is_folder ? CKPT_ENTRY_DIR : CKPT_ENTRY_FILE,
-        .id = {place, n->is_folder ? 0 : n->size, n->mtime_ns, (int64_t)(content >> 1)},
-        .extent = {0, n->is_folder ? 0 : n->size}};
+    *ret = (struct ckpt_dir_found){.kind = n->is_folder ? CKPT_ENTRY_DIR : CKPT_ENTRY_FILE,
+                                   .id = {place, n->size, n->mtime_ns, (int64_t)(content >> 1)},
+                                   .extent = {0, n->size}};
     if (!n->is_folder)
         memcpy(ret->tag, n->tag, strlen(n->tag) + 1);
     return 0;
-}
-
-static int bucket_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
-                       struct ckpt_err *err)
-{
-    struct bucket *b = ctx;
-
-    (void)pthread_mutex_lock(&b->lock);
-    const int rc = look_locked(b, below, ret, err);
-    (void)pthread_mutex_unlock(&b->lock);
-    return rc;
 }
 
 static int bucket_open(void *ctx, const char *below, int *ret_fd, struct ckpt_dir_found *ret,
@@ -317,9 +283,9 @@ static int entry_cmp(const void *a, const void *b)
                             ((const struct ckpt_entry *)b)->name);
 }
 
-static int list_locked(struct bucket *b, const char *below, struct ckpt_str *ret,
-                       struct ckpt_err *err)
+static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
 {
+    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
     CKPT_VEC(struct ckpt_entry) all = {0};
     uint32_t at;
     int rc = find(b, below, &at, err);
@@ -345,16 +311,6 @@ static int list_locked(struct bucket *b, const char *below, struct ckpt_str *ret
     return rc;
 }
 
-static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
-{
-    struct bucket *b = ctx;
-
-    (void)pthread_mutex_lock(&b->lock);
-    const int rc = list_locked(b, below, ret, err);
-    (void)pthread_mutex_unlock(&b->lock);
-    return rc;
-}
-
 static int bucket_read(void *ctx, const char *below, const char *tag, uint64_t size,
                        const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
                        struct ckpt_err *err)
@@ -368,11 +324,9 @@ static int bucket_read(void *ctx, const char *below, const char *tag, uint64_t s
 
 static void bucket_refresh(void *ctx)
 {
-    struct bucket *b = ctx;
+    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
 
-    (void)pthread_mutex_lock(&b->lock);
     tree_clear(&b->tree);
-    (void)pthread_mutex_unlock(&b->lock);
 }
 
 static const struct ckpt_dir_ops bucket_ops = {.look = bucket_look,
@@ -391,44 +345,39 @@ bool ckpt_is_bucket(const char *path) { return ckpt_has_prefix(path, SCHEME); }
 /* Split the URL into bucket and prefix. */
 static int parse(struct bucket *b, const char *url, struct ckpt_err *err)
 {
-    const char *name = url + strlen(SCHEME), *prefix = name + strcspn(name, "/");
-    const size_t len = (size_t)(prefix - name);
-    size_t plen;
+    const char *name = url + strlen(SCHEME);
+    const size_t len = strcspn(name, "/");
+    ckpt_cleanup(ckpt_freep) char *prefix = strdup(name + len + (name[len] == '/'));
 
-    prefix += *prefix == '/';
-    for (plen = strlen(prefix); plen && prefix[plen - 1] == '/'; plen--)
-        continue;
     if (len == 0 || len > 255 ||
         strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                      "0123456789.-_:") < len)
         return ckpt_fail(err, CKPT_USAGE, "'%s': expected s3://BUCKET or s3://BUCKET/PREFIX", url);
+    for (size_t n = prefix ? strlen(prefix) : 0; n && prefix[n - 1] == '/';)
+        prefix[--n] = '\0';
     b->name = strndup(name, len);
-    b->prefix = ckpt_asprintf("%.*s%s", (int)plen, prefix, plen ? "/" : "");
-    b->url = b->prefix ? ckpt_asprintf(SCHEME "%.*s%s%.*s", (int)len, name, plen ? "/" : "",
-                                       (int)plen, prefix)
-                       : NULL;
-    if (!b->name || !b->prefix || !b->url)
+    if (!b->name || !prefix)
         return ckpt_nomem(err);
-    if (plen) {
-        ckpt_cleanup(ckpt_freep) char *bare = strndup(prefix, plen);
-        if (!bare || !ckpt_below_ok(bare) || strcmp(bare, ".") == 0 ||
-            strncmp(bare, "./", 2) == 0 || strstr(bare, "/./") || ckpt_has_suffix(bare, "/."))
-            return ckpt_fail(err, CKPT_USAGE,
-                             "'%s': a prefix has no empty part, no '.' and no '..'", url);
-    }
+    b->prefix = ckpt_asprintf("%s%s", prefix, *prefix ? "/" : "");
+    b->url = ckpt_asprintf(SCHEME "%s%s%s", b->name, *prefix ? "/" : "", prefix);
+    if (!b->prefix || !b->url)
+        return ckpt_nomem(err);
+    if (*prefix && !is_path(prefix))
+        return ckpt_fail(err, CKPT_USAGE, "'%s': a prefix has no empty part, no '.' and no '..'",
+                         url);
     return 0;
 }
 
-static int check_any(struct bucket *b, struct ckpt_err *err)
+static int check_any(struct bucket *bucket, struct ckpt_err *err)
 {
-    (void)pthread_mutex_lock(&b->lock);
-    const int rc = need_root(b, err);
-    const bool any = rc == 0 && b->tree.nodes.ptr[0].first != CKPT_NONE;
-    (void)pthread_mutex_unlock(&b->lock);
-    return rc < 0 || any ? rc
-                         : ckpt_fail(err, CKPT_MISSING,
-                                     "'%s': the bucket has no object whose key begins with '%s'",
-                                     b->url, b->prefix);
+    ckpt_cleanup(unlockp) struct bucket *b = lock(bucket);
+
+    if (need_root(b, err) < 0)
+        return -1;
+    if (b->tree.nodes.ptr[0].first != CKPT_NONE)
+        return 0;
+    return ckpt_fail(err, CKPT_MISSING, "'%s': the bucket has no object whose key begins with '%s'",
+                     b->url, b->prefix);
 }
 
 int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,

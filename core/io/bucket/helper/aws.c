@@ -22,7 +22,7 @@
 #include "io/bucket/helper/helper.h"
 
 enum {
-    MOST_FILE = 1 << 20,
+    MOST_FILE = 8 << 20,
     PROCESS_MS = 60 * 1000, /* credential_process */
     HTTP_MS = 10 * 1000,
     METADATA_MS = 1000, /* IMDS: there may be none */
@@ -55,17 +55,16 @@ static void wipep(char **text)
 
 /* ---- files ---- */
 
-/* The text of a file, malloc'ed; NULL: it cannot be read. */
-static char *read_text(const char *path)
+char *ckpt_read_text(const char *path)
 {
     FILE *f = path ? fopen(path, "re") : NULL;
     char *text = f ? calloc(1, MOST_FILE + 1) : NULL;
 
     if (f)
         (void)setvbuf(f, NULL, _IONBF, 0); /* no copy of a secret */
-    if (text && fread(text, 1, MOST_FILE, f) == 0 && ferror(f)) {
-        free(text);
-        text = NULL;
+    if (text && (fread(text, 1, MOST_FILE, f) == MOST_FILE || ferror(f))) {
+        errno = ferror(f) ? errno : EFBIG;
+        wipep(&text);
     }
     if (f)
         (void)fclose(f);
@@ -80,7 +79,7 @@ static char *read_aws(const char *variable, const char *name)
                                           : home ? ckpt_asprintf("%s/.aws/%s", home, name)
                                                  : NULL;
 
-    return read_text(path);
+    return ckpt_read_text(path);
 }
 
 /* The two files, and a profile in them. */
@@ -193,30 +192,53 @@ static void wipe_str(struct ckpt_str *s)
     ckpt_str_release(s);
 }
 
+void ckpt_header_add(struct curl_slist **list, const char *name, const char *value)
+{
+    ckpt_cleanup(wipep) char *line = ckpt_asprintf("%s: %s", name, value);
+    struct curl_slist *more = line ? curl_slist_append(*list, line) : NULL;
+
+    *list = more ? more : *list;
+}
+
+void ckpt_headers_free(struct curl_slist **list)
+{
+    for (struct curl_slist *h = *list; h; h = h->next)
+        explicit_bzero(h->data, strlen(h->data));
+    curl_slist_free_all(*list);
+    *list = NULL;
+}
+
+void ckpt_sign(void *curl, struct curl_slist **headers, const struct ckpt_secret *by,
+               const char *region, const char *service)
+{
+    char sigv4[128];
+
+    (void)snprintf(sigv4, sizeof sigv4, "aws:amz:%s:%s", region, service);
+    (void)curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, sigv4);
+    (void)curl_easy_setopt(curl, CURLOPT_USERNAME, by->key);
+    (void)curl_easy_setopt(curl, CURLOPT_PASSWORD, by->secret);
+    if (*by->token)
+        ckpt_header_add(headers, "X-Amz-Security-Token", by->token);
+}
+
 struct request {
-    const char *url, *method, *body; /* body: NULL for none */
-    const char *header[2];
-    const struct ckpt_secret *sign; /* NULL: unsigned */
-    const char *region;
+    const char *url, *method, *body; /* NULL: GET or POST; a GET */
+    const char *name, *value;        /* a header; no value: none */
+    const struct ckpt_secret *by;    /* who signs; NULL: nobody */
     long timeout_ms;
-    const char *ca_bundle;
-    bool no_proxy;
 };
 
 /* Make a request: its status, or 0 and what is wrong in `why` (CURL_ERROR_SIZE bytes). */
-static long request(const struct request *r, struct ckpt_str *answer, char *why)
+static long request(const struct ckpt_site *site, const struct request *r, struct ckpt_str *answer,
+                    char *why)
 {
+    ckpt_cleanup(ckpt_headers_free) struct curl_slist *headers = NULL;
     CURL *e = curl_easy_init();
-    struct curl_slist *headers = NULL;
-    char sigv4[128], token[sizeof r->sign->token + 64];
     long status = 0;
 
     why[0] = '\0';
-    if (!e)
+    if (!e || !r->url)
         return 0;
-    for (size_t i = 0; i < 2; i++)
-        if (r->header[i])
-            headers = curl_slist_append(headers, r->header[i]);
     (void)curl_easy_setopt(e, CURLOPT_URL, r->url);
     (void)curl_easy_setopt(e, CURLOPT_ERRORBUFFER, why);
     (void)curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -227,82 +249,68 @@ static long request(const struct request *r, struct ckpt_str *answer, char *why)
     (void)curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, r->method);
     if (r->body)
         (void)curl_easy_setopt(e, CURLOPT_POSTFIELDS, r->body);
-    if (*r->ca_bundle)
-        (void)curl_easy_setopt(e, CURLOPT_CAINFO, r->ca_bundle);
-    if (r->no_proxy)
+    else /* a service of this machine */
         (void)curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
-    if (r->sign) {
-        (void)snprintf(sigv4, sizeof sigv4, "aws:amz:%s:sts", r->region);
-        (void)curl_easy_setopt(e, CURLOPT_AWS_SIGV4, sigv4);
-        (void)curl_easy_setopt(e, CURLOPT_USERNAME, r->sign->key);
-        (void)curl_easy_setopt(e, CURLOPT_PASSWORD, r->sign->secret);
-        if (*r->sign->token) {
-            (void)snprintf(token, sizeof token, "X-Amz-Security-Token: %s", r->sign->token);
-            headers = curl_slist_append(headers, token);
-        }
-    }
+    if (*site->ca_bundle)
+        (void)curl_easy_setopt(e, CURLOPT_CAINFO, site->ca_bundle);
+    if (r->value)
+        ckpt_header_add(&headers, r->name, r->value);
+    if (r->by)
+        ckpt_sign(e, &headers, r->by, site->region, "sts");
     (void)curl_easy_setopt(e, CURLOPT_HTTPHEADER, headers);
     if (curl_easy_perform(e) == CURLE_OK)
         (void)curl_easy_getinfo(e, CURLINFO_RESPONSE_CODE, &status);
     curl_easy_cleanup(e);
-    for (struct curl_slist *h = headers; h; h = h->next)
-        explicit_bzero(h->data, strlen(h->data));
-    curl_slist_free_all(headers);
-    explicit_bzero(token, sizeof token);
-    return status;
+    return answer->failed ? 0 : status;
 }
 
 /* ---- credentials ---- */
 
+/* Say why there are none, in *s, which is zeroed. */
 static void secret_fail(struct ckpt_secret *s, enum ckpt_code code, const char *fmt, ...)
     CKPT_PRINTF(3, 4);
 static void secret_fail(struct ckpt_secret *s, enum ckpt_code code, const char *fmt, ...)
 {
     va_list ap;
 
-    explicit_bzero(s->key, sizeof s->key);
-    explicit_bzero(s->secret, sizeof s->secret);
-    explicit_bzero(s->token, sizeof s->token);
     s->code = code;
     va_start(ap, fmt);
     (void)vsnprintf(s->text, sizeof s->text, fmt, ap);
     va_end(ap);
 }
 
-/* Could the text stand in a header? */
-static bool is_plain(const char *text)
+/* Copy a text that could stand in a header. */
+static bool put_plain(char *to, size_t cap, const char *text)
 {
-    for (; *text; text++)
-        if ((unsigned char)*text <= ' ' || (unsigned char)*text >= 127)
+    size_t n = 0;
+
+    for (; text && text[n]; n++)
+        if (n + 1 >= cap || (unsigned char)text[n] <= ' ' || (unsigned char)text[n] >= 127)
             return false;
+    memcpy(to, text ? text : "", n + 1);
     return true;
 }
 
 static void secret_set(struct ckpt_secret *s, const char *kind, const char *key, const char *secret,
                        const char *token, const char *expires)
 {
+    const int64_t end = expires && *expires ? ckpt_time_parse(expires) : 0;
+
     (void)snprintf(s->kind, sizeof s->kind, "%s", kind);
-    if (!key || !*key || !secret || !*secret) {
+    s->expires = end;
+    s->code = CKPT_OK;
+    if (!key || !*key || !secret || !*secret)
         secret_fail(s, CKPT_USAGE, "credentials of %s: the %s is missing", kind,
                     key && *key ? "secret access key" : "access key id");
-        return;
-    }
-    if (strlen(key) >= sizeof s->key || strlen(secret) >= sizeof s->secret ||
-        strlen(token ? token : "") >= sizeof s->token || !is_plain(key) || !is_plain(secret) ||
-        !is_plain(token ? token : "")) {
+    else if (end < 0)
+        secret_fail(s, CKPT_FORMAT, "credentials of %s: '%s' is no time", kind, expires);
+    else if (end && end <= time(NULL))
+        secret_fail(s, CKPT_USAGE, "credentials of %s expired at %s", kind, expires);
+    else if (!put_plain(s->key, sizeof s->key, key) ||
+             !put_plain(s->secret, sizeof s->secret, secret) ||
+             !put_plain(s->token, sizeof s->token, token))
         secret_fail(s, CKPT_USAGE,
                     "credentials of %s: too long, or with characters that no key has", kind);
-        return;
-    }
-    (void)snprintf(s->key, sizeof s->key, "%s", key);
-    (void)snprintf(s->secret, sizeof s->secret, "%s", secret);
-    (void)snprintf(s->token, sizeof s->token, "%s", token ? token : "");
-    s->expires = expires && *expires ? ckpt_time_parse(expires) : 0;
-    s->code = CKPT_OK;
-    if (s->expires < 0)
-        secret_fail(s, CKPT_FORMAT, "credentials of %s: '%s' is no time", kind, expires);
-    else if (s->expires && s->expires <= time(NULL))
-        secret_fail(s, CKPT_USAGE, "credentials of %s expired at %s", kind, expires);
 }
 
 /* Credentials in JSON, as processes, ECS and IMDS give them; `token` is the token's key there. */
@@ -311,15 +319,15 @@ static void secret_json(struct ckpt_secret *s, const char *kind, const char *tex
 {
     json_error_t why;
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_loads(text, 0, &why);
-    const char *expires = ckpt_json_str(j, "Expiration");
 
     if (!json_is_object(j))
         secret_fail(s, CKPT_FORMAT, "credentials of %s: the answer is not a JSON object", kind);
     else
         secret_set(s, kind, ckpt_json_str(j, "AccessKeyId"), ckpt_json_str(j, "SecretAccessKey"),
-                   ckpt_json_str(j, token), expires);
+                   ckpt_json_str(j, token), ckpt_json_str(j, "Expiration"));
 }
 
+/* What STS answers: credentials, or an error. */
 static void secret_xml(struct ckpt_secret *s, const char *kind, const struct ckpt_str *xml)
 {
     static const char *const names[] = {"AccessKeyId", "SecretAccessKey", "SessionToken",
@@ -332,69 +340,60 @@ static void secret_xml(struct ckpt_secret *s, const char *kind, const struct ckp
     explicit_bzero(text, sizeof text);
 }
 
-/* Ask STS. `by` signs; NULL: the question has a token. */
-static void ask_sts(const struct ckpt_site *site, const struct ckpt_secret *by, const char *query,
-                    const char *kind, struct ckpt_secret *s)
+/* Ask STS for a role, as `by`; NULL: as who has the token. */
+static void assume(const struct ckpt_site *site, const struct ckpt_secret *by, const char *role,
+                   const char *session, const char *external, const char *token, const char *kind,
+                   struct ckpt_secret *s)
 {
+    const char *const field[][2] = {{"Action", token ? "AssumeRoleWithWebIdentity" : "AssumeRole"},
+                                    {"Version", "2011-06-15"},
+                                    {"RoleArn", role},
+                                    {"RoleSessionName", session && *session ? session : "ckptfs"},
+                                    {"ExternalId", external},
+                                    {"WebIdentityToken", token}};
     const char *say =
         env("AWS_ENDPOINT_URL_STS") ? env("AWS_ENDPOINT_URL_STS") : env("AWS_ENDPOINT_URL");
-    const bool china = strncmp(site->region, "cn-", 3) == 0;
     ckpt_cleanup(ckpt_freep) char *url =
         say ? ckpt_asprintf("%s/", say)
-            : ckpt_asprintf("https://sts.%s.amazonaws.com%s/", site->region, china ? ".cn" : "");
-    ckpt_cleanup(wipe_str) struct ckpt_str answer = {0};
+            : ckpt_asprintf("https://sts.%s.amazonaws.com%s/", site->region,
+                            ckpt_has_prefix(site->region, "cn-") ? ".cn" : "");
+    ckpt_cleanup(wipe_str) struct ckpt_str query = {0}, answer = {0};
     char why[CURL_ERROR_SIZE], code[128], words[512];
 
-    if (!url)
-        return;
-    const struct request r = {.url = url,
-                              .method = "POST",
-                              .body = query,
-                              .header = {"Content-Type: application/x-www-form-urlencoded"},
-                              .sign = by,
-                              .region = site->region,
-                              .timeout_ms = HTTP_MS,
-                              .ca_bundle = site->ca_bundle};
-    const long status = request(&r, &answer, why);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++)
+        if (field[i][1]) {
+            ckpt_str_printf(&query, "%s%s=", i ? "&" : "", field[i][0]);
+            ckpt_url_encode(&query, field[i][1], false);
+        }
+    const struct request r = {
+        .url = url, .body = ckpt_str_get(&query), .by = by, .timeout_ms = HTTP_MS};
+    const long status = query.failed ? 0 : request(site, &r, &answer, why);
     if (status == 200) {
         secret_xml(s, kind, &answer);
         return;
     }
     ckpt_xml_text(ckpt_str_get(&answer), answer.len, "Code", code, sizeof code);
     ckpt_xml_text(ckpt_str_get(&answer), answer.len, "Message", words, sizeof words);
-    secret_fail(s, status ? CKPT_USAGE : CKPT_IO, "%s: %s answers %ld %s %s%s", kind, url, status,
+    secret_fail(s, status ? CKPT_USAGE : CKPT_IO, "%s: %s answers %ld %s %s%s", kind, r.url, status,
                 code, words, why);
 }
 
-/* What a role is asked for with. */
-static void put_field(struct ckpt_str *q, const char *name, const char *value)
-{
-    ckpt_str_printf(q, "%s%s=", q->len ? "&" : "", name);
-    ckpt_url_encode(q, value, false);
-}
+/* ---- where they are ---- */
 
-static void assume(const struct ckpt_site *site, const struct ckpt_secret *by, const char *role,
-                   const char *session, const char *external, const char *token, const char *kind,
-                   struct ckpt_secret *s)
+static bool environment(const struct ckpt_site *site, struct ckpt_secret *s)
 {
-    ckpt_cleanup(wipe_str) struct ckpt_str q = {0};
-
-    put_field(&q, "Action", token ? "AssumeRoleWithWebIdentity" : "AssumeRole");
-    put_field(&q, "Version", "2011-06-15");
-    put_field(&q, "RoleArn", role);
-    put_field(&q, "RoleSessionName", session && *session ? session : "ckptfs");
-    if (external)
-        put_field(&q, "ExternalId", external);
-    if (token)
-        put_field(&q, "WebIdentityToken", token);
-    if (!q.failed)
-        ask_sts(site, by, q.ptr, kind, s);
+    (void)site;
+    if (!env("AWS_ACCESS_KEY_ID") && !env("AWS_SECRET_ACCESS_KEY"))
+        return false;
+    secret_set(s, "environment", env("AWS_ACCESS_KEY_ID"), env("AWS_SECRET_ACCESS_KEY"),
+               env("AWS_SESSION_TOKEN"), env("AWS_CREDENTIAL_EXPIRATION"));
+    return true;
 }
 
 static void web_identity(const struct ckpt_site *site, const char *file, const char *role,
                          const char *session, struct ckpt_secret *s)
 {
-    ckpt_cleanup(wipep) char *token = read_text(file);
+    ckpt_cleanup(wipep) char *token = ckpt_read_text(file);
     char kind[128];
 
     (void)snprintf(kind, sizeof kind, "web identity (%.90s)", role);
@@ -409,11 +408,11 @@ static void web_identity(const struct ckpt_site *site, const char *file, const c
 /* credential_process: a shell command that prints JSON. */
 static void run_process(const char *command, const char *kind, struct ckpt_secret *s)
 {
-    int out[2], status = 0;
-    pid_t pid;
     const uint64_t until = ckpt_now_ms() + PROCESS_MS;
     ckpt_cleanup(wipep) char *text = calloc(1, MOST_FILE + 1);
+    int out[2], status = 0;
     size_t len = 0;
+    pid_t pid;
 
     if (!text || pipe2(out, O_CLOEXEC) < 0)
         return;
@@ -424,17 +423,15 @@ static void run_process(const char *command, const char *kind, struct ckpt_secre
         _exit(127);
     }
     (void)close(out[1]);
-    for (bool more = pid > 0; more;) {
+    for (ssize_t n = pid; n > 0; len += n > 0 ? (size_t)n : 0) {
         struct pollfd p = {out[0], POLLIN, 0};
         const uint64_t now = ckpt_now_ms();
-        const ssize_t n = now < until && poll(&p, 1, (int)(until - now)) > 0
-                              ? read(out[0], text + len, MOST_FILE - len)
-                              : 0;
-        more = n > 0;
-        len += n > 0 ? (size_t)n : 0;
+        n = now < until && poll(&p, 1, (int)(until - now)) > 0
+                ? read(out[0], text + len, MOST_FILE - len)
+                : 0;
     }
     (void)close(out[0]);
-    if (ckpt_now_ms() >= until)
+    if (pid > 0 && ckpt_now_ms() >= until)
         (void)kill(-pid, SIGKILL);
     while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
@@ -445,8 +442,6 @@ static void run_process(const char *command, const char *kind, struct ckpt_secre
         secret_json(s, kind, text, "SessionToken");
 }
 
-/* ---- metadata services ---- */
-
 /* A container's credentials may come from these hosts without TLS. */
 static bool is_local(const char *url)
 {
@@ -454,48 +449,40 @@ static bool is_local(const char *url)
                                         "http://[::1]",          "http://169.254.170.2",
                                         "http://169.254.170.23", "http://[fd00:ec2::23]"};
 
-    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
-        const size_t n = strlen(hosts[i]);
-        if (strncmp(url, hosts[i], n) == 0 && strchr(":/", url[n]))
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        if (ckpt_has_prefix(url, hosts[i]) && strchr(":/", url[strlen(hosts[i])]))
             return true;
-    }
-    return strncmp(url, "https://", 8) == 0;
+    return ckpt_has_prefix(url, "https://");
 }
 
 static bool container(const struct ckpt_site *site, struct ckpt_secret *s)
 {
     const char *relative = env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     const char *full = env("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-    const char *token_file = env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-    ckpt_cleanup(ckpt_freep) char *url = relative
-                                             ? ckpt_asprintf("http://169.254.170.2%s", relative)
-                                         : full ? strdup(full)
-                                                : NULL;
-    ckpt_cleanup(wipep) char *token = token_file ? read_text(token_file) : NULL;
-    ckpt_cleanup(wipep) char *header = NULL;
+    ckpt_cleanup(wipep) char *token = ckpt_read_text(env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
+    ckpt_cleanup(ckpt_freep) char *url =
+        ckpt_asprintf("%s%s", relative ? "http://169.254.170.2" : "",
+                      relative ? relative
+                      : full   ? full
+                               : "");
     ckpt_cleanup(wipe_str) struct ckpt_str answer = {0};
     char why[CURL_ERROR_SIZE];
 
-    if (!url)
+    if (!url || !*url)
         return false;
     if (!is_local(url)) {
         secret_fail(s, CKPT_USAGE,
-                    "AWS_CONTAINER_CREDENTIALS_FULL_URI='%s' is neither https nor a "
-                    "local address",
+                    "AWS_CONTAINER_CREDENTIALS_FULL_URI='%s' is neither https nor a local address",
                     url);
         return true;
     }
     if (token)
         token[strcspn(token, "\r\n")] = '\0';
-    const char *say = token ? token : env("AWS_CONTAINER_AUTHORIZATION_TOKEN");
-    header = say ? ckpt_asprintf("Authorization: %s", say) : NULL;
     const struct request r = {.url = url,
-                              .method = "GET",
-                              .header = {header},
-                              .timeout_ms = HTTP_MS,
-                              .ca_bundle = site->ca_bundle,
-                              .no_proxy = true};
-    const long status = request(&r, &answer, why);
+                              .name = "Authorization",
+                              .value = token ? token : env("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
+                              .timeout_ms = HTTP_MS};
+    const long status = request(site, &r, &answer, why);
     if (status == 200)
         secret_json(s, "container", ckpt_str_get(&answer), "Token");
     else
@@ -504,49 +491,45 @@ static bool container(const struct ckpt_site *site, struct ckpt_secret *s)
     return true;
 }
 
-static bool imds_get(const char *base, const char *path, const char *method, const char *header,
-                     struct ckpt_str *answer)
+/* Ask the metadata service of the instance for `path` and `more`: the answer, or "". */
+static void imds_ask(const struct ckpt_site *site, struct request r, const char *path,
+                     const char *more, struct ckpt_str *answer)
 {
-    ckpt_cleanup(ckpt_freep) char *url = ckpt_asprintf("%s%s", base, path);
+    const char *say = env("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    const char *base = say ? say : "http://169.254.169.254";
+    const int len = (int)strlen(base) - ckpt_has_suffix(base, "/");
+    ckpt_cleanup(ckpt_freep) char *url = ckpt_asprintf("%.*s%s%s", len, base, path, more);
     char why[CURL_ERROR_SIZE];
-    const struct request r = {.url = url,
-                              .method = method,
-                              .header = {header},
-                              .timeout_ms = METADATA_MS,
-                              .ca_bundle = "",
-                              .no_proxy = true};
 
-    ckpt_str_clear(answer);
-    return url && request(&r, answer, why) == 200 && answer->len && !answer->failed;
+    r.url = url;
+    r.timeout_ms = METADATA_MS;
+    if (request(site, &r, answer, why) != 200)
+        ckpt_str_clear(answer);
 }
 
 /* The role of the machine. False: there is none. */
-static bool imds(struct ckpt_secret *s)
+static bool imds(const struct ckpt_site *site, struct ckpt_secret *s)
 {
-    const char *say = env("AWS_EC2_METADATA_SERVICE_ENDPOINT");
-    ckpt_cleanup(ckpt_freep) char *base = strdup(say ? say : "http://169.254.169.254");
-    ckpt_cleanup(wipep) char *header = NULL;
-    ckpt_cleanup(wipe_str) struct ckpt_str answer = {0};
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-#define ROLES "/latest/meta-data/iam/security-credentials/"
+    static const char roles[] = "/latest/meta-data/iam/security-credentials/";
+    ckpt_cleanup(wipe_str) struct ckpt_str token = {0}, role = {0}, answer = {0};
+    const struct request first = {
+        .method = "PUT", .name = "X-aws-ec2-metadata-token-ttl-seconds", .value = "21600"};
 
-    if (env_is_true("AWS_EC2_METADATA_DISABLED") || !base)
+    if (env_is_true("AWS_EC2_METADATA_DISABLED"))
         return false;
-    for (size_t n = strlen(base); n && base[n - 1] == '/';)
-        base[--n] = '\0';
-    if (!imds_get(base, "/latest/api/token", "PUT", "X-aws-ec2-metadata-token-ttl-seconds: 21600",
-                  &answer))
+    imds_ask(site, first, "/latest/api/token", "", &token);
+    if (!token.len)
         return false;
-    answer.ptr[strcspn(answer.ptr, "\r\n")] = '\0';
-    header = ckpt_asprintf("X-aws-ec2-metadata-token: %s", answer.ptr);
-    if (!header || !imds_get(base, ROLES, "GET", header, &answer))
+    token.ptr[strcspn(token.ptr, "\r\n")] = '\0';
+    const struct request r = {.name = "X-aws-ec2-metadata-token", .value = token.ptr};
+    imds_ask(site, r, roles, "", &role);
+    if (!role.len)
         return false;
-    answer.ptr[strcspn(answer.ptr, "\r\n")] = '\0';
-    path = ckpt_asprintf(ROLES "%s", answer.ptr);
-    if (!path || !imds_get(base, path, "GET", header, &answer))
-        return false;
-    secret_json(s, "instance (IMDSv2)", answer.ptr, "Token");
-    return true;
+    role.ptr[strcspn(role.ptr, "\r\n")] = '\0';
+    imds_ask(site, r, roles, role.ptr, &answer);
+    if (answer.len)
+        secret_json(s, "instance (IMDSv2)", answer.ptr, "Token");
+    return answer.len > 0;
 }
 
 /* ---- profiles ---- */
@@ -557,19 +540,16 @@ static bool from_profile(const struct ckpt_site *site, const struct profiles *p,
 /* Credentials that credential_source names. */
 static void from_source(const struct ckpt_site *site, const char *source, struct ckpt_secret *s)
 {
-    bool any = false;
+    static const struct {
+        const char *name;
+        bool (*find)(const struct ckpt_site *site, struct ckpt_secret *s);
+    } sources[] = {
+        {"Environment", environment}, {"EcsContainer", container}, {"Ec2InstanceMetadata", imds}};
 
-    if (strcmp(source, "Environment") == 0) {
-        secret_set(s, "environment", env("AWS_ACCESS_KEY_ID"), env("AWS_SECRET_ACCESS_KEY"),
-                   env("AWS_SESSION_TOKEN"), NULL);
-        return;
-    }
-    if (strcmp(source, "EcsContainer") == 0)
-        any = container(site, s);
-    else if (strcmp(source, "Ec2InstanceMetadata") == 0)
-        any = imds(s);
-    if (!any)
-        secret_fail(s, CKPT_USAGE, "credential_source = %s gives no credentials", source);
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
+        if (strcmp(source, sources[i].name) == 0 && sources[i].find(site, s))
+            return;
+    secret_fail(s, CKPT_USAGE, "credential_source = %s gives no credentials", source);
 }
 
 static void from_role(const struct ckpt_site *site, const struct profiles *p, const char *name,
@@ -602,7 +582,7 @@ static void from_role(const struct ckpt_site *site, const struct profiles *p, co
     else if (source &&
              !from_profile(site, p, source, strcmp(source, name) == 0 ? MOST_HOPS : hops + 1, by))
         secret_fail(by, CKPT_USAGE, "profile '%s' has no credentials", source);
-    else if (place)
+    else if (place && !source)
         from_source(site, place, by);
     else if (!source)
         secret_fail(by, CKPT_USAGE, "it has neither source_profile nor credential_source");
@@ -650,11 +630,8 @@ void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s)
     bool found = false;
 
     s->code = CKPT_NOMEM;
-    if (env("AWS_ACCESS_KEY_ID") || env("AWS_SECRET_ACCESS_KEY")) {
-        secret_set(s, "environment", env("AWS_ACCESS_KEY_ID"), env("AWS_SECRET_ACCESS_KEY"),
-                   env("AWS_SESSION_TOKEN"), env("AWS_CREDENTIAL_EXPIRATION"));
+    if (environment(site, s))
         return;
-    }
     free(setting(&p, profile_name(), "region", &found));
     if (asked && !found) {
         secret_fail(s, CKPT_USAGE,
@@ -667,7 +644,7 @@ void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s)
         return;
     if (token && env("AWS_ROLE_ARN"))
         web_identity(site, token, env("AWS_ROLE_ARN"), env("AWS_ROLE_SESSION_NAME"), s);
-    else if (!container(site, s) && !imds(s))
+    else if (!container(site, s) && !imds(site, s))
         secret_fail(s, CKPT_USAGE,
                     "there are no credentials: not in the environment (AWS_ACCESS_KEY_ID), profile "
                     "'%s' of ~/.aws, AWS_WEB_IDENTITY_TOKEN_FILE, a container, or the instance "

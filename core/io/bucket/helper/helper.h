@@ -38,6 +38,20 @@ int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err);
 /* Find credentials, in the order of AWS's own tools. *s says so if there are none. */
 void ckpt_secret_find(const struct ckpt_site *site, struct ckpt_secret *s);
 
+/* The text of a file, malloc'ed; NULL: it cannot be read. */
+char *ckpt_read_text(const char *path);
+
+struct curl_slist;
+
+/* Add a header to a request's. */
+void ckpt_header_add(struct curl_slist **list, const char *name, const char *value);
+/* Clear and free them. */
+void ckpt_headers_free(struct curl_slist **list);
+
+/* Let a request be signed; a token becomes one of its headers. */
+void ckpt_sign(void *curl, struct curl_slist **headers, const struct ckpt_secret *by,
+               const char *region, const char *service);
+
 /* ---- text.c ---- */
 
 /* A profile's settings are lines "key = value" below "[name]". Get the value of `key` in the
@@ -62,11 +76,7 @@ int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *
 
 /* ---- worker.c ---- */
 
-struct ckpt_worker_ca {
-    char *text; /* of the CA bundle */
-    size_t len;
-};
-
-/* Serve until the socket is closed. `keeper` is the socket to the keeper. */
+/* Serve until the socket is closed. `ca`: certificates, or NULL. `keeper` is the socket to the
+ * keeper. */
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
-                    struct ckpt_worker_ca ca, int keeper, void *memory);
+                    const char *ca, int keeper, void *memory);

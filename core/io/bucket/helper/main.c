@@ -22,8 +22,6 @@
 #include "base/mem.h"
 #include "io/bucket/helper/helper.h"
 
-enum { MOST_CA = 8 << 20, MOST_PORTS = 16 };
-
 /* No core file, and nobody of the same user may trace it or read its memory. */
 static void hide(void)
 {
@@ -35,68 +33,55 @@ static void hide(void)
 
 /* ---- what the worker needs from files ---- */
 
-static int read_ca(const struct ckpt_site *site, struct ckpt_worker_ca *ret, struct ckpt_err *err)
+/* The text of the certificates, malloc'ed; NULL: there are none. */
+static int read_ca(const struct ckpt_site *site, char **ret, struct ckpt_err *err)
 {
+    static const char *const usual[] = {"/etc/ssl/certs/ca-certificates.crt",
+                                        "/etc/pki/tls/certs/ca-bundle.crt",
+                                        "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
     const char *say = *site->ca_bundle ? site->ca_bundle : getenv("SSL_CERT_FILE");
-    const char *const usual[] = {say, "/etc/ssl/certs/ca-certificates.crt",
-                                 "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
-                                 "/etc/ssl/cert.pem"};
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct stat st;
-    ssize_t n;
 
-    for (size_t i = 0; i < sizeof usual / sizeof *usual && fd < 0 && !(say && i); i++)
-        fd = usual[i] ? open(usual[i], O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0 && say)
+    if (say && !(*ret = ckpt_read_text(say)))
         return ckpt_fail_errno(err, errno, "the certificates '%s' (AWS_CA_BUNDLE, SSL_CERT_FILE)",
                                say);
-    if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > MOST_CA)
-        return say ? ckpt_fail(err, CKPT_USAGE, "'%s' is no bundle of certificates", say) : 0;
-    if (!(ret->text = malloc((size_t)st.st_size)))
-        return ckpt_nomem(err);
-    while (ret->len < (size_t)st.st_size &&
-           (n = read(fd, ret->text + ret->len, (size_t)st.st_size - ret->len)) > 0)
-        ret->len += (size_t)n;
+    if (say && !**ret)
+        return ckpt_fail(err, CKPT_USAGE, "'%s' is no bundle of certificates", say);
+    for (size_t i = 0; i < sizeof usual / sizeof *usual && !*ret; i++)
+        *ret = ckpt_read_text(usual[i]);
     return 0;
 }
 
-/* The port of a URL; 0: none can be told. */
-static unsigned port_of(const char *url)
+/* The port of a URL, `otherwise` if it has none; 0: it can't be told. */
+static unsigned port_of(const char *url, unsigned otherwise)
 {
     CURLU *u = curl_url();
     char *port = NULL;
-    unsigned n = 0;
+    const bool good = u && curl_url_set(u, CURLUPART_URL, url,
+                                        CURLU_GUESS_SCHEME | CURLU_NON_SUPPORT_SCHEME) == CURLUE_OK;
 
-    if (u &&
-        curl_url_set(u, CURLUPART_URL, url, CURLU_GUESS_SCHEME | CURLU_NON_SUPPORT_SCHEME) ==
-            CURLUE_OK &&
-        curl_url_get(u, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK)
-        n = (unsigned)strtoul(port, NULL, 10);
+    if (good && curl_url_get(u, CURLUPART_PORT, &port, 0) == CURLUE_OK)
+        otherwise = (unsigned)strtoul(port, NULL, 10);
     curl_free(port);
     curl_url_cleanup(u);
-    return n;
+    return good ? otherwise : 0;
 }
 
 static int allow_ports(int rules, const struct ckpt_site *site)
 {
     static const char *const proxies[] = {"http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy",
                                           "ALL_PROXY"};
-    unsigned port[MOST_PORTS] = {53, *site->endpoint ? port_of(site->endpoint) : 443}, n = 2;
+    const unsigned usual = ckpt_has_prefix(site->endpoint, "http:") ? 80 : 443;
+    const unsigned store = *site->endpoint ? port_of(site->endpoint, usual) : usual;
 
+    if (ckpt_landlock_port(rules, 53) < 0 || (store && ckpt_landlock_port(rules, store) < 0))
+        return -1;
     for (size_t i = 0; i < sizeof proxies / sizeof *proxies; i++) {
         const char *say = getenv(proxies[i]);
-        if (say && *say) {
-            const bool has_scheme = strstr(say, "://") != NULL;
-            unsigned p = port_of(say);
-            if (!has_scheme && p == 80 && !strstr(say, ":80"))
-                p = 1080; /* curl's default for proxies */
-            port[n++] = p;
-            port[n++] = has_scheme ? p : 1080;
-        }
-    }
-    for (unsigned i = 0; i < n; i++)
-        if (port[i] && ckpt_landlock_port(rules, port[i]) < 0)
+        const unsigned port =
+            say && *say ? port_of(say, ckpt_has_prefix(say, "https:") ? 443 : 1080) : 0;
+        if (port && ckpt_landlock_port(rules, port) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -173,7 +158,7 @@ static int refuse_all(const struct ckpt_err *err)
 
 static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *site, int keeper)
 {
-    struct ckpt_worker_ca ca = {0};
+    ckpt_cleanup(ckpt_freep) char *ca = NULL;
     struct ckpt_err err = {0};
     void *memory =
         mmap(NULL, setup->memory, PROT_READ | PROT_WRITE, MAP_SHARED, CKPT_WIRE_MEMORY, 0);
@@ -181,12 +166,8 @@ static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *sit
     (void)close(CKPT_WIRE_MEMORY);
     if (memory == MAP_FAILED)
         (void)ckpt_fail_errno(&err, errno, "mapping the memory of blocks");
-    else if (read_ca(site, &ca, &err) == 0 && confine(site, &err) == 0) {
-        const int rc = ckpt_worker_run(setup, site, ca, keeper, memory);
-        free(ca.text);
-        return rc;
-    }
-    free(ca.text);
+    else if (read_ca(site, &ca, &err) == 0 && confine(site, &err) == 0)
+        return ckpt_worker_run(setup, site, ca, keeper, memory);
     return refuse_all(&err);
 }
 

@@ -13,55 +13,35 @@
 
 /* ---- profiles ---- */
 
-/* The next line of a text, without blanks around it; false at the end. */
-static bool next_line(const char **at, const char **ret, size_t *ret_len)
+/* Is the text, without the blanks around it, this word? Names of sections have upper and lower
+ * case. */
+static bool is_word(const char *at, size_t len, const char *word, bool any_case)
 {
-    if (!**at)
-        return false;
-    const size_t n = strcspn(*at, "\r\n");
-    const char *a = *at, *b = *at + n;
-    *at = b + (*b != '\0');
-    while (b > a && isspace((unsigned char)b[-1]))
-        b--;
-    *ret = a;
-    *ret_len = (size_t)(b - a);
-    return true;
-}
-
-static bool is_section(const char *line, size_t len, const char *section)
-{
-    const size_t n = strlen(section);
-
-    if (len < 2 || line[len - 1] != ']')
-        return false;
-    for (line++, len -= 2; len && isspace((unsigned char)*line); line++, len--)
-        continue;
-    while (len && isspace((unsigned char)line[len - 1]))
+    for (; len && isblank((unsigned char)*at); at++)
         len--;
-    return len == n && memcmp(line, section, n) == 0;
+    while (len && isspace((unsigned char)at[len - 1]))
+        len--;
+    return len == strlen(word) && (any_case ? strncasecmp : strncmp)(at, word, len) == 0;
 }
 
 char *ckpt_ini_get(const char *text, const char *section, const char *key, bool *ret_found)
 {
-    const size_t n = strlen(key);
-    const char *line;
     char *value = NULL;
     bool inside = false;
-    size_t len;
 
-    while (next_line(&text, &line, &len)) {
-        if (len && *line == '[') {
-            inside = is_section(line, len, section);
+    for (size_t len; *text; text += len + (text[len] != '\0')) {
+        len = strcspn(text, "\r\n");
+        size_t n = len;
+        while (n && isspace((unsigned char)text[n - 1]))
+            n--;
+        const char *at = memchr(text, '=', n), *end = text + n;
+        if (*text == '[') {
+            inside = end[-1] == ']' && n > 1 && is_word(text + 1, n - 2, section, false);
             if (inside && ret_found)
                 *ret_found = true;
-        } else if (inside && len > n && !isspace((unsigned char)*line) && *line != '#' &&
-                   *line != ';' && strncasecmp(line, key, n) == 0) {
-            const char *at = line + n, *end = line + len;
-            while (at < end && (*at == ' ' || *at == '\t'))
-                at++;
-            if (at == end || *at++ != '=')
-                continue;
-            while (at < end && (*at == ' ' || *at == '\t'))
+        } else if (inside && at && !isspace((unsigned char)*text) &&
+                   is_word(text, (size_t)(at - text), key, true)) {
+            for (at++; at < end && isblank((unsigned char)*at);)
                 at++;
             free(value); /* the last one counts */
             value = strndup(at, (size_t)(end - at));
@@ -103,38 +83,27 @@ void ckpt_url_encode(struct ckpt_str *out, const char *text, bool path)
 
 /* ---- XML ---- */
 
-enum { MOST_DEPTH = 16, MOST_TEXT = 8192 };
+enum { MOST_TEXT = 8192 };
 
-/* The element whose text is collected, and what to do at its end. */
+/* The elements that are open, "/ListBucketResult/Contents/Key", and the text of the last one. */
 struct xml {
     XML_Parser parser;
-    int depth;
-    char name[MOST_DEPTH][32];
-    char text[MOST_TEXT];
+    char path[256], text[MOST_TEXT];
     size_t len;
     void *ctx;
-    bool (*end)(void *ctx, const struct xml *x); /* false: stop */
+    bool (*end)(void *ctx, const struct xml *x); /* of an element. False: stop */
 };
-
-/* The name behind a prefix of a namespace. */
-static const char *local(const char *name)
-{
-    const char *colon = strrchr(name, ':');
-
-    return colon ? colon + 1 : name;
-}
 
 static void XMLCALL xml_start(void *ctx, const char *name, const char **attributes)
 {
     struct xml *x = ctx;
+    const size_t len = strlen(x->path), cap = sizeof x->path - len;
+    const char *colon = strrchr(name, ':'); /* of a namespace */
 
     (void)attributes;
-    if (x->depth >= MOST_DEPTH) {
-        (void)XML_StopParser(x->parser, XML_FALSE);
-        return;
-    }
-    (void)snprintf(x->name[x->depth++], sizeof x->name[0], "%s", local(name));
     x->len = 0;
+    if ((size_t)snprintf(x->path + len, cap, "/%s", colon ? colon + 1 : name) >= cap)
+        (void)XML_StopParser(x->parser, XML_FALSE);
 }
 
 static void XMLCALL xml_end(void *ctx, const char *name)
@@ -145,7 +114,7 @@ static void XMLCALL xml_end(void *ctx, const char *name)
     x->text[x->len] = '\0';
     if (!x->end(x->ctx, x))
         (void)XML_StopParser(x->parser, XML_FALSE);
-    x->depth--;
+    *strrchr(x->path, '/') = '\0';
     x->len = 0;
 }
 
@@ -194,7 +163,7 @@ static bool text_end(void *ctx, const struct xml *x)
 {
     struct wanted *w = ctx;
 
-    if (strcmp(x->name[x->depth - 1], w->name) != 0)
+    if (strcmp(strrchr(x->path, '/') + 1, w->name) != 0)
         return true;
     (void)snprintf(w->ret, w->cap, "%s", x->text);
     return false;
@@ -225,28 +194,21 @@ struct list {
     const char *why; /* not NULL: it is no list */
 };
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9'                 ? c - '0'
-           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-                                                : -1;
-}
-
 /* Undo encoding-type=url. */
 static bool decode(char *s)
 {
     char *to = s;
 
     for (; *s; s++) {
+        char c = *s == '+' ? ' ' : *s;
         if (*s == '%') {
-            const int a = hex_digit(s[1]), b = a < 0 ? -1 : hex_digit(s[2]);
-            if (b < 0 || a * 16 + b == 0)
+            const char code[3] = {s[1], s[1] ? s[2] : '\0'};
+            if (!isxdigit((unsigned char)code[0]) || !isxdigit((unsigned char)code[1]) ||
+                !(c = (char)strtoul(code, NULL, 16)))
                 return false;
-            *to++ = (char)(a * 16 + b);
             s += 2;
-        } else {
-            *to++ = *s == '+' ? ' ' : *s;
         }
+        *to++ = c;
     }
     *to = '\0';
     return true;
@@ -282,73 +244,63 @@ static bool put_entry(struct list *l, bool is_folder)
 
 static bool copy_text(struct list *l, const struct xml *x, char *to, size_t cap)
 {
-    if (x->len >= cap || memchr(x->text, 0, x->len))
+    if (x->len >= cap)
         return list_fail(l, "a text that is too long");
     memcpy(to, x->text, x->len + 1);
     return true;
 }
 
-static bool entry_part(struct list *l, const struct xml *x, const char *name)
+static bool take_size(struct list *l, const struct xml *x)
 {
     unsigned long long n;
-    int64_t t;
 
-    if (strcmp(name, "Key") == 0)
-        return copy_text(l, x, l->key, sizeof l->key);
-    if (strcmp(name, "ETag") == 0)
-        return copy_text(l, x, l->tag, sizeof l->tag);
-    if (strcmp(name, "Size") == 0) {
-        if (!ckpt_parse_u64(x->text, x->len, &n) || n > INT64_MAX)
-            return list_fail(l, "a size that is no number");
-        l->e.size = n;
-        l->has_size = true;
-    } else if (strcmp(name, "LastModified") == 0) {
-        if ((t = ckpt_time_parse(x->text)) < 0 || t > INT64_MAX / 1000000000 - 1)
-            return list_fail(l, "a time that is none");
-        const char *dot = strchr(x->text, '.');
-        l->e.mtime_ns = t * 1000000000;
-        for (int64_t unit = 100000000; dot && isdigit((unsigned char)*++dot) && unit; unit /= 10)
-            l->e.mtime_ns += (*dot - '0') * unit;
-    }
+    if (!ckpt_parse_u64(x->text, x->len, &n) || n > INT64_MAX)
+        return list_fail(l, "a size that is no number");
+    l->e.size = n;
+    return l->has_size = true;
+}
+
+static bool take_time(struct list *l, const struct xml *x)
+{
+    const int64_t t = ckpt_time_parse(x->text);
+    const char *dot = strchr(x->text, '.');
+
+    if (t < 0 || t > INT64_MAX / 1000000000 - 1)
+        return list_fail(l, "a time that is none");
+    l->e.mtime_ns = t * 1000000000 + (dot ? (int64_t)(strtod(dot, NULL) * 1e9 + 0.5) : 0);
     return true;
 }
 
 static bool list_end(void *ctx, const struct xml *x)
 {
+    static const char top[] = "/ListBucketResult";
     struct list *l = ctx;
-    const char *name = x->name[x->depth - 1], *above = x->depth > 1 ? x->name[x->depth - 2] : "";
+    const char *part = x->path + strlen(top);
 
-    if (x->depth == 1)
-        return (l->is_list = strcmp(name, "ListBucketResult") == 0) ||
-               list_fail(l, "another document");
-    if (x->depth == 2 && strcmp(name, "IsTruncated") == 0)
-        l->truncated = strcmp(x->text, "true") == 0;
-    else if (x->depth == 2 && strcmp(name, "EncodingType") == 0)
-        l->encoded = strcmp(x->text, "url") == 0;
-    else if (x->depth == 2 && strcmp(name, "NextContinuationToken") == 0)
-        return copy_text(l, x, l->more, l->more_cap);
-    else if (x->depth == 2 && strcmp(name, "Contents") == 0)
-        return put_entry(l, false);
-    else if (x->depth == 2 && strcmp(name, "CommonPrefixes") == 0)
-        return put_entry(l, true);
-    else if (x->depth == 3 && strcmp(above, "Contents") == 0)
-        return entry_part(l, x, name);
-    else if (x->depth == 3 && strcmp(above, "CommonPrefixes") == 0 && strcmp(name, "Prefix") == 0)
+    if (!ckpt_has_prefix(x->path, top))
+        return list_fail(l, "another document");
+    if (strcmp(part, "/Contents/Key") == 0 || strcmp(part, "/CommonPrefixes/Prefix") == 0)
         return copy_text(l, x, l->key, sizeof l->key);
+    if (strcmp(part, "/Contents/ETag") == 0)
+        return copy_text(l, x, l->tag, sizeof l->tag);
+    if (strcmp(part, "/Contents/Size") == 0)
+        return take_size(l, x);
+    if (strcmp(part, "/Contents/LastModified") == 0)
+        return take_time(l, x);
+    if (strcmp(part, "/Contents") == 0 || strcmp(part, "/CommonPrefixes") == 0)
+        return put_entry(l, strcmp(part, "/Contents") != 0);
+    if (strcmp(part, "/NextContinuationToken") == 0)
+        return copy_text(l, x, l->more, l->more_cap);
+    if (strcmp(part, "/IsTruncated") == 0)
+        l->truncated = strcmp(x->text, "true") == 0;
+    l->is_list |= *part == '\0';
     return true;
-}
-
-/* Whether keys are encoded must be known before the first. */
-static bool says_encoded(const char *xml, size_t len)
-{
-    static const char word[] = "EncodingType>url<";
-
-    return memmem(xml, len, word, strlen(word)) != NULL;
 }
 
 int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *ret_len, char *more,
                   size_t more_cap, struct ckpt_err *err)
 {
+    static const char url[] = "EncodingType>url<"; /* must be known before the first key */
     ckpt_cleanup(ckpt_freep) struct xml *x = calloc(1, sizeof *x);
     ckpt_cleanup(ckpt_freep) struct list *l = calloc(1, sizeof *l);
 
@@ -359,7 +311,7 @@ int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *
                        .cap = cap,
                        .more = more,
                        .more_cap = more_cap,
-                       .encoded = says_encoded(xml, len)};
+                       .encoded = memmem(xml, len, url, strlen(url)) != NULL};
     x->ctx = l;
     x->end = list_end;
     if (!xml_parse(x, xml, len) || !l->is_list)

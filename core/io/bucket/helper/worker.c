@@ -43,8 +43,8 @@ static const char EMPTY_SHA256[] =
 struct job {
     struct job *next;
     struct ckpt_wire_ask q;
-    char *text, *bucket, *key, *third, *more; /* the four texts are in `text` */
-    CURL *easy;                               /* NULL: waits for its turn */
+    const char *bucket, *key, *third, *more; /* in `text` */
+    CURL *easy;                              /* NULL: waits for its turn */
     struct curl_slist *headers;
     struct ckpt_str body; /* of a list, or of an error */
     uint64_t got;         /* bytes of the object that are in their place */
@@ -54,19 +54,17 @@ struct job {
     enum ckpt_code fault; /* what is wrong with the answer; and `words` */
     char why[CURL_ERROR_SIZE], words[512];
     bool checked;
-    /* of the answer's head */
-    char tag[CKPT_ERR_TEXT], range[128], region[64];
+    char text[];
 };
 
 struct known_region {
-    char *bucket;
-    char region[64];
+    char bucket[256], region[64];
 };
 
 struct worker {
     const struct ckpt_wire_setup *setup;
     const struct ckpt_site *site;
-    struct ckpt_worker_ca ca;
+    const char *ca;
     int keeper;
     char *memory;
     struct ckpt_wire_shared *shared;
@@ -89,11 +87,9 @@ struct worker {
 
 static void job_free(struct job *j)
 {
-    if (j->easy)
-        curl_easy_cleanup(j->easy);
-    curl_slist_free_all(j->headers);
+    curl_easy_cleanup(j->easy);
+    ckpt_headers_free(&j->headers);
     ckpt_str_release(&j->body);
-    free(j->text);
     free(j);
 }
 
@@ -140,31 +136,36 @@ static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, co
 
 /* ---- the request ---- */
 
-static const char *region_of(const struct worker *w, const char *bucket)
+static struct known_region *known_region(struct worker *w, const char *bucket)
 {
     for (size_t i = 0; i < w->nknown; i++)
         if (strcmp(w->known[i].bucket, bucket) == 0)
-            return w->known[i].region;
-    return w->site->region;
+            return &w->known[i];
+    return NULL;
+}
+
+static const char *region_of(struct worker *w, const char *bucket)
+{
+    const struct known_region *k = known_region(w, bucket);
+
+    return k ? k->region : w->site->region;
 }
 
 /* False: it is known already. */
 static bool learn_region(struct worker *w, const char *bucket, const char *region)
 {
-    struct known_region *k = NULL;
+    struct known_region *k = known_region(w, bucket);
 
     if (!*region || strlen(region) >= sizeof k->region ||
         strcmp(region, region_of(w, bucket)) == 0 ||
         strspn(region, "abcdefghijklmnopqrstuvwxyz0123456789-") < strlen(region))
         return false;
-    for (size_t i = 0; i < w->nknown; i++)
-        if (strcmp(w->known[i].bucket, bucket) == 0)
-            k = &w->known[i];
-    if (!k && w->nknown < MOST_BUCKETS && (w->known[w->nknown].bucket = strdup(bucket)))
-        k = &w->known[w->nknown++];
-    if (k)
-        (void)snprintf(k->region, sizeof k->region, "%s", region);
-    return k != NULL;
+    if (!k && w->nknown == MOST_BUCKETS)
+        return false;
+    k = k ? k : &w->known[w->nknown++];
+    (void)snprintf(k->bucket, sizeof k->bucket, "%s", bucket);
+    (void)snprintf(k->region, sizeof k->region, "%s", region);
+    return true;
 }
 
 /* May the bucket be a part of a host's name, with AWS's certificate? */
@@ -173,80 +174,50 @@ static bool is_host_label(const char *bucket)
     return strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789-") == strlen(bucket);
 }
 
-static void put_query(struct ckpt_str *url, char *sep, const char *name, const char *value)
+static void put_query(struct ckpt_str *url, const char *name, const char *value)
 {
     if (!*value)
         return;
-    ckpt_str_printf(url, "%c%s=", *sep, name);
+    ckpt_str_printf(url, "%s=", name);
     ckpt_url_encode(url, value, false);
-    *sep = '&';
+    ckpt_str_putc(url, '&');
 }
 
-static char *url_of(const struct worker *w, const struct job *j)
+static char *url_of(struct worker *w, const struct job *j)
 {
     const char *region = region_of(w, j->bucket);
-    const char *china = strncmp(region, "cn-", 3) == 0 ? ".cn" : "";
-    const bool is_host = !*w->site->endpoint && is_host_label(j->bucket);
+    const char *china = ckpt_has_prefix(region, "cn-") ? ".cn" : "";
     struct ckpt_str url = {0};
-    char sep = '?';
 
-    if (*w->site->endpoint)
-        ckpt_str_puts(&url, w->site->endpoint);
-    else
-        ckpt_str_printf(&url, "https://%s%ss3.%s.amazonaws.com%s", is_host ? j->bucket : "",
-                        is_host ? "." : "", region, china);
-    if (!is_host) {
-        ckpt_str_putc(&url, '/');
+    if (!*w->site->endpoint && is_host_label(j->bucket)) {
+        ckpt_str_printf(&url, "https://%s.s3.%s.amazonaws.com%s/", j->bucket, region, china);
+    } else {
+        if (*w->site->endpoint)
+            ckpt_str_printf(&url, "%s/", w->site->endpoint);
+        else
+            ckpt_str_printf(&url, "https://s3.%s.amazonaws.com%s/", region, china);
         ckpt_url_encode(&url, j->bucket, false);
+        if (j->q.kind == CKPT_WIRE_GET)
+            ckpt_str_putc(&url, '/');
     }
     if (j->q.kind == CKPT_WIRE_GET) {
-        ckpt_str_putc(&url, '/');
         ckpt_url_encode(&url, j->key, true);
     } else { /* the signature wants them sorted */
-        if (is_host)
-            ckpt_str_putc(&url, '/');
-        put_query(&url, &sep, "continuation-token", j->more);
-        put_query(&url, &sep, "delimiter", j->third);
-        put_query(&url, &sep, "encoding-type", "url");
-        put_query(&url, &sep, "list-type", "2");
-        put_query(&url, &sep, "prefix", j->key);
+        ckpt_str_putc(&url, '?');
+        put_query(&url, "continuation-token", j->more);
+        put_query(&url, "delimiter", j->third);
+        ckpt_str_puts(&url, "encoding-type=url&list-type=2&prefix=");
+        ckpt_url_encode(&url, j->key, false);
     }
     return url.failed ? NULL : url.ptr;
 }
 
-static void add_header(struct job *j, const char *fmt, const char *value)
+/* A header of the answer; "": it has none. */
+static const char *header_of(const struct job *j, const char *name)
 {
-    char *line = ckpt_asprintf(fmt, value);
-    struct curl_slist *more = line ? curl_slist_append(j->headers, line) : NULL;
+    struct curl_header *h;
 
-    if (line)
-        explicit_bzero(line, strlen(line));
-    free(line);
-    if (more)
-        j->headers = more;
-}
-
-static size_t on_header(char *line, size_t size, size_t n, void *ctx)
-{
-    static const char *const names[] = {"etag:", "content-range:", "x-amz-bucket-region:"};
-    struct job *j = ctx;
-    char *const to[] = {j->tag, j->range, j->region};
-    static const size_t cap[] = {sizeof j->tag, sizeof j->range, sizeof j->region};
-
-    if (size * n >= 5 && memcmp(line, "HTTP/", 5) == 0)
-        j->tag[0] = j->range[0] = j->region[0] = '\0';
-    for (size_t i = 0; i < 3; i++) {
-        const size_t len = strlen(names[i]);
-        if (size * n <= len || strncasecmp(line, names[i], len) != 0)
-            continue;
-        const char *at = line + len, *end = line + size * n;
-        while (at < end && (*at == ' ' || *at == '\t'))
-            at++;
-        while (end > at && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
-            end--;
-        (void)snprintf(to[i], cap[i], "%.*s", (int)(end - at), at);
-    }
-    return size * n;
+    return curl_easy_header(j->easy, name, 0, CURLH_HEADER, -1, &h) == CURLHE_OK ? h->value : "";
 }
 
 static size_t fault(struct job *j, enum ckpt_code code, const char *why)
@@ -255,6 +226,8 @@ static size_t fault(struct job *j, enum ckpt_code code, const char *why)
     (void)snprintf(j->words, sizeof j->words, "%s", why);
     return 0;
 }
+
+#define REPLACED "the object was replaced since the checkpoint was opened"
 
 /* Lists of some stores have ETags without their quotes. */
 static bool is_same_tag(const char *a, const char *b)
@@ -268,22 +241,19 @@ static bool is_same_tag(const char *a, const char *b)
 /* Are these the bytes that were asked for, of the object that was asked for? */
 static size_t check_head(struct job *j, long status)
 {
-    char expected[128];
     const uint64_t from = j->q.off + j->got, end = j->q.off + j->q.len;
-    char why[512];
+    const char *tag = header_of(j, "ETag"), *range = header_of(j, "Content-Range");
+    char expected[128], why[512];
 
-    if (*j->tag && !is_same_tag(j->tag, j->third))
-        return fault(j, CKPT_STALE,
-                     "the object was replaced since the checkpoint was opened "
-                     "(another ETag)");
+    if (*tag && !is_same_tag(tag, j->third))
+        return fault(j, CKPT_STALE, REPLACED " (another ETag)");
     (void)snprintf(expected, sizeof expected, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, from,
                    end - 1, j->q.size);
-    if (status == 206 && strcmp(j->range, expected) == 0)
+    if ((status == 206 && strcmp(range, expected) == 0) ||
+        (status == 200 && from == 0 && end == j->q.size))
         return 1;
-    if (status == 200 && from == 0 && end == j->q.size)
-        return 1;
-    (void)snprintf(why, sizeof why, "the server answers %ld with '%s', expected '%s'", status,
-                   j->range, expected);
+    (void)snprintf(why, sizeof why, "the server answers %ld with '%.200s', expected '%s'", status,
+                   range, expected);
     return fault(j, CKPT_UNSUPPORTED, why);
 }
 
@@ -316,8 +286,8 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx)
 static void set_options(struct worker *w, struct job *j, const char *url)
 {
     CURL *e = j->easy;
-    char range[64], sigv4[128];
-    struct curl_blob ca = {w->ca.text, w->ca.len, CURL_BLOB_NOCOPY};
+    char range[64];
+    struct curl_blob ca = {(char *)w->ca, w->ca ? strlen(w->ca) : 0, CURL_BLOB_NOCOPY};
 
     (void)curl_easy_setopt(e, CURLOPT_URL, url);
     (void)curl_easy_setopt(e, CURLOPT_PRIVATE, w);
@@ -332,20 +302,18 @@ static void set_options(struct worker *w, struct job *j, const char *url)
     (void)curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)(w->timeout_ms + 5999) / 6000);
     (void)curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
     (void)curl_easy_setopt(e, CURLOPT_WRITEDATA, j);
-    (void)curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
-    (void)curl_easy_setopt(e, CURLOPT_HEADERDATA, j);
     if (ca.len)
         (void)curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &ca);
     if (j->q.kind == CKPT_WIRE_GET) {
         (void)snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, j->q.off + j->got,
                        j->q.off + j->q.len - 1);
         (void)curl_easy_setopt(e, CURLOPT_RANGE, range);
+        ckpt_header_add(&j->headers, "If-Match", j->third);
     }
     if (!w->site->anonymous) {
-        (void)snprintf(sigv4, sizeof sigv4, "aws:amz:%s:s3", region_of(w, j->bucket));
-        (void)curl_easy_setopt(e, CURLOPT_AWS_SIGV4, sigv4);
-        (void)curl_easy_setopt(e, CURLOPT_USERNAME, w->secret->key);
-        (void)curl_easy_setopt(e, CURLOPT_PASSWORD, w->secret->secret);
+        ckpt_header_add(&j->headers, "x-amz-content-sha256",
+                        ckpt_has_prefix(url, "https:") ? "UNSIGNED-PAYLOAD" : EMPTY_SHA256);
+        ckpt_sign(e, &j->headers, w->secret, region_of(w, j->bucket), "s3");
     }
     (void)curl_easy_setopt(e, CURLOPT_HTTPHEADER, j->headers);
 }
@@ -358,14 +326,6 @@ static void job_start(struct worker *w, struct job *j)
         answer_fail(w, j, CKPT_NOMEM, "out of memory");
         return;
     }
-    if (!w->site->anonymous) {
-        add_header(j, "x-amz-content-sha256: %s",
-                   strncmp(url, "https:", 6) == 0 ? "UNSIGNED-PAYLOAD" : EMPTY_SHA256);
-        if (*w->secret->token)
-            add_header(j, "X-Amz-Security-Token: %s", w->secret->token);
-    }
-    if (j->q.kind == CKPT_WIRE_GET)
-        add_header(j, "If-Match: %s", j->third);
     j->secrets = w->secrets;
     j->fault = CKPT_OK;
     j->checked = false;
@@ -393,10 +353,7 @@ static void job_stop(struct worker *w, struct job *j)
     (void)curl_multi_remove_handle(w->multi, j->easy);
     curl_easy_cleanup(j->easy);
     j->easy = NULL;
-    for (struct curl_slist *h = j->headers; h; h = h->next)
-        explicit_bzero(h->data, strlen(h->data));
-    curl_slist_free_all(j->headers);
-    j->headers = NULL;
+    ckpt_headers_free(&j->headers);
     w->active--;
 }
 
@@ -446,30 +403,28 @@ static bool is_passing(CURLcode rc)
     }
 }
 
+/* Would other credentials help? */
 static bool is_of_secret(const char *code)
 {
-    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException",
-                                        "TokenRefreshRequired", "InvalidToken", "RequestExpired"};
-
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-        if (strcmp(code, codes[i]) == 0)
-            return true;
-    return false;
+    return strcmp(code, "ExpiredToken") == 0 || strcmp(code, "ExpiredTokenException") == 0 ||
+           strcmp(code, "TokenRefreshRequired") == 0 || strcmp(code, "InvalidToken") == 0 ||
+           strcmp(code, "RequestExpired") == 0;
 }
 
 /* The server has answered, but not what was asked for. */
-static void refused(struct worker *w, struct job *j, long status)
+static void refused(struct worker *w, struct job *j, long status, char *region, size_t cap)
 {
-    char code[128], words[600], why[1024], region[64];
+    char code[128], words[600], why[1024];
     const char *xml = ckpt_str_get(&j->body);
 
     ckpt_xml_text(xml, j->body.len, "Code", code, sizeof code);
     ckpt_xml_text(xml, j->body.len, "Message", words, sizeof words);
-    ckpt_xml_text(xml, j->body.len, "Region", region, sizeof region);
+    if (!*region)
+        ckpt_xml_text(xml, j->body.len, "Region", region, cap);
     (void)snprintf(why, sizeof why, "the server answers %ld%s%s%s%s", status, *code ? " " : "",
                    code, *words ? ": " : "", words);
     if (j->turns < MOST_TURNS && (status == 301 || status == 307 || status == 400) &&
-        learn_region(w, j->bucket, *j->region ? j->region : region)) {
+        learn_region(w, j->bucket, region)) {
         j->turns++;
         j->tries--;
         return;
@@ -484,9 +439,7 @@ static void refused(struct worker *w, struct job *j, long status)
         strcmp(code, "SlowDown") == 0)
         retry(w, j, why, true);
     else if (j->q.kind == CKPT_WIRE_GET && (status == 412 || status == 416))
-        answer_fail(w, j, CKPT_STALE,
-                    "the object was replaced since the checkpoint was opened (the server answers "
-                    "412 or 416)");
+        answer_fail(w, j, CKPT_STALE, REPLACED " (the server answers 412 or 416)");
     else if (j->q.kind == CKPT_WIRE_GET && status == 404)
         answer_fail(w, j, CKPT_STALE, "the object was removed since the checkpoint was opened");
     else if (status == 404)
@@ -510,10 +463,11 @@ static void finish_list(struct worker *w, struct job *j)
 
 static void finish(struct worker *w, struct job *j, CURLcode rc)
 {
-    char why[CURL_ERROR_SIZE];
+    char why[CURL_ERROR_SIZE], region[64];
     long status = 0;
 
     (void)curl_easy_getinfo(j->easy, CURLINFO_RESPONSE_CODE, &status);
+    (void)snprintf(region, sizeof region, "%s", header_of(j, "x-amz-bucket-region"));
     job_stop(w, j);
     w->has_answered |= status != 0;
     (void)snprintf(why, sizeof why, "%s", *j->why ? j->why : curl_easy_strerror(rc));
@@ -528,7 +482,7 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
     else if (rc == CURLE_OK && good)
         retry(w, j, "the server sends fewer bytes than it was asked for", true);
     else if (rc == CURLE_OK)
-        refused(w, j, status);
+        refused(w, j, status, region, sizeof region);
     else if (is_passing(rc))
         retry(w, j, why, rc != CURLE_COULDNT_CONNECT && rc != CURLE_COULDNT_RESOLVE_HOST);
     else
@@ -537,32 +491,36 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
 
 /* ---- questions, and credentials ---- */
 
+/* A job for a question of n bytes; NULL: no memory, or no question. */
+static struct job *job_new(const struct ckpt_wire_ask *q, size_t n)
+{
+    struct job *j = n > sizeof *q ? calloc(1, sizeof *j + n) : NULL;
+    const char *end = j ? j->text + n - sizeof *q : NULL, *at = end;
+
+    if (!j)
+        return NULL;
+    const char **const texts[] = {&j->bucket, &j->key, &j->third, &j->more};
+    memcpy(j->text, q + 1, n - sizeof *q);
+    j->q = *q;
+    j->since = ckpt_now_ms();
+    at = j->text;
+    for (size_t i = 0; i < 4; i++) {
+        *texts[i] = at;
+        at += at < end ? strlen(at) + 1 : 0;
+    }
+    return j;
+}
+
 static void take_asks(struct worker *w)
 {
-    union {
-        struct ckpt_wire_ask q;
-        char bytes[CKPT_WIRE_MOST];
-    } m;
+    struct ckpt_wire_ask m[CKPT_WIRE_MOST / sizeof(struct ckpt_wire_ask) + 1];
     ssize_t n;
 
-    while ((n = recv(CKPT_WIRE_SOCKET, m.bytes, sizeof m.bytes, MSG_DONTWAIT)) > 0) {
-        struct job *j = (size_t)n > sizeof m.q ? calloc(1, sizeof *j) : NULL, **last = &w->jobs;
-        const size_t len = (size_t)n - sizeof m.q;
-        char **const at[] = {j ? &j->bucket : NULL, j ? &j->key : NULL, j ? &j->third : NULL,
-                             j ? &j->more : NULL};
-        if (!j || !(j->text = malloc(len + 1))) {
-            w->gone = true; /* without memory nothing can be said */
-            free(j);
+    while ((n = recv(CKPT_WIRE_SOCKET, m, sizeof m, MSG_DONTWAIT)) > 0) {
+        struct job *j = job_new(m, (size_t)n), **last = &w->jobs;
+        if (!j) { /* nothing can be said */
+            w->gone = true;
             return;
-        }
-        memcpy(j->text, m.bytes + sizeof m.q, len);
-        j->text[len] = '\0';
-        j->q = m.q;
-        j->since = ckpt_now_ms();
-        char *text = j->text;
-        for (size_t i = 0; i < 4; i++) {
-            *at[i] = text;
-            text += text < j->text + len ? strlen(text) + 1 : 0;
         }
         while (*last)
             last = &(*last)->next;
@@ -677,7 +635,7 @@ static void serve(struct worker *w)
 }
 
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
-                    struct ckpt_worker_ca ca, int keeper, void *memory)
+                    const char *ca, int keeper, void *memory)
 {
     struct worker w = {.setup = setup,
                        .site = site,
@@ -705,8 +663,6 @@ int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site 
         job_free(j);
     }
     (void)curl_multi_cleanup(w.multi);
-    for (size_t i = 0; i < w.nknown; i++)
-        free(w.known[i].bucket);
     explicit_bzero(w.secret, len);
     return 0;
 }
