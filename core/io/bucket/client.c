@@ -398,30 +398,21 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
     return 0;
 }
 
-static bool holds(const struct slot *s, XXH128_hash_t object, uint64_t off)
-{
-    return s->state != FREE && off >= s->off && off - s->off < s->len &&
-           XXH128_isEqual(s->object, object);
-}
-
-static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64_t off)
-{
-    for (size_t i = 0; i < NSLOT; i++)
-        if (holds(&c->slot[i], object, off))
-            return &c->slot[i];
-    return NULL;
-}
-
-/* Where the next part that is held begins, at most at `end`. */
-static uint64_t gap_end(const struct ckpt_client *c, XXH128_hash_t object, uint64_t off,
-                        uint64_t end)
+/* The slot that has byte `off`. NULL: there is none, and *end (if end is not NULL) is where the
+ * next part that is held begins, at most what it was. */
+static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64_t off,
+                             uint64_t *end)
 {
     for (size_t i = 0; i < NSLOT; i++) {
-        const struct slot *s = &c->slot[i];
-        if (s->state != FREE && s->off > off && s->off < end && XXH128_isEqual(s->object, object))
-            end = s->off;
+        struct slot *s = &c->slot[i];
+        if (s->state == FREE || !XXH128_isEqual(s->object, object))
+            continue;
+        if (off >= s->off && off - s->off < s->len)
+            return s;
+        if (end && s->off > off && s->off < *end)
+            *end = s->off;
     }
-    return end;
+    return NULL;
 }
 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
@@ -430,10 +421,9 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
                 uint64_t off, uint64_t end, uint64_t most, struct ckpt_err *err)
 {
     while (off < end) {
-        struct slot *s = covering(c, object, off);
+        uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
+        struct slot *s = covering(c, object, off, &stop);
         if (!s) {
-            const uint64_t stop =
-                gap_end(c, object, off, ckpt_min_u64(end, (off / most + 1) * most));
             const struct ckpt_wire_ask q = {
                 .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
             if (!(s = find_slot(c, (uint32_t)q.len)))
@@ -495,9 +485,9 @@ static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, ui
     (void)pthread_mutex_unlock(&c->lock);
     const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
     (void)pthread_mutex_lock(&c->lock);
-    if (!kept || covering(c, object, off) || gap_end(c, object, off, off + len) < off + len)
-        return;
-    struct slot *s = find_slot(c, len);
+    uint64_t end = off + len;
+    struct slot *s =
+        kept && !covering(c, object, off, &end) && end == off + len ? find_slot(c, len) : NULL;
     if (!s)
         return;
     memcpy(c->memory + s->at, buf, len);
@@ -519,7 +509,7 @@ static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_h
         recall(c, object, off, len);
     if (want(c, o, object, off, off + len, BLOCK, err) < 0)
         return -1;
-    struct slot *s = covering(c, object, off);
+    struct slot *s = covering(c, object, off, NULL);
     if (s && s->state == FETCHING && s->off == off && s->len == len)
         s->is_end = c->cache >= 0;
     return 0;
@@ -535,14 +525,6 @@ static int wait_for(struct ckpt_client *c, struct slot *s, struct ckpt_err *err)
     if (s->state == READY)
         return 0;
     return s->text ? ckpt_fail(err, s->code, "%s", s->text) : ckpt_nomem(err);
-}
-
-static void unpin(struct ckpt_client *c, struct slot *s)
-{
-    if (--s->pins == 0 && s->state == FAILED)
-        slot_free(c, s);
-    else if (s->pins == 0)
-        (void)pthread_cond_signal(&c->freed);
 }
 
 /* Copy what the slot has from `off` on, at most up to `end`; *ret_len bytes. */
@@ -564,7 +546,10 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
         (void)pthread_mutex_lock(&c->lock);
         s->tick = stop == s->off + s->len && s->cap > SMALL ? 0 : ++c->tick;
     }
-    unpin(c, s);
+    if (--s->pins == 0 && s->state == FAILED)
+        slot_free(c, s);
+    else if (s->pins == 0)
+        (void)pthread_cond_signal(&c->freed);
     return rc;
 }
 
@@ -572,7 +557,7 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
 static bool is_held(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end)
 {
     while (off < end) {
-        const struct slot *s = covering(c, object, off);
+        const struct slot *s = covering(c, object, off, NULL);
         if (!s || s->state != READY)
             return false;
         off = s->off + s->len;
@@ -593,9 +578,9 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
     const uint64_t ahead = read_ahead(c, object, off, end, o->size);
     if (ahead > end)
         return want(c, o, object, off, ahead, BLOCK, err);
-    if (end <= SMALL && !covering(c, object, 0)) /* headers are at an end of a file */
+    if (end <= SMALL && !covering(c, object, 0, NULL)) /* headers are at an end of a file */
         return want_end(c, o, object, 0, err);
-    if (off + SMALL >= o->size && !covering(c, object, off))
+    if (off + SMALL >= o->size && !covering(c, object, off, NULL))
         return want_end(c, o, object, o->size > SMALL ? o->size - SMALL : 0, err);
     return want(c, o, object, off, end, BLOCK, err);
 }
@@ -612,9 +597,9 @@ static int read_locked(struct ckpt_client *c, const struct ckpt_object *o,
         return -1;
     while (off < end) {
         uint64_t n = 0;
-        if (want(c, o, object, off, end, BLOCK, err) < 0)
+        if (want(c, o, object, off, ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK), BLOCK, err) < 0)
             return -1;
-        struct slot *s = covering(c, object, off);
+        struct slot *s = covering(c, object, off, NULL);
         if (!s)
             (void)pthread_cond_wait(&c->freed, &c->lock);
         else if (copy(c, s, off, end, to, &n, err) < 0)
@@ -662,10 +647,12 @@ static int take_page(const char *at, size_t len,
     return len ? ckpt_fail(err, CKPT_IO, "the helper gave a malformed list") : 0;
 }
 
-/* Fetch a page into a slot, which is pinned on success. */
-static int fetch_page(struct ckpt_client *c, const char *bucket, const char *prefix,
-                      const char *delimiter, const char *more, struct slot **ret,
-                      struct ckpt_err *err)
+/* Fetch a page, which begins at *more; then *more is where the next one does, "" if there is none.
+ */
+static int list_page(struct ckpt_client *c, const char *bucket, const char *prefix,
+                     const char *delimiter, char **more,
+                     int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
+                     void *ctx, struct ckpt_err *err)
 {
     struct slot *s = NULL;
 
@@ -676,15 +663,19 @@ static int fetch_page(struct ckpt_client *c, const char *bucket, const char *pre
     if (!s)
         return begin(c, err);
     if (ask(c, s, NO_OBJECT, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap},
-            bucket, prefix, delimiter, more, err) < 0)
+            bucket, prefix, delimiter, *more, err) < 0)
         return -1;
     s->pins++;
-    if (wait_for(c, s, err) == 0) {
-        *ret = s;
-        return 0;
-    }
-    unpin(c, s);
-    return -1;
+    int rc = wait_for(c, s, err);
+    if (rc == 0)
+        rc = take_page(c->memory + s->at, s->len, fn, ctx, err);
+    free(*more);
+    *more = ckpt_steal(&s->text);
+    if (rc == 0 && !*more)
+        rc = ckpt_nomem(err);
+    s->pins = 0;
+    slot_free(c, s);
+    return rc;
 }
 
 int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *prefix,
@@ -698,17 +689,8 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
     *ret_all = false;
     (void)pthread_mutex_lock(&c->lock);
     for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
-        struct slot *s = NULL;
-        if ((rc = fetch_page(c, bucket, prefix, delimiter, more, &s, err)) < 0)
-            break;
-        rc = take_page(c->memory + s->at, s->len, fn, ctx, err);
-        free(more);
-        if (!(more = ckpt_steal(&s->text)))
-            rc = ckpt_nomem(err);
-        else
-            *ret_all = !*more;
-        s->pins = 0;
-        slot_free(c, s);
+        rc = list_page(c, bucket, prefix, delimiter, &more, fn, ctx, err);
+        *ret_all = rc == 0 && !*more;
     }
     (void)pthread_mutex_unlock(&c->lock);
     return rc;

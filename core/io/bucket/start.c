@@ -22,36 +22,30 @@
 
 extern char **environ;
 
-static bool is_program(const char *path) { return path && access(path, X_OK) == 0; }
-
 /* The path of the helper, malloc'ed; NULL: there is none, or no memory. */
 static char *find_helper(void)
 {
     static const char *const beside[] = {"", "../libexec/ckptfs/", "../../libexec/ckptfs/"};
-    const char *say = getenv("CKPTFS_HTTP");
-    char program[4096];
-    const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-    const char *from[2] = {NULL, NULL};
-    Dl_info here;
+    const char *say = getenv("CKPTFS_HTTP"), *last = CKPT_LIBEXECDIR "/ckptfs-http";
+    char program[4096] = "";
+    Dl_info here = {0};
 
     if (say && *say)
         return strdup(say);
-    program[n < 0 ? 0 : n] = '\0';
-    if (dladdr((void *)(uintptr_t)&ckpt_helper_start, &here))
-        from[0] = here.dli_fname;
-    from[1] = program;
-    for (size_t i = 0; i < 2; i++) {
-        const char *slash = from[i] ? strrchr(from[i], '/') : NULL;
-        for (size_t k = 0; slash && k < sizeof beside / sizeof *beside; k++) {
-            char *path =
-                ckpt_asprintf("%.*s%sckptfs-http", (int)(slash - from[i] + 1), from[i], beside[k]);
-            if (is_program(path))
-                return path;
-            free(path);
-        }
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        program[0] = '\0';
+    (void)dladdr((void *)(uintptr_t)&ckpt_helper_start, &here);
+    const char *const from[] = {here.dli_fname ? here.dli_fname : "", program};
+    for (size_t i = 0; i < 2 * sizeof beside / sizeof *beside; i++) {
+        const char *file = from[i / 3], *slash = strrchr(file, '/');
+        char *path =
+            slash ? ckpt_asprintf("%.*s%sckptfs-http", (int)(slash - file + 1), file, beside[i % 3])
+                  : NULL;
+        if (path && access(path, X_OK) == 0)
+            return path;
+        free(path);
     }
-    return is_program(CKPT_LIBEXECDIR "/ckptfs-http") ? strdup(CKPT_LIBEXECDIR "/ckptfs-http")
-                                                      : NULL;
+    return access(last, X_OK) == 0 ? strdup(last) : NULL;
 }
 
 /* Run it in a session of its own, so that the terminal's signals do not end it before us. */

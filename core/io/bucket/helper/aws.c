@@ -121,39 +121,32 @@ static char *setting(const struct profiles *p, const char *name, const char *key
 
 /* ---- where the store is ---- */
 
-static int put(char *to, size_t cap, const char *what, const char *value, struct ckpt_err *err)
+/* One of two variables, else a setting of the profile: into `to`, which is "" if there is none. */
+static int choose(const struct profiles *p, const char *first, const char *second, const char *key,
+                  char *to, size_t cap, struct ckpt_err *err)
 {
-    if (strlen(value) >= cap)
-        return ckpt_fail(err, CKPT_USAGE, "%s is longer than %zu bytes", what, cap - 1);
-    memcpy(to, value, strlen(value) + 1);
-    return 0;
-}
+    const char *name = env(first) ? first : second;
+    ckpt_cleanup(ckpt_freep) char *own =
+        env(name) ? strdup(env(name)) : setting(p, profile_name(), key, NULL);
 
-/* The first of some variables, else a setting of the profile: into `to`, which is "" if there is
- * none. */
-static int choose(const struct profiles *p, const char *const *variable, const char *key, char *to,
-                  size_t cap, struct ckpt_err *err)
-{
-    for (; *variable; variable++)
-        if (env(*variable))
-            return put(to, cap, *variable, env(*variable), err);
-    ckpt_cleanup(ckpt_freep) char *value = setting(p, profile_name(), key, NULL);
-    return value ? put(to, cap, key, value, err) : 0;
+    if (own && strlen(own) >= cap)
+        return ckpt_fail(err, CKPT_USAGE, "%s (%s) is longer than %zu bytes", name, key, cap - 1);
+    (void)snprintf(to, cap, "%s", own ? own : "");
+    return 0;
 }
 
 int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err)
 {
-    static const char *const regions[] = {"AWS_REGION", "AWS_DEFAULT_REGION", NULL},
-                             *const endpoints[] = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", NULL},
-                             *const bundles[] = {"AWS_CA_BUNDLE", NULL};
     ckpt_cleanup(profiles_release) struct profiles p = profiles_read();
     const bool deaf = env_is_true("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
 
     site->anonymous |= env_is_true("AWS_NO_SIGN_REQUEST");
-    if (choose(&p, regions, "region", site->region, sizeof site->region, err) < 0 ||
-        choose(&p, bundles, "ca_bundle", site->ca_bundle, sizeof site->ca_bundle, err) < 0 ||
-        (!deaf &&
-         choose(&p, endpoints, "endpoint_url", site->endpoint, sizeof site->endpoint, err) < 0))
+    if (choose(&p, "AWS_REGION", "AWS_DEFAULT_REGION", "region", site->region, sizeof site->region,
+               err) < 0 ||
+        choose(&p, "AWS_CA_BUNDLE", "AWS_CA_BUNDLE", "ca_bundle", site->ca_bundle,
+               sizeof site->ca_bundle, err) < 0 ||
+        (!deaf && choose(&p, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "endpoint_url",
+                         site->endpoint, sizeof site->endpoint, err) < 0))
         return -1;
     if (!*site->region)
         memcpy(site->region, "us-east-1", sizeof "us-east-1");
@@ -162,8 +155,8 @@ int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE, "'%s' is no name of a region", site->region);
     for (size_t n = strlen(site->endpoint); n && site->endpoint[n - 1] == '/';)
         site->endpoint[--n] = '\0';
-    if (*site->endpoint && strncmp(site->endpoint, "http://", 7) != 0 &&
-        strncmp(site->endpoint, "https://", 8) != 0)
+    if (*site->endpoint && !ckpt_has_prefix(site->endpoint, "http://") &&
+        !ckpt_has_prefix(site->endpoint, "https://"))
         return ckpt_fail(err, CKPT_USAGE,
                          "the endpoint '%s' (AWS_ENDPOINT_URL) is not http://... or https://...",
                          site->endpoint);

@@ -26,7 +26,6 @@ struct ckpt_site {
     char region[64];
     char endpoint[256];  /* of AWS_ENDPOINT_URL and the like, without '/' at its end; "": AWS */
     char ca_bundle[512]; /* AWS_CA_BUNDLE; "": the system's */
-    char host_suffix[64];
     bool anonymous;
 };
 

@@ -137,19 +137,15 @@ static int confine(const struct ckpt_site *site, struct ckpt_err *err)
 /* Answer every question with the same error. */
 static int refuse_all(const struct ckpt_err *err)
 {
-    union {
-        struct ckpt_wire_ask q;
-        char bytes[CKPT_WIRE_MOST];
-    } m;
+    struct ckpt_wire_ask q;
     struct {
         struct ckpt_wire_answer a;
         char text[CKPT_ERR_TEXT];
-    } to = {0};
+    } to = {{.code = err->code}, ""};
 
-    to.a.code = err->code;
     memcpy(to.text, err->text, sizeof to.text);
-    while (recv(CKPT_WIRE_SOCKET, m.bytes, sizeof m.bytes, 0) > 0) {
-        to.a.id = m.q.id;
+    while (recv(CKPT_WIRE_SOCKET, &q, sizeof q, 0) > 0) { /* the rest of a message is lost */
+        to.a.id = q.id;
         if (send(CKPT_WIRE_SOCKET, &to, sizeof to.a + strlen(to.text) + 1, MSG_NOSIGNAL) < 0)
             break;
     }

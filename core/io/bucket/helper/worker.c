@@ -120,17 +120,16 @@ static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, co
 {
     struct ckpt_err err = {0};
     const uint64_t lasted = (ckpt_now_ms() - j->since + 500) / 1000;
-    char tries[64] = "";
+    const bool reads = j->q.kind == CKPT_WIRE_GET;
+    char tries[64] = "", part[64] = "";
 
     if (j->tries > 1)
         (void)snprintf(tries, sizeof tries, " (%u attempts in %" PRIu64 " s)", j->tries, lasted);
-    if (j->q.kind == CKPT_WIRE_GET)
-        (void)ckpt_fail(&err, code,
-                        "reading 's3://%s/%s', bytes %" PRIu64 " to %" PRIu64 ": %.500s%s",
-                        j->bucket, j->key, j->q.off, j->q.off + j->q.len, why, tries);
-    else
-        (void)ckpt_fail(&err, code, "listing 's3://%s/%s': %.500s%s", j->bucket, j->key, why,
-                        tries);
+    if (reads)
+        (void)snprintf(part, sizeof part, ", bytes %" PRIu64 " to %" PRIu64, j->q.off,
+                       j->q.off + j->q.len);
+    (void)ckpt_fail(&err, code, "%s 's3://%s/%s'%s: %.500s%s", reads ? "reading" : "listing",
+                    j->bucket, j->key, part, why, tries);
     answer(w, j, err.code, 0, err.text);
 }
 
@@ -384,23 +383,19 @@ static void retry(struct worker *w, struct job *j, const char *why, bool connect
     atomic_fetch_add_explicit(&w->shared->retries, 1, memory_order_relaxed);
 }
 
+/* May the same request succeed later? */
 static bool is_passing(CURLcode rc)
 {
-    switch (rc) {
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_RESOLVE_PROXY:
-    case CURLE_COULDNT_CONNECT:
-    case CURLE_SEND_ERROR:
-    case CURLE_RECV_ERROR:
-    case CURLE_GOT_NOTHING:
-    case CURLE_PARTIAL_FILE:
-    case CURLE_OPERATION_TIMEDOUT:
-    case CURLE_SSL_CONNECT_ERROR:
-    case CURLE_WEIRD_SERVER_REPLY:
-        return true;
-    default:
-        return false;
-    }
+    static const CURLcode codes[] = {CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
+                                     CURLE_COULDNT_CONNECT,      CURLE_SEND_ERROR,
+                                     CURLE_RECV_ERROR,           CURLE_GOT_NOTHING,
+                                     CURLE_PARTIAL_FILE,         CURLE_OPERATION_TIMEDOUT,
+                                     CURLE_SSL_CONNECT_ERROR,    CURLE_WEIRD_SERVER_REPLY};
+
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (rc == codes[i])
+            return true;
+    return false;
 }
 
 /* Would other credentials help? */
@@ -495,15 +490,14 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
 static struct job *job_new(const struct ckpt_wire_ask *q, size_t n)
 {
     struct job *j = n > sizeof *q ? calloc(1, sizeof *j + n) : NULL;
-    const char *end = j ? j->text + n - sizeof *q : NULL, *at = end;
 
     if (!j)
         return NULL;
     const char **const texts[] = {&j->bucket, &j->key, &j->third, &j->more};
+    const char *at = j->text, *end = at + n - sizeof *q;
     memcpy(j->text, q + 1, n - sizeof *q);
     j->q = *q;
     j->since = ckpt_now_ms();
-    at = j->text;
     for (size_t i = 0; i < 4; i++) {
         *texts[i] = at;
         at += at < end ? strlen(at) + 1 : 0;
@@ -532,15 +526,6 @@ static void take_asks(struct worker *w)
         w->gone = true;
 }
 
-static void fail_waiting(struct worker *w, enum ckpt_code code, const char *why)
-{
-    for (struct job *j = w->jobs, *next; j; j = next) {
-        next = j->next;
-        if (!j->easy)
-            answer_fail(w, j, code, why);
-    }
-}
-
 /* The keeper's answer. */
 static void take_secret(struct worker *w)
 {
@@ -559,7 +544,11 @@ static void take_secret(struct worker *w)
         (void)snprintf(w->shared->credentials, sizeof w->shared->credentials, "%s", s->kind);
     } else if (!w->has_secret || w->secret->expires <= time(NULL)) {
         w->has_secret = false;
-        fail_waiting(w, s->code, s->text);
+        for (struct job *j = w->jobs, *next; j; j = next) {
+            next = j->next;
+            if (!j->easy)
+                answer_fail(w, j, s->code, s->text);
+        }
     }
     explicit_bzero(s, sizeof *s);
 }
@@ -618,33 +607,18 @@ static void take_finished(struct worker *w)
     }
 }
 
-static void serve(struct worker *w)
-{
-    while (!w->gone) {
-        struct curl_waitfd fds[] = {{CKPT_WIRE_SOCKET, CURL_WAIT_POLLIN, 0},
-                                    {w->keeper, CURL_WAIT_POLLIN, 0}};
-        int running;
-        const int wait = start_jobs(w);
-        (void)curl_multi_perform(w->multi, &running);
-        take_finished(w);
-        if (curl_multi_poll(w->multi, fds, 2, w->jobs ? wait : 60 * 1000, NULL) != CURLM_OK)
-            break;
-        take_asks(w);
-        take_secret(w);
-    }
-}
-
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
                     const char *ca, int keeper, void *memory)
 {
-    struct worker w = {.setup = setup,
-                       .site = site,
-                       .ca = ca,
-                       .keeper = keeper,
-                       .memory = memory,
-                       .shared = memory};
+    static struct worker w; /* the process ends with it: jobs are not freed */
     const size_t len = 2 * sizeof *w.secret;
 
+    w = (struct worker){.setup = setup,
+                        .site = site,
+                        .ca = ca,
+                        .keeper = keeper,
+                        .memory = memory,
+                        .shared = memory};
     w.connections = setup->connections ? setup->connections : CONNECTIONS;
     w.most_small = setup->connections ? setup->connections : 2 * CONNECTIONS;
     w.timeout_ms = setup->timeout_ms ? setup->timeout_ms : TIMEOUT_MS;
@@ -655,14 +629,18 @@ int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site 
     (void)curl_multi_setopt(w.multi, CURLMOPT_MAXCONNECTS, (long)w.most_small);
     if (site->anonymous)
         (void)snprintf(w.shared->credentials, sizeof w.shared->credentials, "none (anonymous)");
-    serve(&w);
-    for (struct job *j = w.jobs, *next; j; j = next) {
-        next = j->next;
-        if (j->easy)
-            job_stop(&w, j);
-        job_free(j);
+    while (!w.gone) {
+        struct curl_waitfd fds[] = {{CKPT_WIRE_SOCKET, CURL_WAIT_POLLIN, 0},
+                                    {keeper, CURL_WAIT_POLLIN, 0}};
+        int running;
+        const int wait = start_jobs(&w);
+        (void)curl_multi_perform(w.multi, &running);
+        take_finished(&w);
+        if (curl_multi_poll(w.multi, fds, 2, w.jobs ? wait : 60 * 1000, NULL) != CURLM_OK)
+            break;
+        take_asks(&w);
+        take_secret(&w);
     }
-    (void)curl_multi_cleanup(w.multi);
     explicit_bzero(w.secret, len);
     return 0;
 }
