@@ -99,11 +99,6 @@ static void unlock_all(void)
 
 static void watch_forks(void) { (void)pthread_atfork(lock_all, unlock_all, unlock_all); }
 
-static struct ckpt_wire_shared *shared_of(const struct ckpt_client *c)
-{
-    return (struct ckpt_wire_shared *)(void *)c->memory;
-}
-
 /* ---- answers ---- */
 
 static void slot_free(struct ckpt_client *c, struct slot *s)
@@ -239,7 +234,8 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
         client_free(c);
         return -1;
     }
-    *ret = c;
+    c->link = all;
+    *ret = all = c;
     return 0;
 }
 
@@ -261,12 +257,10 @@ int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **r
     for (*ret = all; *ret; *ret = (*ret)->link)
         if ((*ret)->owner == getpid() && !(*ret)->dead && is_same(&(*ret)->settings, s))
             break;
-    if (*ret) {
+    if (*ret)
         (*ret)->refs++;
-    } else if ((rc = client_new(s, ret, err)) == 0) {
-        (*ret)->link = all;
-        all = *ret;
-    }
+    else
+        rc = client_new(s, ret, err);
     (void)pthread_mutex_unlock(&all_lock);
     return rc;
 }
@@ -293,7 +287,7 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     (void)pthread_mutex_lock(&all_lock);
     const bool any = all != NULL;
     for (const struct ckpt_client *c = all; c; c = c->link) {
-        const struct ckpt_wire_shared *s = shared_of(c);
+        const struct ckpt_wire_shared *s = (const void *)c->memory;
         if (!s)
             continue;
         ret->requests += atomic_load(&s->requests);

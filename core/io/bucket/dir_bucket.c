@@ -30,36 +30,31 @@ struct node {
     uint32_t first, next; /* entries of a folder; CKPT_NONE: no more */
 };
 
-/* What is known of the bucket; node 0 is the root. */
-struct tree {
-    CKPT_VEC(struct node) nodes;
-    struct ckpt_map index; /* path -> node */
+struct bucket {
+    struct ckpt_client *client;
+    char *name, *prefix; /* the prefix ends with '/', or is "" */
+    char *url;
+    pthread_mutex_t lock;        /* protects what follows */
+    CKPT_VEC(struct node) nodes; /* what is known of the bucket; node 0 is the root */
+    struct ckpt_map index;       /* path -> node */
     struct ckpt_arena arena;
     unsigned listed; /* folders that were listed one by one */
     bool too_many;   /* to be listed at once */
 };
 
-struct bucket {
-    struct ckpt_client *client;
-    char *name, *prefix; /* the prefix ends with '/', or is "" */
-    char *url;
-    pthread_mutex_t lock; /* protects the tree */
-    struct tree tree;
-};
-
-static void tree_clear(struct tree *t)
+static void forget(struct bucket *b)
 {
-    ckpt_vec_release(&t->nodes);
-    ckpt_map_release(&t->index);
-    ckpt_arena_release(&t->arena);
-    *t = (struct tree){.too_many = t->too_many};
+    ckpt_vec_release(&b->nodes);
+    ckpt_map_release(&b->index);
+    ckpt_arena_release(&b->arena);
+    b->listed = 0;
 }
 
 static void bucket_free(void *ctx)
 {
     struct bucket *b = ctx;
 
-    tree_clear(&b->tree);
+    forget(b);
     ckpt_client_unref(b->client);
     (void)pthread_mutex_destroy(&b->lock);
     free(b->name);
@@ -91,24 +86,23 @@ static int add(struct bucket *b, const char *path, size_t len, const struct ckpt
 {
     const struct node none = {.is_folder = !e, .first = CKPT_NONE, .next = CKPT_NONE};
     const char *slash = memrchr(path, '/', len);
-    struct tree *t = &b->tree;
     uint32_t above = 0;
 
     if (slash && add(b, path, (size_t)(slash - path), NULL, &above, err) < 0)
         return -1;
-    const bool is_new = !ckpt_map_get(&t->index, path, len, ret);
+    const bool is_new = !ckpt_map_get(&b->index, path, len, ret);
     if (is_new) {
-        char *own = ckpt_arena_strndup(&t->arena, path, len);
-        if (!own || ckpt_vec_push(&t->nodes, none) < 0 ||
-            ckpt_map_put(&t->index, own, len, (uint32_t)t->nodes.len - 1, ret, &(bool){0}) < 0)
+        char *own = ckpt_arena_strndup(&b->arena, path, len);
+        if (!own || ckpt_vec_push(&b->nodes, none) < 0 ||
+            ckpt_map_put(&b->index, own, len, (uint32_t)b->nodes.len - 1, ret, &(bool){0}) < 0)
             return ckpt_nomem(err);
-        t->nodes.ptr[*ret].path = own;
+        b->nodes.ptr[*ret].path = own;
         if (*ret > 0) {
-            t->nodes.ptr[*ret].next = t->nodes.ptr[above].first;
-            t->nodes.ptr[above].first = *ret;
+            b->nodes.ptr[*ret].next = b->nodes.ptr[above].first;
+            b->nodes.ptr[above].first = *ret;
         }
     }
-    struct node *n = &t->nodes.ptr[*ret];
+    struct node *n = &b->nodes.ptr[*ret];
     if (e ? n->is_folder && e->size : !n->is_folder && n->size)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s/%s' is an object, and other objects are below it: files can't be so",
@@ -118,7 +112,7 @@ static int add(struct bucket *b, const char *path, size_t len, const struct ckpt
         return 0;
     n->size = e->size;
     n->mtime_ns = e->mtime_ns;
-    n->tag = ckpt_arena_strdup(&t->arena, e->tag);
+    n->tag = ckpt_arena_strdup(&b->arena, e->tag);
     return n->tag ? 0 : ckpt_nomem(err);
 }
 
@@ -161,11 +155,11 @@ static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
 }
 
 /* What tells whether a folder has changed: for its entries are complete now. */
-static void seal(struct tree *t, struct node *folder)
+static void seal(struct bucket *b, struct node *folder)
 {
     folder->is_listed = true;
-    for (uint32_t i = folder->first; i != CKPT_NONE; i = t->nodes.ptr[i].next) {
-        const struct node *n = &t->nodes.ptr[i];
+    for (uint32_t i = folder->first; i != CKPT_NONE; i = b->nodes.ptr[i].next) {
+        const struct node *n = &b->nodes.ptr[i];
         if (n->mtime_ns > folder->mtime_ns && !n->is_folder)
             folder->mtime_ns = n->mtime_ns;
         folder->hash += XXH3_64bits(n->path, strlen(n->path)) * 2 +
@@ -187,33 +181,31 @@ static int list_into(struct bucket *b, const char *below, const char *delimiter,
 
 static int list_all(struct bucket *b, struct ckpt_err *err)
 {
-    struct tree *t = &b->tree;
     bool all = false;
 
     if (list_into(b, ".", "", MOST_PAGES, &all, err) < 0)
         return -1;
-    t->too_many = !all;
-    for (size_t i = 0; all && i < t->nodes.len; i++)
-        if (t->nodes.ptr[i].is_folder && !t->nodes.ptr[i].is_listed)
-            seal(t, &t->nodes.ptr[i]);
+    b->too_many = !all;
+    for (size_t i = 0; all && i < b->nodes.len; i++)
+        if (b->nodes.ptr[i].is_folder && !b->nodes.ptr[i].is_listed)
+            seal(b, &b->nodes.ptr[i]);
     return 0;
 }
 
 /* Make sure that the entries of this folder are known. */
 static int need_list(struct bucket *b, uint32_t at, struct ckpt_err *err)
 {
-    struct tree *t = &b->tree;
     bool all;
 
-    if (t->nodes.ptr[at].is_listed)
+    if (b->nodes.ptr[at].is_listed)
         return 0;
-    if (t->listed++ >= FOLDERS && !t->too_many && list_all(b, err) < 0)
+    if (b->listed++ >= FOLDERS && !b->too_many && list_all(b, err) < 0)
         return -1;
-    if (t->nodes.ptr[at].is_listed)
+    if (b->nodes.ptr[at].is_listed)
         return 0;
-    if (list_into(b, t->nodes.ptr[at].path, "/", ALL_PAGES, &all, err) < 0)
+    if (list_into(b, b->nodes.ptr[at].path, "/", ALL_PAGES, &all, err) < 0)
         return -1;
-    seal(t, &t->nodes.ptr[at]);
+    seal(b, &b->nodes.ptr[at]);
     return 0;
 }
 
@@ -221,11 +213,11 @@ static int need_root(struct bucket *b, struct ckpt_err *err)
 {
     uint32_t root;
 
-    if (b->tree.nodes.len)
+    if (b->nodes.len)
         return need_list(b, 0, err);
     if (add(b, ".", 1, NULL, &root, err) == 0 && need_list(b, root, err) == 0)
         return 0;
-    tree_clear(&b->tree);
+    forget(b);
     return -1;
 }
 
@@ -237,11 +229,11 @@ static int find(struct bucket *b, const char *below, uint32_t *ret, struct ckpt_
     *ret = 0;
     for (const char *end = below; strcmp(below, ".") != 0 && *end; end += *end == '/') {
         end += strcspn(end, "/");
-        if (!b->tree.nodes.ptr[*ret].is_folder)
+        if (!b->nodes.ptr[*ret].is_folder)
             return ENOTDIR;
         if (need_list(b, *ret, err) < 0)
             return -1;
-        if (!ckpt_map_get(&b->tree.index, below, (size_t)(end - below), ret))
+        if (!ckpt_map_get(&b->index, below, (size_t)(end - below), ret))
             return ENOENT;
     }
     return 0;
@@ -256,9 +248,9 @@ static int bucket_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
     uint32_t at;
     const int rc = find(b, below, &at, err);
 
-    if (rc || (b->tree.nodes.ptr[at].is_folder && need_list(b, at, err) < 0))
+    if (rc || (b->nodes.ptr[at].is_folder && need_list(b, at, err) < 0))
         return rc ? rc : -1;
-    const struct node *n = &b->tree.nodes.ptr[at];
+    const struct node *n = &b->nodes.ptr[at];
     const uint64_t place =
         XXH3_64bits_withSeed(below, strlen(below), XXH3_64bits(b->url, strlen(b->url)));
     const uint64_t content = n->is_folder ? n->hash : XXH3_64bits(n->tag, strlen(n->tag));
@@ -290,13 +282,12 @@ static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struc
     uint32_t at;
     int rc = find(b, below, &at, err);
 
-    if (rc == 0 && !b->tree.nodes.ptr[at].is_folder)
+    if (rc == 0 && !b->nodes.ptr[at].is_folder)
         rc = ENOTDIR;
     if (rc || need_list(b, at, err) < 0)
         return rc ? rc : -1;
-    for (uint32_t i = b->tree.nodes.ptr[at].first; i != CKPT_NONE && rc == 0;
-         i = b->tree.nodes.ptr[i].next) {
-        const struct node *n = &b->tree.nodes.ptr[i];
+    for (uint32_t i = b->nodes.ptr[at].first; i != CKPT_NONE && rc == 0; i = b->nodes.ptr[i].next) {
+        const struct node *n = &b->nodes.ptr[i];
         const char *slash = strrchr(n->path, '/');
         const struct ckpt_entry e = {.name = slash ? slash + 1 : n->path,
                                      .kind = n->is_folder ? CKPT_ENTRY_DIR : CKPT_ENTRY_FILE};
@@ -326,7 +317,7 @@ static void bucket_refresh(void *ctx)
 {
     ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
 
-    tree_clear(&b->tree);
+    forget(b);
 }
 
 static const struct ckpt_dir_ops bucket_ops = {.look = bucket_look,
@@ -374,7 +365,7 @@ static int check_any(struct bucket *bucket, struct ckpt_err *err)
 
     if (need_root(b, err) < 0)
         return -1;
-    if (b->tree.nodes.ptr[0].first != CKPT_NONE)
+    if (b->nodes.ptr[0].first != CKPT_NONE)
         return 0;
     return ckpt_fail(err, CKPT_MISSING, "'%s': the bucket has no object whose key begins with '%s'",
                      b->url, b->prefix);

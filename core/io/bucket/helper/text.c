@@ -90,9 +90,24 @@ struct xml {
     XML_Parser parser;
     char path[256], text[MOST_TEXT];
     size_t len;
-    void *ctx;
-    bool (*end)(void *ctx, const struct xml *x); /* of an element. False: stop */
+    struct list *list; /* to be filled; NULL: the first element `name` is looked for */
+    const char *name;
+    char *ret;
+    size_t cap;
 };
+
+static bool list_end(struct list *l, const struct xml *x);
+
+/* The end of an element. False: stop. */
+static bool element_end(const struct xml *x)
+{
+    if (x->list)
+        return list_end(x->list, x);
+    if (strcmp(strrchr(x->path, '/') + 1, x->name) != 0)
+        return true;
+    (void)snprintf(x->ret, x->cap, "%s", x->text);
+    return false;
+}
 
 static void XMLCALL xml_start(void *ctx, const char *name, const char **attributes)
 {
@@ -112,7 +127,7 @@ static void XMLCALL xml_end(void *ctx, const char *name)
 
     (void)name;
     x->text[x->len] = '\0';
-    if (!x->end(x->ctx, x))
+    if (!element_end(x))
         (void)XML_StopParser(x->parser, XML_FALSE);
     *strrchr(x->path, '/') = '\0';
     x->len = 0;
@@ -153,32 +168,16 @@ static bool xml_parse(struct xml *x, const char *xml, size_t len)
     return good;
 }
 
-struct wanted {
-    const char *name;
-    char *ret;
-    size_t cap;
-};
-
-static bool text_end(void *ctx, const struct xml *x)
-{
-    struct wanted *w = ctx;
-
-    if (strcmp(strrchr(x->path, '/') + 1, w->name) != 0)
-        return true;
-    (void)snprintf(w->ret, w->cap, "%s", x->text);
-    return false;
-}
-
 void ckpt_xml_text(const char *xml, size_t len, const char *name, char *ret, size_t cap)
 {
-    struct wanted w = {name, ret, cap};
     ckpt_cleanup(ckpt_freep) struct xml *x = calloc(1, sizeof *x);
 
     *ret = '\0';
     if (!x)
         return;
-    x->ctx = &w;
-    x->end = text_end;
+    x->name = name;
+    x->ret = ret;
+    x->cap = cap;
     (void)xml_parse(x, xml, len);
     explicit_bzero(x->text, sizeof x->text);
 }
@@ -271,10 +270,9 @@ static bool take_time(struct list *l, const struct xml *x)
     return true;
 }
 
-static bool list_end(void *ctx, const struct xml *x)
+static bool list_end(struct list *l, const struct xml *x)
 {
     static const char top[] = "/ListBucketResult";
-    struct list *l = ctx;
     const char *part = x->path + strlen(top);
 
     if (!ckpt_has_prefix(x->path, top))
@@ -312,8 +310,7 @@ int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *
                        .more = more,
                        .more_cap = more_cap,
                        .encoded = memmem(xml, len, url, strlen(url)) != NULL};
-    x->ctx = l;
-    x->end = list_end;
+    x->list = l;
     if (!xml_parse(x, xml, len) || !l->is_list)
         return ckpt_fail(err, CKPT_FORMAT, "the answer to ListObjectsV2 is not one: %s",
                          l->why ? l->why : "malformed XML");
