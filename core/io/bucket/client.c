@@ -80,6 +80,15 @@ static const XXH128_hash_t NO_OBJECT;
 static const char HAS_ENDED[] =
     "the helper process that reads from buckets (ckptfs-http) has ended";
 
+/* Take a lock until the end of the scope. */
+static pthread_mutex_t *lock(pthread_mutex_t *m)
+{
+    (void)pthread_mutex_lock(m);
+    return m;
+}
+
+static void unlockp(pthread_mutex_t **m) { (void)pthread_mutex_unlock(*m); }
+
 /* ---- fork ---- */
 
 /* In a child, no lock is held by a thread that the child does not have. */
@@ -579,41 +588,32 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
     return want(c, o, object, off, end, BLOCK, err);
 }
 
-static int read_locked(struct ckpt_client *c, const struct ckpt_object *o,
-                       struct ckpt_iov_cursor *to, uint64_t off, uint64_t end,
-                       enum ckpt_read_how how, struct ckpt_err *err)
+int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
+                     int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
 {
+    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock);
     const XXH128_hash_t object = name_of(o);
+    const uint64_t end = off + ckpt_iov_len(iov, n);
+    struct ckpt_iov_cursor to = {iov, 0};
 
     if (how == CKPT_READ_HELD && (c->owner != getpid() || !is_held(c, object, off, end)))
         return 1;
     if (begin(c, err) < 0 || prepare(c, o, object, off, end, how, err) < 0)
         return -1;
     while (off < end) {
-        uint64_t n = 0;
+        uint64_t len = 0;
         if (want(c, o, object, off, ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK), BLOCK, err) < 0)
             return -1;
         struct slot *s = covering(c, object, off, NULL);
         if (!s)
             (void)pthread_cond_wait(&c->freed, &c->lock);
-        else if (copy(c, s, off, end, to, &n, err) < 0)
+        else if (copy(c, s, off, end, &to, &len, err) < 0)
             return -1;
         if (c->dead)
             return begin(c, err);
-        off += n;
+        off += len;
     }
     return 0;
-}
-
-int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
-                     int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
-{
-    struct ckpt_iov_cursor to = {iov, 0};
-
-    (void)pthread_mutex_lock(&c->lock);
-    const int rc = read_locked(c, o, &to, off, off + ckpt_iov_len(iov, n), how, err);
-    (void)pthread_mutex_unlock(&c->lock);
-    return rc;
 }
 
 /* ---- lists ---- */
@@ -677,15 +677,14 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
                      void *ctx, struct ckpt_err *err)
 {
+    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock);
     ckpt_cleanup(ckpt_freep) char *more = strdup("");
     int rc = more ? 0 : ckpt_nomem(err);
 
     *ret_all = false;
-    (void)pthread_mutex_lock(&c->lock);
     for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
         rc = list_page(c, bucket, prefix, delimiter, &more, fn, ctx, err);
         *ret_all = rc == 0 && !*more;
     }
-    (void)pthread_mutex_unlock(&c->lock);
     return rc;
 }

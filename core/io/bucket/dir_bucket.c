@@ -63,12 +63,6 @@ static void bucket_free(void *ctx)
     free(b);
 }
 
-static void bucket_freep(struct bucket **b)
-{
-    if (*b)
-        bucket_free(*b);
-}
-
 /* Take the lock until the end of the scope. */
 static struct bucket *lock(struct bucket *b)
 {
@@ -375,7 +369,7 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
                          const struct ckpt_recording *rec, struct ckpt_dir **ret,
                          struct ckpt_err *err)
 {
-    ckpt_cleanup(bucket_freep) struct bucket *b = calloc(1, sizeof *b);
+    struct bucket *b = calloc(1, sizeof *b);
     const bool replays = rec && ckpt_recording_memory(rec) == CKPT_DIR_RECALLS;
 
     if (!b)
@@ -384,9 +378,10 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
     if (parse(b, url, err) < 0 || ckpt_client_get(s, &b->client, err) < 0 ||
         (!replays && check_any(b, err) < 0) ||
         ckpt_dir_open_other(b->url, (struct ckpt_dir_way){&bucket_ops, b}, NULL, NULL, ret, err) <
-            0)
+            0) {
+        bucket_free(b);
         return -1;
+    }
     ckpt_parallel_far();
-    (void)ckpt_steal(&b);
     return 0;
 }

@@ -85,15 +85,7 @@ struct worker {
 
 /* ---- answers to the client ---- */
 
-static void job_free(struct job *j)
-{
-    curl_easy_cleanup(j->easy);
-    ckpt_headers_free(&j->headers);
-    ckpt_str_release(&j->body);
-    free(j);
-}
-
-/* Answer, and forget the job. */
+/* Answer, and forget the job, which has no transfer any more. */
 static void answer(struct worker *w, struct job *j, enum ckpt_code code, uint64_t len,
                    const char *text)
 {
@@ -108,12 +100,12 @@ static void answer(struct worker *w, struct job *j, enum ckpt_code code, uint64_
             w->gone = true;
             break;
         }
-    for (struct job **at = &w->jobs; *at; at = &(*at)->next)
-        if (*at == j) {
-            *at = j->next;
-            break;
-        }
-    job_free(j);
+    struct job **at = &w->jobs;
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+    ckpt_str_release(&j->body);
+    free(j);
 }
 
 static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, const char *why)
