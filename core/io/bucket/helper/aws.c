@@ -129,6 +129,8 @@ static int choose(const struct profiles *p, const char *first, const char *secon
     ckpt_cleanup(ckpt_freep) char *own =
         env(name) ? strdup(env(name)) : setting(p, profile_name(), key, NULL);
 
+    if (env(name) && !own)
+        return ckpt_nomem(err);
     if (own && strlen(own) >= cap)
         return ckpt_fail(err, CKPT_USAGE, "%s (%s) is longer than %zu bytes", name, key, cap - 1);
     (void)snprintf(to, cap, "%s", own ? own : "");
@@ -226,11 +228,11 @@ static long request(const struct ckpt_site *site, const struct request *r, struc
                     char *why)
 {
     ckpt_cleanup(ckpt_headers_free) struct curl_slist *headers = NULL;
-    CURL *e = curl_easy_init();
+    CURL *e = r->url ? curl_easy_init() : NULL;
     long status = 0;
 
     why[0] = '\0';
-    if (!e || !r->url)
+    if (!e)
         return 0;
     (void)curl_easy_setopt(e, CURLOPT_URL, r->url);
     (void)curl_easy_setopt(e, CURLOPT_ERRORBUFFER, why);
@@ -310,8 +312,7 @@ static void secret_set(struct ckpt_secret *s, const char *kind, const char *key,
 static void secret_json(struct ckpt_secret *s, const char *kind, const char *text,
                         const char *token)
 {
-    json_error_t why;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_loads(text, 0, &why);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_loads(text, 0, NULL);
 
     if (!json_is_object(j))
         secret_fail(s, CKPT_FORMAT, "credentials of %s: the answer is not a JSON object", kind);
