@@ -249,7 +249,8 @@ int ckpt_bucket_info(char **ret_json, struct ckpt_err *err)
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
-    json_t *config = view->config, *more, *bucket = bucket_info();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *bucket = bucket_info();
+    json_t *config = view->config, *more;
     json_int_t parameters, bytes, pieces, stored;
     const json_int_t shards = count_shards(view->cat, &stored);
 
@@ -266,7 +267,7 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
         json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0 ||
-        (bucket && json_object_set_new(info, "bucket", bucket) < 0))
+        (bucket && json_object_set(info, "bucket", bucket) < 0))
         return ckpt_nomem(err);
     return dump(info, ret_json, err);
 }

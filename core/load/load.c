@@ -494,7 +494,7 @@ int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, co
                         void *buf, struct ckpt_err *err)
 {
     static const struct ckpt_box_cost cost = {
-        CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, 4096, {CKPT_DIRECT_NONE, NULL}};
+        CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, CKPT_STRIDED_LONG_RUN, {CKPT_DIRECT_NONE, NULL}};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

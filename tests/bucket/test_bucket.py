@@ -16,6 +16,9 @@ import unittest
 
 from server import Store
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+from mountlib import digests  # noqa: E402
+
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
 CKPT, CKPTFS = (os.path.join(BUILD, "fs", name) for name in ("ckpt", "ckptfs"))
@@ -24,15 +27,6 @@ GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied
 
 def run(store, *args, env=None, timeout=30, **more):
     return subprocess.run([CKPT, *args], env=env or store.env(**more), capture_output=True, text=True, timeout=timeout)
-
-
-def files_below(folder):
-    found = {}
-    for top, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(top, name), "rb") as f:
-                found[os.path.relpath(os.path.join(top, name), folder)] = hashlib.sha256(f.read()).hexdigest()
-    return found
 
 
 def model_files(seed, megabytes, shards=1):
@@ -68,14 +62,14 @@ class Case(unittest.TestCase):
         out = self.path("expected")
         if not os.path.exists(out):
             subprocess.run([CKPT, "export", GOLDEN, out, "-q"], check=True, capture_output=True)
-        return files_below(out)
+        return digests(out)
 
     def export(self, store, url, *args, **more):
         out = tempfile.mkdtemp(dir=self.tmp)
         os.rmdir(out)
         r = run(store, "export", url, out, "-q", *args, **more)
         self.assertEqual(r.returncode, 0, r.stderr)
-        return files_below(out)
+        return digests(out)
 
     def fails(self, r, *words, code=1):
         self.assertEqual(r.returncode, code, r.stderr)
@@ -119,7 +113,7 @@ class Reading(Case):
                 with open(os.path.join(self.path("m"), name), "wb") as f:
                     f.write(data)
             subprocess.run([CKPT, "export", self.path("m"), self.path("local"), "-q"], check=True, capture_output=True)
-            self.assertEqual(self.export(s, "s3://b/m"), files_below(self.path("local")))
+            self.assertEqual(self.export(s, "s3://b/m"), digests(self.path("local")))
             size = sum(map(len, files.values()))
             self.assertLess(s.served, size * 1.05 + (1 << 20))  # nothing is fetched twice
             self.assertGreater(s.most_open, 4)  # several connections at once
@@ -345,7 +339,7 @@ class Faults(Case):
     def test_names_of_hosts(self):
         """They are looked up in the sandbox of what makes the HTTP."""
         url = self.store.url.replace("127.0.0.1", "localhost")
-        self.assertEqual(files_below(self.done(self.store.env(AWS_ENDPOINT_URL=url))), self.expected())
+        self.assertEqual(digests(self.done(self.store.env(AWS_ENDPOINT_URL=url))), self.expected())
         env = self.store.env(AWS_ENDPOINT_URL="http://nowhere.invalid")
         self.fails(run(self.store, "info", "s3://b/run", env=env), "resolve", "nowhere.invalid")
 
@@ -353,7 +347,7 @@ class Faults(Case):
         self.store.region = "eu-central-7"
         for region in ("eu-central-7", "us-west-2", None):
             env = self.store.env(AWS_REGION=region)
-            self.assertEqual(files_below(self.done(env)), self.expected())
+            self.assertEqual(digests(self.done(env)), self.expected())
 
     def done(self, env):
         out = self.path(f"out{random.random()}")
@@ -365,7 +359,7 @@ class Faults(Case):
         rule = self.store.rule("status", kind="any", status=301, code="PermanentRedirect", times=1,
                                headers=[("x-amz-bucket-region", "ap-south-9")])
         self.store.region = "ap-south-9"
-        self.assertEqual(files_below(self.done(self.store.env(AWS_REGION="us-east-1"))), self.expected())
+        self.assertEqual(digests(self.done(self.store.env(AWS_REGION="us-east-1"))), self.expected())
         self.assertEqual(rule.times, 0)
 
     def test_wrong_key(self):
@@ -481,7 +475,7 @@ class Mounted(Case):
         with Store() as s:
             s.put_folder("b", "run/", GOLDEN)
             p = self.mount(s, "s3://b/run")
-            self.assertEqual(files_below(os.path.join(self.mnt, "10")), self.expected())
+            self.assertEqual(digests(os.path.join(self.mnt, "10")), self.expected())
             with open(os.path.join(self.mnt, ".ckptfs", "stats.json")) as f:
                 stats = json.load(f)
             if os.path.exists("/sys/kernel/security/landlock") or "landlock" in stats["settings"]["sandbox"]:
@@ -530,7 +524,7 @@ class Mounted(Case):
             while not os.path.isdir(os.path.join(self.mnt, "20")):
                 self.assertLess(time.monotonic(), until)
                 time.sleep(0.5)
-            self.assertEqual(files_below(os.path.join(self.mnt, "20")), self.expected())
+            self.assertEqual(digests(os.path.join(self.mnt, "20")), self.expected())
             self.assertEqual(os.readlink(os.path.join(self.mnt, "latest")), "20")
 
     def test_token_expires_while_mounted(self):

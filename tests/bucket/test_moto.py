@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same against somebody else's store: moto's server (tests/requirements-bucket.txt), filled by boto3."""
-import hashlib
 import json
 import os
 import shutil
@@ -10,6 +9,9 @@ import tempfile
 import time
 import unittest
 import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+from mountlib import digests  # noqa: E402
 
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
@@ -32,15 +34,6 @@ for i in range(1200):
 """
 SERVE = "import sys; from moto.server import ThreadedMotoServer as S; s = S(port=0, verbose=False); s.start(); " \
         "print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
-
-
-def hashes(folder):
-    found = {}
-    for top, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(top, name), "rb") as f:
-                found[os.path.relpath(os.path.join(top, name), folder)] = hashlib.sha256(f.read()).hexdigest()
-    return found
 
 
 class Moto(unittest.TestCase):
@@ -68,7 +61,7 @@ class Moto(unittest.TestCase):
             out = os.path.join(self.tmp, f"out{i}")
             r = subprocess.run([CKPT, "export", "s3://runs/" + prefix, out, "-q"], env=self.env, capture_output=True, text=True)
             self.assertEqual(r.returncode, 0, r.stderr)
-            self.assertEqual(hashes(out), hashes(local))
+            self.assertEqual(digests(out), digests(local))
 
     def test_missing(self):
         for url, words in (("s3://runs/none", "no object whose key"), ("s3://none/x", "NoSuchBucket")):

@@ -5,7 +5,6 @@ all the same what it does otherwise: the same output, the same files. It never c
 usage: test_malloc.py LIBRARY [all]     LIBRARY: fail_malloc; without `all`, some of the allocations, others in each run (CKPTFS_SEED)
 """
 
-import hashlib
 import os
 import random
 import shutil
@@ -13,6 +12,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+from mountlib import digests  # noqa: E402
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -41,21 +43,12 @@ def without_times(text):
     return "\n".join(line for line in text.splitlines() if '"seconds"' not in line and "/s)" not in line)
 
 
-def files_of(folder):
-    found = {}
-    for d, _, names in os.walk(folder):
-        for n in names:
-            with open(os.path.join(d, n), "rb") as f:
-                found[os.path.relpath(os.path.join(d, n), folder)] = hashlib.sha256(f.read()).hexdigest()
-    return found
-
-
 def run(command, out, **env):
     shutil.rmtree(out, ignore_errors=True)
     args = [out if a == "OUT" else a for a in command]
     done = subprocess.run([CKPT, *args], capture_output=True, text=True, errors="replace", timeout=120,
                           env=dict(os.environ, LD_PRELOAD=LIBRARY, MALLOC_ARENA_MAX="1", **env))
-    return done, (without_times(done.stdout), files_of(out))
+    return done, (without_times(done.stdout), digests(out))
 
 
 def check(command, top):

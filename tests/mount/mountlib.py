@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the mount tests share: temporary runs, mounts, and skipping where there is no FUSE."""
+import hashlib
 import os
 import shutil
 import signal
@@ -21,6 +22,16 @@ os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=1")
 
 # memory that a daemon may grow by in tests of leaks; sanitizers keep freed memory for a while
 GROWTH = (32 if os.environ.get("CKPTFS_SANITIZE") else 4) << 20
+
+
+def digests(folder):
+    """{path: SHA-256} of all files below a folder."""
+    found = {}
+    for d, _, names in os.walk(folder):
+        for n in names:
+            with open(os.path.join(d, n), "rb") as f:
+                found[os.path.relpath(os.path.join(d, n), folder)] = hashlib.sha256(f.read()).hexdigest()
+    return found
 
 
 def need_fuse():

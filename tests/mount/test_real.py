@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mount and the tool on real checkpoints, with the real library."""
 import datetime
-import hashlib
 import json
 import mmap
 import os
@@ -18,7 +17,7 @@ import time
 import unittest
 from xml.etree import ElementTree
 
-from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main, wait_until
+from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, digests, main, wait_until
 
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
 
@@ -58,15 +57,6 @@ def ckpt(*args, **kw):
 def text(path):
     with open(path) as f:
         return f.read()
-
-
-def digests(folder):
-    found = {}
-    for d, _, names in os.walk(folder):
-        for n in names:
-            with open(os.path.join(d, n), "rb") as f:
-                found[os.path.relpath(os.path.join(d, n), folder)] = hashlib.sha256(f.read()).hexdigest()
-    return found
 
 
 class Real(Case):

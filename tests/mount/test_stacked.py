@@ -9,8 +9,8 @@ import subprocess
 import sys
 import unittest
 
-from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main, mounted, wait_until
-from test_real import digests, write_model
+from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, digests, main, mounted, wait_until
+from test_real import write_model
 
 MOTO = os.environ.get("CKPTFS_MOTO", "")
 GOLDEN = os.path.join(SOURCE, "tests", "golden")

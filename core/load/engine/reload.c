@@ -69,9 +69,10 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, bool change
 {
     struct ckpt_view *old = load->view, *new = NULL;
     struct ckpt_err own = {0};
-    const bool good = load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 0;
+    const int ended = load->engine ? ckpt_engine_wait(load->engine, 0, NULL) : -1;
+    const bool good = ended == 0;
 
-    if (!load->planned || (load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 1))
+    if (!load->planned || ended == 1)
         return ckpt_fail(err, CKPT_USAGE,
                          load->planned ? "the load runs: wait for its end before it is reloaded"
                                        : "a load must be planned before it is reloaded");
