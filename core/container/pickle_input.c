@@ -34,6 +34,7 @@ int ckpt_pm_refill(struct ckpt_pickle_machine *m, size_t n)
     size_t more = (size_t)ckpt_min_u64(m->buf_cap - have, m->end - m->pos);
     m->at = m->buf;
     m->stop = m->buf + have;
+    (void)ckpt_source_soon(m->source, m->pos, ckpt_min_u64(m->end - m->pos, CKPT_PM_AHEAD));
     if (ckpt_source_pread(m->source, m->buf + have, more, m->pos, m->err) < 0)
         return -1;
     if (m->crc)

@@ -11,6 +11,7 @@ enum {
     CKPT_PM_NO_GLOBAL = (1 << 28) - 1,      /* an opaque value that has no name */
     CKPT_PM_MAX_ID = CKPT_PM_NO_GLOBAL - 1, /* what a memo entry can hold */
     CKPT_PM_WINDOW = 256 * 1024,            /* bytes of the input that are read at once */
+    CKPT_PM_AHEAD = 16 << 20,               /* and that are fetched ahead, if they are far */
 };
 
 struct ckpt_pickle_machine {

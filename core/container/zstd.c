@@ -14,6 +14,7 @@
 
 enum {
     IN_BYTES = 1 << 20,
+    AHEAD = 8 << 20, /* fetched ahead, if it is far */
     OUT_BYTES = 256 * 1024,
     KEPT = 64 * 1024,    /* of the beginning and of the end */
     MAX_WINDOW_LOG = 27, /* memory that a frame may ask for: 128 MiB, the library's own limit */
@@ -118,6 +119,7 @@ static int refill(struct ckpt_zstd_stream *s, struct ckpt_err *err)
 {
     const size_t n = (size_t)ckpt_min_u64(IN_BYTES, s->len - s->read);
 
+    (void)ckpt_source_soon(s->of, s->off + s->read, ckpt_min_u64(s->len - s->read, AHEAD));
     if (ckpt_source_pread(s->of, s->input, n, s->off + s->read, err) < 0)
         return -1;
     s->in = (ZSTD_inBuffer){s->input, n, 0};

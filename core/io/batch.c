@@ -2,7 +2,11 @@
 /* Collecting, merging and checking the reads of one request. */
 #include "io/batch.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "base/ckd.h"
+#include "base/sort.h"
 
 void ckpt_batch_init(struct ckpt_batch *b) { memset(b, 0, offsetof(struct ckpt_batch, iov)); }
 
@@ -38,11 +42,56 @@ int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     return b->missed ? -1 : rc;
 }
 
-void ckpt_batch_release(struct ckpt_batch *b) { ckpt_vec_release(&b->touched); }
+void ckpt_batch_release(struct ckpt_batch *b)
+{
+    ckpt_vec_release(&b->touched);
+    ckpt_vec_release(&b->runs);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct ckpt_batch_run *p = a, *q = b;
+    const int c = ckpt_u64_cmp((uintptr_t)p->source, (uintptr_t)q->source);
+
+    return c ? c : ckpt_u64_cmp(p->off, q->off);
+}
+
+static int by_turn(const void *a, const void *b)
+{
+    return ckpt_u64_cmp(((const struct ckpt_batch_run *)a)->n,
+                        ((const struct ckpt_batch_run *)b)->n);
+}
+
+bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
+{
+    struct ckpt_batch_run *r = b->runs.ptr;
+    size_t n = 0;
+
+    if (b->runs.len)
+        qsort(r, b->runs.len, sizeof *r, by_place);
+    for (size_t i = 0; i < b->runs.len; i++)
+        if (n && r[n - 1].source == r[i].source && r[i].off <= r[n - 1].end + gap) {
+            r[n - 1].end = ckpt_max_u64(r[n - 1].end, r[i].end);
+            r[n - 1].n = ckpt_min_u64(r[n - 1].n, r[i].n);
+        } else {
+            r[n++] = r[i];
+        }
+    if (n)
+        qsort(r, n, sizeof *r, by_turn);
+    for (size_t i = 0; i < n; i++)
+        if (!ckpt_source_soon(r[i].source, r[i].off, r[i].end - r[i].off))
+            return false;
+    return true;
+}
 
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err)
 {
+    if (b->soon)
+        return ckpt_vec_push(&b->runs, ((struct ckpt_batch_run){s, off, off + len, b->runs.len})) <
+                       0
+                   ? ckpt_nomem(err)
+                   : 0;
     if (b->source == s && off == b->off + b->len) {
         struct iovec *last = &b->iov[b->niov - 1];
         if ((char *)last->iov_base + last->iov_len == (char *)buf) {

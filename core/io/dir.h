@@ -35,9 +35,10 @@ enum { CKPT_TAG_MAX = 96 }; /* bytes of an ETag, with the NUL */
 
 /* How bytes of an object are read. */
 enum ckpt_read_how {
-    CKPT_READ_AHEAD,   /* and more, if it looks as if that were read next */
+    CKPT_READ_WELL,    /* and what is around it, if that is little */
     CKPT_READ_EXACTLY, /* no byte more */
     CKPT_READ_HELD,    /* only if no request is needed */
+    CKPT_READ_SOON,    /* not yet: begin to fetch it. iov has lengths only */
 };
 
 /* What a directory knows of an entry. */
@@ -136,8 +137,9 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
 
-/* Fill iov[0..n) from `off` on with bytes of the object (CKPT_READ_HELD: 1 if that is not possible)
- * that had this size and ETag when it was found. STALE: it has been replaced. */
+/* Fill iov[0..n) from `off` on with bytes of the object that had this size and ETag when it was
+ * found. 1: it is not held (CKPT_READ_HELD), or there is no room for it now (CKPT_READ_SOON).
+ * STALE: it has been replaced. */
 int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const char *tag,
                          uint64_t size, const struct iovec *iov, int n, uint64_t off,
                          enum ckpt_read_how how, struct ckpt_err *err);

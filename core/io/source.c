@@ -76,6 +76,12 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
     return ckpt_source_preadv(s, &iov, 1, off, err);
 }
 
+bool ckpt_source_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    return !s->ops->soon || off >= s->size ||
+           s->ops->soon(s, off, ckpt_min_u64(len, s->size - off));
+}
+
 bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b)
 {
     return a == b || (a->ops == b->ops && a->size == b->size && a->ops->same && a->ops->same(a, b));

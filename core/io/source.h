@@ -50,6 +50,9 @@ struct ckpt_source_ops {
      * NULL: preadv does it. */
     int (*preadv_exactly)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           struct ckpt_err *err);
+    /* Begin to fetch bytes that will be read. False: there is no room for them. NULL: as for
+     * sources that are not far. */
+    bool (*soon)(struct ckpt_source *s, uint64_t off, uint64_t len);
     /* Are the bytes known to be those of another source with the same ops, by the files' recorded
      * identities? NULL: that is never known. */
     bool (*same)(const struct ckpt_source *a, const struct ckpt_source *b);
@@ -91,6 +94,13 @@ bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
 /* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. */
 int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           const struct ckpt_route *route, struct ckpt_err *err);
+
+/* Are the bytes behind a network, where each request takes long? Then say what will be read. */
+bool ckpt_source_is_far(struct ckpt_source *s);
+
+/* Begin to fetch bytes [off, off+len), without waiting, if the source is far. A hint: a range
+ * outside of the source is cut. False: there is no room for them now. */
+bool ckpt_source_soon(struct ckpt_source *s, uint64_t off, uint64_t len);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

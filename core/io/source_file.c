@@ -60,7 +60,7 @@ static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t
     int fd, rc;
 
     if (f->tag)
-        return read_object(f, iov, n, off, CKPT_READ_AHEAD, err);
+        return read_object(f, iov, n, off, CKPT_READ_WELL, err);
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
     off += f->base;
@@ -186,6 +186,13 @@ static int file_preadv_exactly(struct ckpt_source *s, struct iovec *iov, int n, 
                   : file_preadv(s, iov, n, off, err);
 }
 
+static bool file_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    const struct iovec lengths = {NULL, len};
+
+    return !self(s)->tag || read_object(self(s), &lengths, 1, off, CKPT_READ_SOON, NULL) != 1;
+}
+
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -239,6 +246,7 @@ static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .gather_cached = file_gather_cached,
                                                 .preadv_direct = file_preadv_direct,
                                                 .preadv_exactly = file_preadv_exactly,
+                                                .soon = file_soon,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free,
@@ -325,6 +333,13 @@ struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)
     while (s && s->ops != &file_ops)
         s = ckpt_source_window_of(s);
     return s;
+}
+
+bool ckpt_source_is_far(struct ckpt_source *s)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+
+    return file && self(file)->tag;
 }
 
 struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s) { return self(s)->dir; }

@@ -21,6 +21,11 @@ static int window_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64
     return ckpt_source_preadv(self(s)->of, iov, n, self(s)->off + off, err);
 }
 
+static bool window_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    return ckpt_source_soon(self(s)->of, self(s)->off + off, len);
+}
+
 static bool window_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
 {
     enum { AT_ONCE = 64 };
@@ -58,6 +63,7 @@ static bool window_same(const struct ckpt_source *a, const struct ckpt_source *b
 
 static const struct ckpt_source_ops window_ops = {.preadv = window_preadv,
                                                   .gather_cached = window_gather_cached,
+                                                  .soon = window_soon,
                                                   .check = window_check,
                                                   .name = window_name,
                                                   .free = window_free,

@@ -12,6 +12,7 @@
 #include "base/str.h"
 #include "model/opening.h"
 #include "run/save.h"
+#include "view/ahead.h"
 
 struct ckpt_view *ckpt_view_hold(struct ckpt_view *view)
 {
@@ -24,6 +25,7 @@ void ckpt_view_release(struct ckpt_view *view)
     if (!view || atomic_fetch_sub(&view->refs, 1) != 1)
         return;
     ckpt_slabs_forget(view->shared->slabs, &view->reading);
+    ckpt_ahead_free(view->reading.ahead);
     ckpt_vtree_free(view->tree);
     ckpt_catalog_free(view->cat);
     ckpt_save_unref(view->save);
@@ -135,7 +137,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
         ckpt_opening_identify(&o, err) < 0 || ckpt_opening_make_model(&o, err) < 0 ||
         ckpt_opening_lay_out(&o, err) < 0)
         return -1;
-    return hand_over(&o, v, err);
+    return ckpt_ahead_new(o.cat, &v->reading.ahead, err) < 0 ? -1 : hand_over(&o, v, err);
 }
 
 int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)

@@ -109,6 +109,63 @@ static int read_rows(struct ckpt_reading *rd, const struct ckpt_box_read *read,
     }
 }
 
+/* ---- what will be read ---- */
+
+enum { FAR_GAP = 128 * 1024 }; /* holes up to this size are fetched: cheaper than another request */
+
+static size_t slab_bytes(const struct ckpt_tensor *t);
+
+int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
+                     uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err)
+{
+    struct ckpt_strided_reader reader = {
+        .batch = batch, .gap = CKPT_STRIDED_GAP, .bound = CKPT_STRIDED_BOUND, .run = UINT64_MAX};
+    const uint64_t slab = rd->slabs ? slab_bytes(t) / ckpt_dtype_size(t->dtype) : 0;
+
+    if (slab) {
+        lo -= lo % slab;
+        hi = ckpt_min_u64(t->numel, (hi + slab - 1) / slab * slab);
+    }
+    if (lo >= hi)
+        return 0;
+    if (!t->value) {
+        static char nowhere; /* nothing is written */
+        const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, &nowhere};
+        return ckpt_stored_read(&reader, &read, err);
+    }
+    for (uint32_t i = 0; i < t->value->narg; i++) { /* about the same part of the operands */
+        const struct ckpt_tensor *a = t->value->arg[i];
+        const long double part = (long double)a->numel / (long double)t->numel;
+        if (ckpt_tensor_soon(a, rd, (uint64_t)((long double)lo * part),
+                             ckpt_min_u64(a->numel, (uint64_t)((long double)hi * part) + 1), batch,
+                             err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Far sources fetch all of this at the same time. */
+static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
+                      const struct ckpt_box_cost *cost)
+{
+    struct ckpt_batch batch;
+    struct ckpt_strided_reader reader = {
+        .batch = &batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run};
+    struct ckpt_err ignored = {0};
+    bool good = true;
+
+    if (!rd || !rd->ahead)
+        return;
+    ckpt_batch_init(&batch);
+    batch.soon = true;
+    for (size_t i = 0; i < n && good; i++)
+        good = read[i].tensor->value || ckpt_box_numel(&read[i].box) == 0 ||
+               ckpt_stored_read(&reader, &read[i], &ignored) == 0;
+    if (good && batch.runs.len > 1)
+        (void)ckpt_batch_fetch(&batch, cost->route.arrived ? 0 : FAR_GAP); /* a load: no more */
+    ckpt_batch_release(&batch);
+}
+
 /* ---- boxes ---- */
 
 static int read_one(struct ckpt_strided_reader *reader, struct ckpt_reading *rd,
@@ -158,6 +215,7 @@ static int read_all(struct ckpt_reading *rd, const struct ckpt_box_read *read, s
 int ckpt_boxes_pread(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                      const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
+    fetch_all(rd, read, n, cost);
     return read_all(rd, read, n, cost, false, err);
 }
 
@@ -194,7 +252,7 @@ static int make_elements(const struct ckpt_tensor *t, struct ckpt_reading *rd, v
     if (v)
         return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
                                 : v->ops->compute(t, rd, buf, lo, hi, err);
-    if (read_all(rd, &read, 1, &usual_cost, false, err) < 0)
+    if (ckpt_boxes_pread(rd, &read, 1, &usual_cost, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     return 0;
 }

@@ -22,11 +22,12 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Data that all readers of a view share; its address identifies the view's group of slabs. Both
+/* Data that all readers of a view share; its address identifies the view's group of slabs. All
  * members may be NULL, and must outlive it. */
 struct ckpt_reading {
     struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
     struct ckpt_read_stats *stats;
+    struct ckpt_ahead *ahead; /* of files of which some bytes are far (view/ahead.h); NULL: none */
 };
 
 /* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
@@ -62,6 +63,11 @@ int ckpt_elements_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, vo
  * in it. */
 int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, size_t len,
                       uint64_t off, struct ckpt_err *err);
+
+/* Add what is read for elements [lo, hi) to a batch of what will be read (`soon`). For computed
+ * tensors, about. */
+int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
+                     uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err);
 
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
  * element. Boxes of one are boxes of the other. */

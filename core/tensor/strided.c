@@ -83,6 +83,8 @@ static int read_bound(const struct ckpt_strided_reader *r, struct ckpt_source *s
 {
     const unsigned char *data;
 
+    if (r->batch->soon)
+        return ckpt_batch_add(r->batch, s, NULL, (size_t)ckpt_ndcopy_src_span(c), src, err);
     if (cache_read(r, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err) < 0)
         return -1;
     ckpt_ndcopy_run(c, dst, data);
@@ -179,7 +181,7 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
 {
     struct gather g;
 
-    if (!has_large_holes(r, c) || begins_in_cache(r, s, src))
+    if (!has_large_holes(r, c) || begins_in_cache(r, s, src) || r->batch->soon)
         return 0;
     g.reader = r;
     g.source = s;

@@ -4,12 +4,11 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "view/ahead.h"
 #include "view/text.h"
 #include "view/view.h"
 
-/* The last segment that begins at or before off. Empty ones share their offset with the next, which
- * is the one found. */
-static size_t segment_at(const struct ckpt_vnode *file, uint64_t off)
+size_t ckpt_segment_at(const struct ckpt_vnode *file, uint64_t off)
 {
     size_t lo = 0, hi = file->nsegment;
 
@@ -57,7 +56,9 @@ int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, voi
 
     assert(file->kind == CKPT_NODE_FILE);
     len = (size_t)left;
-    for (size_t i = left ? segment_at(file, off) : 0; left; i++) {
+    if (rd && rd->ahead && left)
+        ckpt_ahead_note(rd, file, off, off + left);
+    for (size_t i = left ? ckpt_segment_at(file, off) : 0; left; i++) {
         const struct ckpt_segment *s = &file->segment[i];
         size_t n = (size_t)ckpt_min_u64(left, s->off + s->len - off);
         if (n && read_segment(rd, s, out, n, off - s->off, err) < 0)

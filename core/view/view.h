@@ -105,6 +105,10 @@ const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char 
 void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ckpt_vnode **ret_file,
                       uint64_t *ret_off);
 
+/* The number of the last segment that begins at or before off. Empty ones share their offset with
+ * the next, which is the one found. */
+size_t ckpt_segment_at(const struct ckpt_vnode *file, uint64_t off);
+
 /* Read up to len bytes of a file at off; *ret_len is less than len only at the end of the file (0
  * at or past it). This is the only clamp in the tree: all bytes asked for that exist are delivered,
  * or it fails. */

@@ -37,6 +37,7 @@ class Store:
         self.expired = set()  # tokens
         self.objects, self.rules, self.log, self.served = {}, [], [], 0  # objects: {bucket: {key: (bytes, etag, mtime)}}
         self.connections = self.open_now = self.most_open = 0
+        self.waiting = self.most_waiting = 0  # requests of more than 64 KiB, while the latency passes
         self.lock, self.sorted = threading.Lock(), {}
         self.extra = {}  # path: function(method, headers, body) -> (status, body), for credentials
 
@@ -134,7 +135,12 @@ class Store:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path, _, query = target.partition("?")
         if self.latency:
+            m = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+            large = bool(m) and int(m[2]) - int(m[1]) >= 64 * 1024
+            self.waiting += large
+            self.most_waiting = max(self.most_waiting, self.waiting)
             await asyncio.sleep(self.latency)
+            self.waiting -= large
         if path in self.extra:
             status, text = self.extra[path](method, headers, body)
             return self.reply(writer, status, text.encode())

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import random
 import shutil
 import stat
@@ -47,6 +48,29 @@ def model_files(seed, megabytes, shards=1):
     files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": where}).encode()
     files["config.json"] = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}).encode()
     return files
+
+
+def fsdp_run(folder, ranks, tensors, rows, columns=512):
+    """What torch.distributed.checkpoint writes for FSDP: every rank's file has its rows of every tensor."""
+    import torch
+    from torch.distributed.checkpoint import metadata as m
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    os.mkdir(folder)
+    files = [open(os.path.join(folder, f"__{r}_0.distcp"), "wb") for r in range(ranks)]
+    state, storage, n = {}, {}, rows // ranks
+    for t in range(tensors):
+        name, full = f"layers.{t}.weight", torch.arange(t, t + rows * columns, dtype=torch.int32).view(rows, columns)
+        chunks = [m.ChunkStorageMetadata(torch.Size([r * n, 0]), torch.Size([n, columns])) for r in range(ranks)]
+        for r in range(ranks):
+            at = files[r].tell()
+            torch.save(full[r * n:(r + 1) * n].clone(), files[r])
+            storage[m.MetadataIndex(name, chunks[r].offsets, r)] = _StorageInfo(f"__{r}_0.distcp", at, files[r].tell() - at)
+        state[name] = m.TensorStorageMetadata(m.TensorProperties(dtype=torch.int32), full.size(), chunks)
+    for f in files:
+        f.close()
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        pickle.dump(m.Metadata(state, {}, storage), f)
+    return rows * columns * 4 * tensors
 
 
 class Case(unittest.TestCase):
@@ -118,6 +142,22 @@ class Reading(Case):
             self.assertLess(s.served, size * 1.05 + (1 << 20))  # nothing is fetched twice
             self.assertGreater(s.most_open, 4)  # several connections at once
             self.assertLess(s.connections, 40)  # which are kept
+
+    def test_a_file_of_many_objects(self):
+        """Its bytes are fetched ahead along the file, whatever object they are in; and items of one by one request each."""
+        ranks, tensors = 48, 6
+        size = fsdp_run(self.path("m"), ranks, tensors, 48 * 40)
+        subprocess.run([CKPT, "export", self.path("m"), self.path("local"), "-q", "-o", "view=raw"], check=True, capture_output=True)
+        with Store(latency=0.02) as s:
+            s.put_folder("b", "m/", self.path("m"))
+            self.assertEqual(run(s, "info", "s3://b/m", "-o", "view=raw,cache=no").returncode, 0)
+            opening, s.most_waiting = len(s.requests("get")), 0
+            self.assertLess(opening, ranks * (tensors + 2) + 8)
+            s.log.clear()
+            s.served = 0
+            self.assertEqual(self.export(s, "s3://b/m", "-o", "view=raw,cache=no"), digests(self.path("local")))
+            self.assertGreater(s.most_waiting, 24)
+            self.assertLess(s.served, size * 1.1 + opening * 64 * 1024)
 
     def test_nothing_there(self):
         with Store() as s:

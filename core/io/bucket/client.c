@@ -22,38 +22,38 @@
 #include "io/bucket/wire.h"
 #include "io/iov.h"
 
-/* Sizes of slots, and how many there are of each: 464 MiB, touched only as far as they are used. */
-enum { SMALL = 64 * 1024, MIDDLE = 1 << 20, BLOCK = 8 << 20 };
-static const struct {
-    uint32_t size, n;
-} classes[] = {{SMALL, 256}, {MIDDLE, 64}, {BLOCK, 48}};
-enum { NCLASS = 3, NSLOT = 256 + 64 + 48 };
-static const uint64_t MEMORY =
-    CKPT_WIRE_HEAD + 256 * (uint64_t)SMALL + 64 * (uint64_t)MIDDLE + 48 * (uint64_t)BLOCK;
+/* Memory is given in units, and touched only as far as it is used: 448 MiB. */
+enum {
+    UNIT = 64 * 1024,
+    NUNIT = 7168,
+    NSLOT = 1024,
+    SMALL = UNIT,
+    MIDDLE = 1 << 20,
+    BLOCK = 8 << 20
+};
+static const uint64_t MEMORY = CKPT_WIRE_HEAD + NUNIT * (uint64_t)UNIT;
 
-/* Read-ahead: of each stream EAGER times as much as was read of it, and of all together AHEAD. */
-enum { NSTREAM = 64, NEAR = 4 << 20, EAGER = 8, AHEAD = 256 << 20, RECENT = 512 };
+enum {
+    ITEM = 4096, /* reads up to this size look at an item of many, of which the next one ... */
+    AROUND = 8 * 1024,  /* ... and the end lie near */
+    STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
+};
 
 enum state { FREE, FETCHING, READY, FAILED };
 
 /* A part of an object, or a page of a list (object: zeroes). */
 struct slot {
     XXH128_hash_t object;
-    uint64_t off, at; /* in the object; in the memory */
-    uint32_t len, cap;
+    uint64_t off;
+    uint32_t len, unit, nunit; /* bytes; where they lie in the memory */
     enum state state;
     uint32_t pins; /* threads that wait for it, or copy from it */
     uint64_t tick; /* of the last use; 0: has been read to its end */
     bool is_end;   /* of an object: to be kept in the cache when it is first read */
+    bool ahead;    /* fetched for reads that have not come yet */
     pthread_cond_t done;
     enum ckpt_code code; /* FAILED; and `text` says why */
     char *text;          /* of a list: where it continues. NULL: no memory */
-};
-
-/* Reads of an object that follow each other. */
-struct stream {
-    XXH128_hash_t object;
-    uint64_t first, next, got, tick; /* got: bytes that were read */
 };
 
 struct ckpt_client {
@@ -70,7 +70,7 @@ struct ckpt_client {
     bool has_thread, dead; /* dead: the helper has ended */
     uint64_t tick;
     struct slot slot[NSLOT];
-    struct stream stream[NSTREAM];
+    bool taken[NUNIT];
 };
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -110,9 +110,15 @@ static void watch_forks(void) { (void)pthread_atfork(lock_all, unlock_all, unloc
 
 /* ---- answers ---- */
 
+static char *bytes_of(const struct ckpt_client *c, const struct slot *s)
+{
+    return c->memory + CKPT_WIRE_HEAD + (size_t)s->unit * UNIT;
+}
+
 static void slot_free(struct ckpt_client *c, struct slot *s)
 {
     s->state = FREE;
+    memset(c->taken + s->unit, false, s->nunit);
     free(s->text);
     s->text = NULL;
     (void)pthread_cond_broadcast(&c->freed);
@@ -137,7 +143,7 @@ static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a,
     const bool is_list = XXH128_isEqual(s->object, NO_OBJECT);
     if (a->code != CKPT_OK) {
         slot_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
-    } else if (a->len > s->cap || (!is_list && a->len != s->len)) {
+    } else if (a->len > (uint64_t)s->nunit * UNIT || (!is_list && a->len != s->len)) {
         slot_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
     } else {
         s->len = (uint32_t)a->len;
@@ -203,14 +209,12 @@ static void client_free(struct ckpt_client *c)
 /* All slots are free. */
 static void lay_out(struct ckpt_client *c)
 {
-    uint64_t at = CKPT_WIRE_HEAD;
-
-    for (size_t k = 0, i = 0; k < NCLASS; k++)
-        for (uint32_t j = 0; j < classes[k].n; j++, i++, at += classes[k].size) {
-            free(c->slot[i].text);
-            c->slot[i] = (struct slot){.at = at, .cap = classes[k].size};
-            (void)pthread_cond_init(&c->slot[i].done, NULL);
-        }
+    memset(c->taken, false, sizeof c->taken);
+    for (size_t i = 0; i < NSLOT; i++) {
+        free(c->slot[i].text);
+        c->slot[i] = (struct slot){0};
+        (void)pthread_cond_init(&c->slot[i].done, NULL);
+    }
 }
 
 static int start_helper(struct ckpt_client *c, struct ckpt_err *err)
@@ -348,26 +352,58 @@ static int begin(struct ckpt_client *c, struct ckpt_err *err)
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
 
-/* A free slot for len bytes, or the one that was used least lately; NULL: all are in use. */
-static struct slot *find_slot(struct ckpt_client *c, uint32_t len)
+/* A place for n units in a row, the first, so that few pages are touched; NUNIT: there is none. */
+static uint32_t find_units(const struct ckpt_client *c, uint32_t n)
 {
-    struct slot *best = NULL;
+    uint32_t have = 0;
 
-    for (size_t i = 0; i < NSLOT; i++) {
-        struct slot *s = &c->slot[i];
-        if (s->cap < len || (best && s->cap > best->cap))
-            continue;
-        const bool idle = s->state == READY && s->pins == 0;
-        if (s->state == FREE || (idle && s->tick == 0)) { /* the first: few pages are touched */
-            best = s;
-            break;
+    for (uint32_t i = 0; i < NUNIT; i++)
+        if ((have = c->taken[i] ? 0 : have + 1) == n)
+            return i + 1 - n;
+    return NUNIT;
+}
+
+/* A slot for len bytes, in the place of those that were used least lately; NULL: the others are in
+ * use. For what is needed `soon`, none is taken from what waits just so. */
+static struct slot *find_slot(struct ckpt_client *c, uint32_t len, bool soon)
+{
+    const uint32_t n = (len + UNIT - 1) / UNIT;
+
+    for (;;) {
+        struct slot *old = NULL, *free = NULL;
+        for (size_t i = 0; i < NSLOT; i++) {
+            struct slot *s = &c->slot[i];
+            const bool promised = soon && s->ahead && s->tick + STALE_TICKS > c->tick;
+            if (s->state == FREE)
+                free = free ? free : s;
+            else if (s->state == READY && s->pins == 0 && !promised &&
+                     (!old || s->tick < old->tick))
+                old = s;
         }
-        if (idle && (!best || s->tick < best->tick))
-            best = s;
+        const uint32_t unit = free ? find_units(c, n) : NUNIT;
+        if (unit < NUNIT) {
+            free->unit = unit;
+            free->nunit = n;
+            return free;
+        }
+        if (!old)
+            return NULL;
+        slot_free(c, old);
     }
-    if (best && best->state != FREE)
-        slot_free(c, best);
-    return best;
+}
+
+/* The slot is used now. */
+static void slot_take(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, uint64_t off,
+                      uint32_t len, enum state state)
+{
+    memset(c->taken + s->unit, true, s->nunit);
+    s->object = object;
+    s->off = off;
+    s->len = len;
+    s->state = state;
+    s->is_end = s->ahead = false;
+    s->pins = 0;
+    s->tick = ++c->tick;
 }
 
 /* Send a question about the slot, which is FETCHING then. */
@@ -385,19 +421,13 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
     if (ckpt_iov_len(iov, 5) > CKPT_WIRE_MOST)
         return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
     q.id = (uint32_t)(s - c->slot);
-    q.at = s->at;
+    q.at = (uint64_t)(bytes_of(c, s) - c->memory);
     do
         n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL);
     while (n < 0 && errno == EINTR);
     if (n < 0)
         return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
-    s->object = object;
-    s->off = q.off;
-    s->len = (uint32_t)q.len;
-    s->state = FETCHING;
-    s->is_end = false;
-    s->pins = 0;
-    s->tick = ++c->tick;
+    slot_take(c, s, object, q.off, (uint32_t)q.len, FETCHING);
     return 0;
 }
 
@@ -419,9 +449,9 @@ static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64
 }
 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
- * it), as far as there is room. */
+ * it), as far as there is room: 0, and 1 if there is no more. */
 static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                uint64_t off, uint64_t end, uint64_t most, struct ckpt_err *err)
+                uint64_t off, uint64_t end, uint64_t most, bool soon, struct ckpt_err *err)
 {
     while (off < end) {
         uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
@@ -429,45 +459,15 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
         if (!s) {
             const struct ckpt_wire_ask q = {
                 .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
-            if (!(s = find_slot(c, (uint32_t)q.len)))
-                return 0;
+            if (!(s = find_slot(c, (uint32_t)q.len, soon)))
+                return 1;
             if (ask(c, s, object, q, o->bucket, o->key, o->tag, "", err) < 0)
                 return -1;
+            s->ahead = soon;
         }
         off = s->off + s->len;
     }
     return 0;
-}
-
-/* Note a read, and return up to where to read ahead of it; `end`: not at all. */
-static uint64_t read_ahead(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end,
-                           uint64_t size)
-{
-    struct stream *mine = NULL, *oldest = &c->stream[0];
-    uint64_t active = 1;
-
-    c->tick++;
-    for (size_t i = 0; i < NSTREAM; i++) {
-        struct stream *s = &c->stream[i];
-        if (s->tick && off + NEAR >= s->next && off <= s->next + NEAR &&
-            XXH128_isEqual(s->object, object))
-            mine = s;
-        else if (s->tick && s->tick + RECENT > c->tick)
-            active++;
-        if (s->tick < oldest->tick)
-            oldest = s;
-    }
-    if (!mine)
-        *(mine = oldest) = (struct stream){object, off, end, 0, 0};
-    mine->tick = c->tick;
-    if (end > mine->next)
-        mine->next = end;
-    mine->got += end - off;
-    const uint64_t read = mine->got;
-    if (mine->first == off || read < MIDDLE || 2 * read < mine->next - mine->first)
-        return end; /* the first, or here and there */
-    const uint64_t to = mine->next + ckpt_min_u64(EAGER * read, AHEAD / active);
-    return ckpt_min_u64(size, (to + BLOCK - 1) / BLOCK * BLOCK);
 }
 
 static XXH128_hash_t name_of(const struct ckpt_object *o)
@@ -489,17 +489,13 @@ static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, ui
     const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
     (void)pthread_mutex_lock(&c->lock);
     uint64_t end = off + len;
-    struct slot *s =
-        kept && !covering(c, object, off, &end) && end == off + len ? find_slot(c, len) : NULL;
+    struct slot *s = kept && !covering(c, object, off, &end) && end == off + len
+                         ? find_slot(c, len, false)
+                         : NULL;
     if (!s)
         return;
-    memcpy(c->memory + s->at, buf, len);
-    s->object = object;
-    s->off = off;
-    s->len = len;
-    s->state = READY;
-    s->is_end = false;
-    s->tick = ++c->tick;
+    memcpy(bytes_of(c, s), buf, len);
+    slot_take(c, s, object, off, len, READY);
 }
 
 /* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
@@ -510,7 +506,7 @@ static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_h
 
     if (c->cache >= 0)
         recall(c, object, off, len);
-    if (want(c, o, object, off, off + len, BLOCK, err) < 0)
+    if (want(c, o, object, off, off + len, BLOCK, false, err) < 0)
         return -1;
     struct slot *s = covering(c, object, off, NULL);
     if (s && s->state == FETCHING && s->off == off && s->len == len)
@@ -540,14 +536,13 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
         const bool keep = s->is_end;
         *ret_len = stop - off;
-        s->is_end = false;
+        s->is_end = s->ahead = false;
         (void)pthread_mutex_unlock(&c->lock);
         if (keep)
-            ckpt_cache_put(c->cache, s->object, s->off, c->memory + s->at, s->len);
-        ckpt_iov_put(to, (const unsigned char *)c->memory + s->at + (off - s->off),
-                     (size_t)*ret_len);
+            ckpt_cache_put(c->cache, s->object, s->off, bytes_of(c, s), s->len);
+        ckpt_iov_put(to, (const unsigned char *)bytes_of(c, s) + (off - s->off), (size_t)*ret_len);
         (void)pthread_mutex_lock(&c->lock);
-        s->tick = stop == s->off + s->len && s->cap > SMALL ? 0 : ++c->tick;
+        s->tick = stop == s->off + s->len && s->nunit > 1 ? 0 : ++c->tick;
     }
     if (--s->pins == 0 && s->state == FAILED)
         slot_free(c, s);
@@ -568,24 +563,25 @@ static bool is_held(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, u
     return true;
 }
 
-/* Begin to fetch what a read needs, and what is likely to be read next. */
+/* Begin to fetch what a read needs. */
 static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
                    uint64_t off, uint64_t end, enum ckpt_read_how how, struct ckpt_err *err)
 {
     const uint64_t len = end - off;
+    const bool begun = covering(c, object, off, NULL) != NULL;
 
     if (how == CKPT_READ_EXACTLY) { /* a large one by several connections */
         const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
-        return want(c, o, object, off, end, part, err);
+        return want(c, o, object, off, end, part, false, err);
     }
-    const uint64_t ahead = read_ahead(c, object, off, end, o->size);
-    if (ahead > end)
-        return want(c, o, object, off, ahead, BLOCK, err);
-    if (end <= SMALL && !covering(c, object, 0, NULL)) /* headers are at an end of a file */
+    if (end <= SMALL && !begun) /* headers are at an end of a file */
         return want_end(c, o, object, 0, err);
-    if (off + SMALL >= o->size && !covering(c, object, off, NULL))
+    if (off + SMALL >= o->size && !begun)
         return want_end(c, o, object, o->size > SMALL ? o->size - SMALL : 0, err);
-    return want(c, o, object, off, end, BLOCK, err);
+    if (len <= ITEM && !begun)
+        return want(c, o, object, off - AROUND, ckpt_min_u64(o->size, end + AROUND), BLOCK, false,
+                    err);
+    return want(c, o, object, off, end, BLOCK, false, err);
 }
 
 int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
@@ -598,11 +594,16 @@ int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const s
 
     if (how == CKPT_READ_HELD && (c->owner != getpid() || !is_held(c, object, off, end)))
         return 1;
-    if (begin(c, err) < 0 || prepare(c, o, object, off, end, how, err) < 0)
+    if (begin(c, err) < 0)
+        return -1;
+    if (how == CKPT_READ_SOON)
+        return want(c, o, object, off, end, BLOCK, true, err);
+    if (prepare(c, o, object, off, end, how, err) < 0)
         return -1;
     while (off < end) {
         uint64_t len = 0;
-        if (want(c, o, object, off, ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK), BLOCK, err) < 0)
+        const uint64_t stop = ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK);
+        if (want(c, o, object, off, stop, BLOCK, false, err) < 0)
             return -1;
         struct slot *s = covering(c, object, off, NULL);
         if (!s)
@@ -652,17 +653,18 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
 
     if (begin(c, err) < 0)
         return -1;
-    while (!c->dead && !(s = find_slot(c, CKPT_WIRE_LIST)))
+    while (!c->dead && !(s = find_slot(c, CKPT_WIRE_LIST, false)))
         (void)pthread_cond_wait(&c->freed, &c->lock);
     if (!s)
         return begin(c, err);
-    if (ask(c, s, NO_OBJECT, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = s->cap},
-            bucket, prefix, delimiter, *more, err) < 0)
+    if (ask(c, s, NO_OBJECT,
+            (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = CKPT_WIRE_LIST}, bucket,
+            prefix, delimiter, *more, err) < 0)
         return -1;
     s->pins++;
     int rc = wait_for(c, s, err);
     if (rc == 0)
-        rc = take_page(c->memory + s->at, s->len, fn, ctx, err);
+        rc = take_page(bytes_of(c, s), s->len, fn, ctx, err);
     free(*more);
     *more = ckpt_steal(&s->text);
     if (rc == 0 && !*more)

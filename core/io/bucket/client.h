@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading objects and lists of buckets, by a helper process that makes all HTTP and has all
  * credentials. A process has one helper for each choice of settings. What was read is kept in
- * blocks, within one budget, so that no byte is fetched twice while it is held; sequential reads
- * are read ahead. Safe from many threads. */
+ * blocks, within one budget, so that no byte is fetched twice while it is held. Safe from many
+ * threads. */
 #pragma once
 
 #include <stdbool.h>
@@ -42,7 +42,7 @@ struct ckpt_object {
     uint64_t size;
 };
 
-/* Fill iov[0..n) from `off` on. 0 or -1; with CKPT_READ_HELD, 1: not all of it is held. */
+/* Fill iov[0..n) from `off` on. 0 or -1; 1: as ckpt_dir_read_object. */
 int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
                      int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err);
 

@@ -317,7 +317,8 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     ckpt_cond_init(&e->news);
     e->view = ckpt_view_hold(parts->view);
     e->cat = parts->job_wants->cat;
-    e->reading = (struct ckpt_reading){parts->view->reading.slabs, &e->stats.reads};
+    e->reading = parts->view->reading;
+    e->reading.stats = &e->stats.reads;
     e->comm = parts->comm;
     e->self = e->comm->x->rank;
     e->size = e->comm->x->size;

@@ -625,9 +625,9 @@ int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site 
         struct curl_waitfd fds[] = {{CKPT_WIRE_SOCKET, CURL_WAIT_POLLIN, 0},
                                     {keeper, CURL_WAIT_POLLIN, 0}};
         int running;
-        const int wait = start_jobs(&w);
         (void)curl_multi_perform(w.multi, &running);
         take_finished(&w);
+        const int wait = start_jobs(&w); /* last: a job must not wait where others have ended */
         if (curl_multi_poll(w.multi, fds, 2, w.jobs ? wait : 60 * 1000, NULL) != CURLM_OK)
             break;
         take_asks(&w);

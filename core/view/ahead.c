@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams: reads of a file that follow each other, from threads that are not quite in order. */
+#include "view/ahead.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/ckd.h"
+#include "io/batch.h"
+
+/* A stream is read ahead EAGER times as far as it was read, and all together AHEAD. */
+enum {
+    NSTREAM = 64,
+    NEAR = 16 << 20,
+    LEAST = 1 << 20, /* bytes read before that */
+    EAGER = 8,
+    AHEAD = 256 << 20,
+    RECENT = 512, /* reads, since which a stream counts as being read */
+    GAP = 128 * 1024,
+};
+
+struct stream {
+    const struct ckpt_vnode *file;
+    uint64_t first, next, got, tick; /* got: bytes that were read */
+    uint64_t told;                   /* what is before this is being fetched */
+};
+
+struct ckpt_ahead {
+    pthread_mutex_t lock;
+    uint64_t tick;
+    struct stream stream[NSTREAM];
+};
+
+int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, struct ckpt_err *err)
+{
+    bool far = false;
+
+    *ret = NULL;
+    for (size_t i = 0; i < cat->sources.len && !far; i++)
+        far = ckpt_source_is_far(cat->sources.ptr[i]);
+    if (far && !(*ret = calloc(1, sizeof **ret)))
+        return ckpt_nomem(err);
+    if (far)
+        (void)pthread_mutex_init(&(*ret)->lock, NULL);
+    return 0;
+}
+
+void ckpt_ahead_free(struct ckpt_ahead *a)
+{
+    if (a)
+        (void)pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+/* Note a read: its stream, and in *ret_to up to where to read ahead of it; 0: not at all. */
+static struct stream *note(struct ckpt_ahead *a, const struct ckpt_vnode *file, uint64_t off,
+                           uint64_t end, uint64_t *ret_to)
+{
+    struct stream *mine = NULL, *oldest = &a->stream[0];
+    uint64_t active = 1;
+
+    a->tick++;
+    *ret_to = 0;
+    for (size_t i = 0; i < NSTREAM; i++) {
+        struct stream *s = &a->stream[i];
+        if (s->file == file && off + NEAR >= s->next && off <= s->next + NEAR)
+            mine = s;
+        else if (s->file && s->tick + RECENT > a->tick)
+            active++;
+        if (s->tick < oldest->tick)
+            oldest = s;
+    }
+    if (!mine)
+        *(mine = oldest) = (struct stream){file, off, end, 0, 0, 0};
+    mine->tick = a->tick;
+    mine->next = ckpt_max_u64(mine->next, end);
+    mine->got += end - off;
+    if (mine->first != off && mine->got >= LEAST && 2 * mine->got >= mine->next - mine->first) {
+        const uint64_t far = ckpt_min_u64(EAGER * mine->got, AHEAD / active);
+        mine->told = ckpt_max_u64(mine->told, end);
+        if (mine->told < mine->next + far - far / 4) /* not for every few bytes */
+            *ret_to = ckpt_min_u64(file->size, mine->next + far);
+    }
+    return mine;
+}
+
+/* Begin to fetch bytes [off, end) of the file; false: not all of it. */
+static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
+                  uint64_t end)
+{
+    struct ckpt_batch batch;
+    struct ckpt_err ignored = {0};
+    bool good = true;
+
+    ckpt_batch_init(&batch);
+    batch.soon = true;
+    for (size_t i = ckpt_segment_at(file, off);
+         good && i < file->nsegment && file->segment[i].off < end; i++) {
+        const struct ckpt_segment *s = &file->segment[i];
+        const uint64_t lo = off > s->off ? off - s->off : 0;
+        const uint64_t hi = ckpt_min_u64(s->len, end - s->off);
+        if (lo < hi && s->kind == CKPT_SEGMENT_SOURCE)
+            good = ckpt_batch_add(&batch, s->source, NULL, hi - lo, lo, &ignored) == 0;
+        if (lo < hi && s->kind == CKPT_SEGMENT_TENSOR) {
+            const size_t esize = ckpt_dtype_size(s->tensor->dtype);
+            good = ckpt_tensor_soon(s->tensor, rd, (s->from + lo) / esize,
+                                    (s->from + hi + esize - 1) / esize, &batch, &ignored) == 0;
+        }
+    }
+    good = good && ckpt_batch_fetch(&batch, GAP);
+    ckpt_batch_release(&batch);
+    return good;
+}
+
+void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
+                     uint64_t end)
+{
+    struct ckpt_ahead *a = rd->ahead;
+    uint64_t to, from;
+
+    (void)pthread_mutex_lock(&a->lock);
+    struct stream *s = note(a, file, off, end, &to);
+    from = s->told;
+    if (to > from)
+        s->told = to;
+    (void)pthread_mutex_unlock(&a->lock);
+    if (to <= from || fetch(rd, file, from, to))
+        return;
+    (void)pthread_mutex_lock(&a->lock);
+    if (s->file == file && s->told == to) /* again, with the next read */
+        s->told = from;
+    (void)pthread_mutex_unlock(&a->lock);
+}
