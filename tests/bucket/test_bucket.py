@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -71,6 +72,14 @@ def fsdp_run(folder, ranks, tensors, rows, columns=512):
     with open(os.path.join(folder, ".metadata"), "wb") as f:
         pickle.dump(m.Metadata(state, {}, storage), f)
     return rows * columns * 4 * tensors
+
+
+def helpers(p):
+    """The processes below a program that make HTTP: keeper and worker."""
+    out = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in out.splitlines()]
+    keeper = [int(pid) for pid, ppid, comm in rows if int(ppid) == p.pid and comm == "ckptfs-http"]
+    return keeper + [int(pid) for pid, ppid, _ in rows if int(ppid) in keeper]
 
 
 class Case(unittest.TestCase):
@@ -148,7 +157,7 @@ class Reading(Case):
         ranks, tensors = 48, 6
         size = fsdp_run(self.path("m"), ranks, tensors, 48 * 40)
         subprocess.run([CKPT, "export", self.path("m"), self.path("local"), "-q", "-o", "view=raw"], check=True, capture_output=True)
-        with Store(latency=0.02) as s:
+        with Store(latency=0.05) as s:
             s.put_folder("b", "m/", self.path("m"))
             self.assertEqual(run(s, "info", "s3://b/m", "-o", "view=raw,cache=no").returncode, 0)
             opening, s.most_waiting = len(s.requests("get")), 0
@@ -156,8 +165,34 @@ class Reading(Case):
             s.log.clear()
             s.served = 0
             self.assertEqual(self.export(s, "s3://b/m", "-o", "view=raw,cache=no"), digests(self.path("local")))
-            self.assertGreater(s.most_waiting, 24)
+            self.assertGreater(s.most_waiting, 12)
             self.assertLess(s.served, size * 1.1 + opening * 64 * 1024)
+
+    def test_helpers_cannot_be_dumped(self):
+        """Nor traced, by whom they belong to: /proc/PID is root's then."""
+        who = {} if os.getuid() else {"user": 65534, "group": 65534}
+        with Store(latency=1) as s:
+            s.put_folder("b", "run/", GOLDEN)
+            p = subprocess.Popen([CKPT, "info", "s3://b/run"], env=s.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **who)
+            until = time.monotonic() + 20
+            while len(helpers(p)) < 2:
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.05)
+            time.sleep(0.2)
+            pids = [p.pid, *helpers(p)]
+            look = [subprocess.run(["cat", f"/proc/{pid}/environ"], capture_output=True, **who).returncode for pid in pids]
+            owners = [os.stat(f"/proc/{pid}/mem").st_uid for pid in pids]
+            p.kill()
+            p.wait()
+            self.assertEqual(look, [0, 1, 1])
+            self.assertEqual(owners, [os.getuid() or 65534, 0, 0])
+
+    def test_one_object(self):
+        with Store() as s:
+            s.put("b", "m/run.tar", b"x" * 5000)
+            s.put("b", "m/run.tart/config.json", b"{}")
+            self.fails(run(s, "info", "s3://b/m/run.tar"), "s3://b/m/run.tar", "is an object, not a folder", "copy it")
+            self.fails(run(s, "info", "s3://b/m/run.t"), "no object whose key begins with 'm/run.t/'")
 
     def test_nothing_there(self):
         with Store() as s:
@@ -504,13 +539,6 @@ class Mounted(Case):
             time.sleep(0.05)
         return p
 
-    def helpers(self, p):
-        """The processes below a daemon that make HTTP: keeper and worker."""
-        out = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
-        rows = [line.split() for line in out.splitlines()]
-        keeper = [int(pid) for pid, ppid, comm in rows if int(ppid) == p.pid and comm == "ckptfs-http"]
-        return keeper + [int(pid) for pid, ppid, _ in rows if int(ppid) in keeper]
-
     def test_reads_in_the_sandbox(self):
         with Store() as s:
             s.put_folder("b", "run/", GOLDEN)
@@ -522,8 +550,8 @@ class Mounted(Case):
                 self.assertIn("landlock", stats["settings"]["sandbox"])
             self.assertGreater(stats["bucket"]["requests"], 40)
             self.assertEqual(stats["bucket"]["endpoint"], s.url)
-            keeper, worker = self.helpers(p)
-            for pid in (keeper, worker):  # not dumpable: /proc/PID belongs to root, whoever runs it; no core file
+            keeper, worker = helpers(p)
+            for pid in (keeper, worker):
                 with open(f"/proc/{pid}/limits") as f:
                     self.assertRegex(f.read(), r"Max core file size +0 +0 ")
             with open(f"/proc/{worker}/status") as f:
@@ -533,6 +561,37 @@ class Mounted(Case):
             self.assertRegex(status, r"CapEff:\s0+\n")
             text = open(self.path("log")).read() + json.dumps(stats)
             self.assertNotIn("secret/key", text)
+
+    def test_worker_that_is_killed(self):
+        """Another one takes its place, and asks again for what was on its way; not when the keeper is killed."""
+        files = model_files(6, 64)
+        name = "model-00001-of-00001.safetensors"
+        with Store(latency=0.25) as s:
+            for k, v in files.items():
+                s.put("b", "m/" + k, v)
+            p = self.mount(s, "s3://b/m", "-o", "cache=no,connections=2")
+            killed = []
+
+            def kill():
+                for _ in range(5):
+                    time.sleep(0.2)
+                    killed.extend(helpers(p)[1:])
+                    os.kill(killed[-1], signal.SIGKILL)
+            before, killer = len(s.log), threading.Thread(target=kill)
+            killer.start()
+            with open(os.path.join(self.mnt, name), "rb") as f:
+                got = f.read()
+            killer.join()
+            self.assertEqual(hashlib.sha256(got[-60 << 20:]).hexdigest(), hashlib.sha256(files[name][-60 << 20:]).hexdigest())
+            self.assertEqual(len(set(killed)), 5)
+            self.assertGreater(len(s.log), before + 8 + 3)  # some parts were asked for twice
+            os.kill(helpers(p)[0], signal.SIGKILL)
+            with self.assertRaises(OSError), open(os.path.join(self.mnt, name), "rb", buffering=0) as f:
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while f.read(1 << 20):
+                    pass
+            with open(self.path("log")) as f:
+                self.assertIn("ckptfs-http) has ended", f.read())
 
     def test_replaced_object(self):
         """Never mixed bytes: ESTALE, and the message names the object."""

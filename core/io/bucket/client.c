@@ -52,7 +52,7 @@ struct slot {
     bool is_end;   /* of an object: to be kept in the cache when it is first read */
     bool ahead;    /* fetched for reads that have not come yet */
     pthread_cond_t done;
-    enum ckpt_code code; /* FAILED; and `text` says why */
+    enum ckpt_code code; /* FAILED; and `text` says why. OK: it may be asked for again */
     char *text;          /* of a list: where it continues. NULL: no memory */
 };
 
@@ -68,6 +68,7 @@ struct ckpt_client {
     pthread_cond_t freed;
     pthread_t thread;
     bool has_thread, dead; /* dead: the helper has ended */
+    uint16_t worker;       /* number of its worker */
     uint64_t tick;
     struct slot slot[NSLOT];
     bool taken[NUNIT];
@@ -134,9 +135,23 @@ static void slot_fail(struct ckpt_client *c, struct slot *s, enum ckpt_code code
         slot_free(c, s);
 }
 
+/* What is being fetched will not come. */
+static void fail_all(struct ckpt_client *c, enum ckpt_code code, const char *text)
+{
+    for (size_t i = 0; i < NSLOT; i++)
+        if (c->slot[i].state == FETCHING)
+            slot_fail(c, &c->slot[i], code, text);
+    (void)pthread_cond_broadcast(&c->freed);
+}
+
 static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a, const char *text)
 {
     struct slot *s = a->id < NSLOT ? &c->slot[a->id] : NULL;
+
+    if (a->id == CKPT_WIRE_AGAIN) {
+        c->worker = (uint16_t)a->len;
+        fail_all(c, CKPT_OK, "");
+    }
 
     if (!s || s->state != FETCHING)
         return;
@@ -174,10 +189,7 @@ static void *take_answers(void *arg)
     }
     (void)pthread_mutex_lock(&c->lock);
     c->dead = true;
-    for (size_t i = 0; i < NSLOT; i++)
-        if (c->slot[i].state == FETCHING)
-            slot_fail(c, &c->slot[i], CKPT_IO, HAS_ENDED);
-    (void)pthread_cond_broadcast(&c->freed);
+    fail_all(c, CKPT_IO, HAS_ENDED);
     (void)pthread_mutex_unlock(&c->lock);
     return NULL;
 }
@@ -326,6 +338,7 @@ static int begin_again(struct ckpt_client *c, struct ckpt_err *err)
         (void)munmap(c->memory, MEMORY);
     c->memory = NULL;
     c->has_thread = c->dead = false;
+    c->worker = 0;
     (void)pthread_cond_init(&c->freed, NULL);
     lay_out(c);
     if (start_helper(c, err) < 0)
@@ -421,6 +434,7 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
     if (ckpt_iov_len(iov, 5) > CKPT_WIRE_MOST)
         return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
     q.id = (uint32_t)(s - c->slot);
+    q.worker = c->worker;
     q.at = (uint64_t)(bytes_of(c, s) - c->memory);
     do
         n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL);
@@ -438,7 +452,7 @@ static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64
 {
     for (size_t i = 0; i < NSLOT; i++) {
         struct slot *s = &c->slot[i];
-        if (s->state == FREE || !XXH128_isEqual(s->object, object))
+        if (s->state == FREE || s->state == FAILED || !XXH128_isEqual(s->object, object))
             continue;
         if (off >= s->off && off - s->off < s->len)
             return s;
@@ -516,13 +530,13 @@ static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_h
 
 /* ---- reading ---- */
 
-/* Wait until the slot, which the caller has pinned, is fetched. */
+/* Wait until the slot, which the caller has pinned, is fetched; 1: it must be asked for again. */
 static int wait_for(struct ckpt_client *c, struct slot *s, struct ckpt_err *err)
 {
     while (s->state == FETCHING)
         (void)pthread_cond_wait(&s->done, &c->lock);
-    if (s->state == READY)
-        return 0;
+    if (s->state == READY || s->code == CKPT_OK)
+        return s->state != READY;
     return s->text ? ckpt_fail(err, s->code, "%s", s->text) : ckpt_nomem(err);
 }
 
@@ -643,7 +657,7 @@ static int take_page(const char *at, size_t len,
 }
 
 /* Fetch a page, which begins at *more; then *more is where the next one does, "" if there is none.
- */
+ * 1: it must be asked for again. */
 static int list_page(struct ckpt_client *c, const char *bucket, const char *prefix,
                      const char *delimiter, char **more,
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
@@ -663,12 +677,13 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
         return -1;
     s->pins++;
     int rc = wait_for(c, s, err);
-    if (rc == 0)
+    if (rc == 0) {
         rc = take_page(bytes_of(c, s), s->len, fn, ctx, err);
-    free(*more);
-    *more = ckpt_steal(&s->text);
-    if (rc == 0 && !*more)
-        rc = ckpt_nomem(err);
+        free(*more);
+        *more = ckpt_steal(&s->text);
+        if (rc == 0 && !*more)
+            rc = ckpt_nomem(err);
+    }
     s->pins = 0;
     slot_free(c, s);
     return rc;
@@ -685,7 +700,8 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
 
     *ret_all = false;
     for (unsigned page = 0; rc == 0 && !*ret_all && page < most_pages; page++) {
-        rc = list_page(c, bucket, prefix, delimiter, &more, fn, ctx, err);
+        while ((rc = list_page(c, bucket, prefix, delimiter, &more, fn, ctx, err)) > 0)
+            ;
         *ret_all = rc == 0 && !*more;
     }
     return rc;

@@ -75,7 +75,7 @@ int ckpt_xml_list(const char *xml, size_t len, void *out, size_t cap, uint64_t *
 
 /* ---- worker.c ---- */
 
-/* Serve until the socket is closed. `ca`: certificates, or NULL. `keeper` is the socket to the
- * keeper. */
-int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
-                    const char *ca, int keeper, void *memory);
+/* Serve until the socket is closed. `number`: of this worker; questions to others are not answered.
+ * `ca`: certificates, or NULL. `keeper` is the socket to the keeper. */
+int ckpt_worker_run(const struct ckpt_wire_setup *setup, unsigned number,
+                    const struct ckpt_site *site, const char *ca, int keeper, void *memory);

@@ -134,6 +134,8 @@ static int confine(const struct ckpt_site *site, struct ckpt_err *err)
 
 /* ---- the two processes ---- */
 
+enum { MOST_WORKERS = 8 }; /* the first, and those that follow one that was killed, or crashed */
+
 /* Answer every question with the same error. */
 static int refuse_all(const struct ckpt_err *err)
 {
@@ -152,7 +154,8 @@ static int refuse_all(const struct ckpt_err *err)
     return 1;
 }
 
-static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *site, int keeper)
+static int work(const struct ckpt_wire_setup *setup, unsigned number, const struct ckpt_site *site,
+                int keeper)
 {
     ckpt_cleanup(ckpt_freep) char *ca = NULL;
     struct ckpt_err err = {0};
@@ -163,7 +166,7 @@ static int work(const struct ckpt_wire_setup *setup, const struct ckpt_site *sit
     if (memory == MAP_FAILED)
         (void)ckpt_fail_errno(&err, errno, "mapping the memory of blocks");
     else if (read_ca(site, &ca, &err) == 0 && confine(site, &err) == 0)
-        return ckpt_worker_run(setup, site, ca, keeper, memory);
+        return ckpt_worker_run(setup, number, site, ca, keeper, memory);
     return refuse_all(&err);
 }
 
@@ -214,15 +217,20 @@ int main(void)
     }
     if (ckpt_site_find(&site, &err) < 0)
         return refuse_all(&err);
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-        return 1;
-    const pid_t worker = fork();
-    (void)close(pair[worker == 0 ? 0 : 1]);
-    if (worker == 0)
-        return work(&setup, &site, pair[1]);
-    (void)close(CKPT_WIRE_SOCKET);
-    (void)close(CKPT_WIRE_MEMORY);
-    const int rc = worker < 0 ? 1 : keep(&site, pair[0]);
-    (void)waitpid(worker, NULL, 0);
-    return rc;
+    for (unsigned n = 0; n < MOST_WORKERS; n++) {
+        const struct ckpt_wire_answer again = {.id = CKPT_WIRE_AGAIN, .len = n};
+        int status = 0;
+        if ((n && send(CKPT_WIRE_SOCKET, &again, sizeof again, MSG_NOSIGNAL) < 0) ||
+            socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+            return 1;
+        const pid_t worker = fork();
+        (void)close(pair[worker == 0 ? 0 : 1]);
+        if (worker == 0)
+            return work(&setup, n, &site, pair[1]);
+        const int rc = worker < 0 ? 1 : keep(&site, pair[0]);
+        (void)close(pair[0]);
+        if (worker < 0 || waitpid(worker, &status, 0) != worker || !WIFSIGNALED(status))
+            return rc;
+    }
+    return 1;
 }

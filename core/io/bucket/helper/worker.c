@@ -63,6 +63,7 @@ struct known_region {
 
 struct worker {
     const struct ckpt_wire_setup *setup;
+    unsigned number;
     const struct ckpt_site *site;
     const char *ca;
     int keeper;
@@ -508,6 +509,10 @@ static void take_asks(struct worker *w)
             w->gone = true;
             return;
         }
+        if (j->q.worker != w->number) {
+            free(j);
+            continue;
+        }
         while (*last)
             last = &(*last)->next;
         *last = j;
@@ -599,13 +604,14 @@ static void take_finished(struct worker *w)
     }
 }
 
-int ckpt_worker_run(const struct ckpt_wire_setup *setup, const struct ckpt_site *site,
-                    const char *ca, int keeper, void *memory)
+int ckpt_worker_run(const struct ckpt_wire_setup *setup, unsigned number,
+                    const struct ckpt_site *site, const char *ca, int keeper, void *memory)
 {
     static struct worker w; /* the process ends with it: jobs are not freed */
     const size_t len = 2 * sizeof *w.secret;
 
     w = (struct worker){.setup = setup,
+                        .number = number,
                         .site = site,
                         .ca = ca,
                         .keeper = keeper,

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A run in a bucket into memory: `ckpt export` and a copy from the mount beside parallel ranged GETs by plain curl, and Run:ai's model streamer
+where its package for S3 is installed. Two runs: a model of four safetensors files, and what FSDP's 128 ranks save, which only ckptfs makes a model of
+(curl gets the same bytes). The server is that of the tests, a process of its own; it waits --latency seconds before each answer.
+
+usage: tests/bench/bench_bucket.py [--build build/release] [--dir SCRATCH] [--latency 0 0.02] [--mib 1024] [--rounds 5] [--json FILE]
+
+Times are of whole programs, from their start to their end, rounds interleaved, medians; ratios are curl's time divided by theirs.
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "bucket"), HERE]
+import figures  # noqa: E402
+from server import Store  # noqa: E402
+from test_bucket import fsdp_run, model_files  # noqa: E402
+
+PART = 8 << 20
+STREAM = """
+import sys
+from runai_model_streamer import SafetensorsStreamer
+with SafetensorsStreamer() as s:
+    s.stream_files(sys.argv[1:])
+    assert sum(t.numel() for _, t in s.get_tensors())
+"""
+
+
+def serve(pipe, folder, latency):
+    with Store(latency=latency, anonymous=True) as s:
+        for run in os.listdir(folder):
+            s.put_folder("b", run + "/", os.path.join(folder, run))
+        pipe.send(s.url)
+        pipe.recv()
+
+
+def curl(out, url, files):
+    """One request for each 8 MiB, 32 at once."""
+    parts = [(name, at, min(at + PART, size) - 1) for name, size in files.items() for at in range(0, size, PART)]
+    text = "".join(f'url = "{url}/{name}"\nrange = {a}-{b}\noutput = "{out}/{name}.{a}"\n' for name, a, b in parts)
+    subprocess.run(["curl", "-s", "-f", "--http1.1", "-Z", "--parallel-max", "32", "-K", "-"], input=text, text=True, check=True)
+
+
+def copy(out, args, url, env):
+    mnt = out + ".mnt"
+    os.makedirs(mnt, exist_ok=True)
+    subprocess.run([os.path.join(args.build, "fs", "ckptfs"), url, mnt, "-o", "anonymous,cache=no,view=" + args.view], env=env, check=True)
+    try:
+        subprocess.run(["cp", "-r", mnt + "/.", out], check=True)
+    finally:
+        subprocess.run(["fusermount3", "-u", mnt], check=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default=os.path.join(HERE, "..", "..", "build", "release"))
+    p.add_argument("--dir", default="/dev/shm/ckptfs-bench-bucket")
+    p.add_argument("--latency", type=float, nargs="+", default=[0, 0.02])
+    p.add_argument("--mib", type=int, default=1024)
+    p.add_argument("--rounds", type=int, default=5)
+    figures.add_option(p)
+    args = p.parse_args()
+    runs, out, charts = os.path.join(args.dir, "runs"), os.path.join(args.dir, "out"), []
+    shutil.rmtree(args.dir, True)
+    os.makedirs(os.path.join(runs, "model"))
+    for name, data in model_files(7, args.mib // 4, shards=4).items():
+        with open(os.path.join(runs, "model", name), "wb") as f:
+            f.write(data)
+    fsdp_run(os.path.join(runs, "fsdp"), 128, max(1, args.mib // 16), 128 * 64)
+    has_streamer = subprocess.run([sys.executable, "-c", "import runai_model_streamer_s3"], capture_output=True, check=False).returncode == 0
+    for latency in args.latency:
+        ours, theirs = multiprocessing.Pipe()
+        server = multiprocessing.Process(target=serve, args=(theirs, runs, latency))
+        server.start()
+        url = ours.recv()
+        env = dict(os.environ, AWS_ENDPOINT_URL=url, AWS_ACCESS_KEY_ID="AKIDEXAMPLE", AWS_SECRET_ACCESS_KEY="secret/key+with=signs",
+                   RUNAI_STREAMER_S3_ENDPOINT=url, RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0", AWS_EC2_METADATA_DISABLED="true", AWS_REGION="us-east-1")
+        for run in ("model", "fsdp"):
+            files = {f: os.path.getsize(os.path.join(runs, run, f)) for f in sorted(os.listdir(os.path.join(runs, run)))}
+            args.view = "hf" if run == "model" else "raw"
+            export = [os.path.join(args.build, "fs", "ckpt"), "export", f"s3://b/{run}", out, "-q", "-o", "anonymous,cache=no,view=" + args.view]
+            ways = {"curl": lambda: curl(out, f"{url}/b/{run}", files),
+                    "ckpt export": lambda: subprocess.run(export, env=env, check=True),
+                    "ckptfs, cp": lambda: copy(out, args, f"s3://b/{run}", env)}
+            if has_streamer and run == "model":
+                ways["runai-model-streamer"] = lambda: subprocess.run(
+                    [sys.executable, "-c", STREAM, *(f"s3://b/{run}/{f}" for f in files if f.endswith(".safetensors"))], env=env, check=True)
+            times = {name: [] for name in ways}
+            for _ in range(args.rounds):
+                for name, way in ways.items():
+                    shutil.rmtree(out, True)
+                    if name != "ckpt export":
+                        os.mkdir(out)
+                    begin = time.perf_counter()
+                    way()
+                    times[name].append(time.perf_counter() - begin)
+            first = statistics.median(times["curl"])
+            print(f"{run}, {sum(files.values()) >> 20} MiB in {len(files)} objects, {latency * 1000:.0f} ms")
+            for name, all_ in times.items():
+                middle = statistics.median(all_)
+                print(f"  {name:22} {middle:6.2f} s  {first / middle:5.2f}   ({min(all_):.2f} to {max(all_):.2f})", flush=True)
+            charts.append(figures.chart(f"{run}, {latency * 1000:.0f} ms", "s", times, lambda name: name.startswith("ckpt")))
+        ours.send(1)
+        server.join(5)
+        server.kill()
+    shutil.rmtree(args.dir, True)
+    figures.write(args.json, charts)
+
+
+if __name__ == "__main__":
+    main()
