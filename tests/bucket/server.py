@@ -133,6 +133,7 @@ class Store:
             if name:
                 headers[name.lower()] = value.strip()
         body = await reader.readexactly(int(headers.get("content-length", 0)))
+        target = re.sub("^http://[^/]+", "", target)  # as for a proxy, which servers take, too
         path, _, query = target.partition("?")
         if self.latency:
             m = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
