@@ -19,6 +19,7 @@
 #include "run/save.h"
 #include "tensor/same.h"
 #include "tensor/value.h"
+#include "view/ahead.h"
 
 const char *ckpt_version(void) { return CKPT_VERSION; }
 
@@ -123,6 +124,7 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
         return ckpt_fail(err, CKPT_USAGE,
                          "bytes %" PRIu64 "..%" PRIu64 " are outside of the tensor", off,
                          off + len);
+    ckpt_ahead_note_tensor(&view->reading, view->tree, i, off, off + len);
     if (ckpt_checkpoint_check(view, &own) == 0 &&
         ckpt_tensor_pread(t, &view->reading, buf, len, off, &own) == 0)
         return 0;

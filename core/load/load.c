@@ -15,6 +15,7 @@
 #include "load/plan/options.h"
 #include "load/want/layout.h"
 #include "tensor/strided.h"
+#include "view/ahead.h"
 
 enum { PAGE = 4096 };
 
@@ -500,9 +501,16 @@ int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, co
     if (i >= view->cat->tensors.len)
         return ckpt_fail(err, CKPT_USAGE, "there is no tensor %zu", i);
     const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
+    const size_t esize = ckpt_dtype_size(t->dtype);
     struct ckpt_box_read read = {.tensor = t, .buf = buf};
+    uint64_t from = 0, to = 0;
     if (take_box(t, lo ? lo : zero, lo ? n : t->dim, &read.box, err) < 0)
         return -1;
+    const uint64_t numel = ckpt_box_numel(&read.box);
+    if (numel)
+        ckpt_box_range(&read.box, t->dim, &from, &to);
+    if (numel == to - from)
+        ckpt_ahead_note_tensor(&view->reading, view->tree, i, from * esize, to * esize);
     if (ckpt_boxes_pread(&view->reading, &read, 1, &cost, err) < 0)
         return ckpt_err_in(err, "tensor '%s'", t->name);
     return 0;

@@ -118,6 +118,8 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     struct ckpt_ahead *a = rd->ahead;
     uint64_t to, from;
 
+    if (!a || off == end)
+        return;
     (void)pthread_mutex_lock(&a->lock);
     struct stream *s = note(a, file, off, end, &to);
     from = s->told;
@@ -130,4 +132,15 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     if (s->file == file && s->told == to) /* again, with the next read */
         s->told = from;
     (void)pthread_mutex_unlock(&a->lock);
+}
+
+void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
+                            uint64_t off, uint64_t end)
+{
+    const struct ckpt_vnode *file;
+    uint64_t at;
+
+    ckpt_vtree_place(tree, tensor, &file, &at);
+    if (file)
+        ckpt_ahead_note(rd, file, at + off, at + end);
 }

@@ -15,6 +15,10 @@ int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, stru
 void ckpt_ahead_free(struct ckpt_ahead *a); /* NULL is allowed */
 
 /* Bytes [off, end) of the file are read now: if reads of it follow each other, begin to fetch what
- * comes next. Never fails: then nothing is read ahead. */
+ * comes next. Never fails: then nothing is read ahead, as without rd->ahead. */
 void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
                      uint64_t end);
+
+/* The same for bytes of a tensor, by its number in the catalogue, where it lies in a file. */
+void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
+                            uint64_t off, uint64_t end);

@@ -56,7 +56,7 @@ int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, voi
 
     assert(file->kind == CKPT_NODE_FILE);
     len = (size_t)left;
-    if (rd && rd->ahead && left)
+    if (rd)
         ckpt_ahead_note(rd, file, off, off + left);
     for (size_t i = left ? ckpt_segment_at(file, off) : 0; left; i++) {
         const struct ckpt_segment *s = &file->segment[i];
