@@ -9,6 +9,7 @@ foreach(library ckptfs-load-shared ${CKPTFS_TRANSPORTS})
   install(TARGETS ${library} LIBRARY DESTINATION lib COMPONENT wheel NAMELINK_SKIP)
 endforeach()
 if(TARGET ckptfs-http)
+  add_dependencies(ckptfs ckptfs-http) # pyproject.toml names what is built everywhere
   install(TARGETS ckptfs-http RUNTIME DESTINATION libexec/ckptfs COMPONENT wheel)
 endif()
 # Manual pages and completions go where man and bash look for those of a prefix.
