@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions that readers share: facts, pointer files, and leaving out tensors. */
+/* The list of readers, and functions that they share: facts, pointer files, leaving out tensors. */
 #include "format/reader.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
 
 enum { MAX_POINTER = 4096 };
 
@@ -79,4 +82,168 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
         ckpt_catalog_warn(cat, "left out: %s", why.text);
     }
     return 0;
+}
+
+/* ---- trackers ---- */
+
+#define TRACKER "latest_checkpointed_iteration.txt"
+
+static const char *const prefixes[] = {
+    [CKPT_TRACKER_MEGATRON] = "iter_", [CKPT_TRACKER_VERL] = "global_step_"};
+
+static int see_step(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    (void)err;
+    *(bool *)ctx |=
+        e->kind == CKPT_ENTRY_DIR && ckpt_has_prefix(e->name, prefixes[CKPT_TRACKER_VERL]);
+    return 0;
+}
+
+/* Does this folder have steps with verl's names? */
+static bool is_verl(struct ckpt_dir *run)
+{
+    bool found = false;
+
+    (void)ckpt_dir_list(run, see_step, &found, NULL);
+    return found;
+}
+
+char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner)
+{
+    ckpt_cleanup(ckpt_freep) char *word = ckpt_reader_pointer(run, TRACKER);
+    unsigned long long step;
+
+    if (!word || is_verl(run) != (owner == CKPT_TRACKER_VERL))
+        return NULL;
+    word[strcspn(word, " \t\r\n")] = '\0';
+    if (owner == CKPT_TRACKER_MEGATRON && strcmp(word, "release") == 0)
+        return strdup(word);
+    if (!ckpt_parse_u64(word, strlen(word), &step))
+        return NULL;
+    return owner == CKPT_TRACKER_VERL ? ckpt_asprintf("global_step_%llu", step)
+                                      : ckpt_asprintf("iter_%07llu", step);
+}
+
+static bool step_of(const char *name, enum ckpt_tracker_owner owner, unsigned long long *ret)
+{
+    const size_t n = strlen(prefixes[owner]);
+
+    return ckpt_has_prefix(name, prefixes[owner]) &&
+           ckpt_parse_u64(name + n, strlen(name + n), ret);
+}
+
+bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner)
+{
+    unsigned long long step, last;
+
+    return latest && step_of(name, owner, &step) && step_of(latest, owner, &last) && step > last;
+}
+
+/* ---- the list ---- */
+
+const struct ckpt_reader *const ckpt_reader_list[] = {
+#define CKPT_READER(NAME) &ckpt_reader_##NAME,
+#include "format/readers.def"
+#undef CKPT_READER
+    NULL,
+};
+
+const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *best = NULL, *tie = NULL;
+    enum ckpt_evidence most = CKPT_NOT_MINE;
+
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++) {
+        enum ckpt_evidence e = (*r)->probe(dir);
+        if (e == CKPT_NOT_MINE || e < most)
+            continue;
+        tie = e == most ? best : NULL;
+        best = *r;
+        most = e;
+    }
+    if (!best && ckpt_dir_trouble(dir, err) < 0)
+        return NULL;
+    if (!best)
+        (void)ckpt_fail(err, CKPT_MISSING, "'%s' is not a checkpoint of a known format",
+                        ckpt_dir_path(dir));
+    else if (tie)
+        (void)ckpt_fail(err, CKPT_CONFLICT, "'%s' looks like a checkpoint of %s and of %s",
+                        ckpt_dir_path(dir), tie->name, best->name);
+    return tie ? NULL : best;
+}
+
+/* ---- what no reader reads ---- */
+
+#define MAKERS_WAY                                                                                 \
+    "take the files with transformers' names, if there are any, or convert these by "              \
+    "transformers' script for the family (convert_*_weights_to_hf.py)"
+
+/* An entry whose name has this beginning and this end. */
+static const struct foreign {
+    const char *begin, *end;
+    const char *what, *way;
+} foreigners[] = {
+    {"", ".nemo", "an archive", "give the archive itself"},
+    {"model_weights.ckpt", "", "a model that one rank of NeMo 1 saved",
+     "convert it with NeMo's script (scripts/checkpoint_converters/convert_*_nemo_to_hf.py)"},
+    {"", ".ckpt", "a model of Lightning in one file",
+     "make a folder of nothing but this file, named model.pt (a hard link will do), and give that"},
+    {"", ".gguf", "a model in GGUF",
+     "it is one file already; transformers reads it by from_pretrained(DIR, gguf_file=NAME)"},
+    {"_CHECKPOINT_METADATA", "", "an Orbax checkpoint (JAX)",
+     "restore it with orbax.checkpoint, and save its arrays with safetensors.flax.save_file"},
+    {"manifest.ocdbt", "", "an Orbax checkpoint (JAX)",
+     "restore it with orbax.checkpoint, and save its arrays with safetensors.flax.save_file"},
+    {"", ".msgpack", "a Flax model (JAX)",
+     "load it with transformers 4 (from_flax=True) and save it with save_pretrained"},
+    {"tf_model", ".h5", "a TensorFlow model",
+     "load it with transformers 4 (from_tf=True) and save it with save_pretrained"},
+    {"", ".data-00000-of-00001", "a TensorFlow checkpoint",
+     "load it with transformers 4 (from_tf=True) and save it with save_pretrained"},
+    {"consolidated", ".pth", "a model in its maker's own format", MAKERS_WAY},
+    {"consolidated", ".safetensors", "a model in its maker's own format", MAKERS_WAY},
+};
+
+struct look {
+    const struct ckpt_dir *dir;
+    bool found;
+};
+
+static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct look *l = ctx;
+
+    for (size_t i = 0; i < sizeof foreigners / sizeof *foreigners; i++) {
+        const struct foreign *f = &foreigners[i];
+        if (e->kind != CKPT_ENTRY_FILE || !ckpt_has_prefix(e->name, f->begin) ||
+            !ckpt_has_suffix(e->name, f->end))
+            continue;
+        l->found = true;
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' holds %s ('%s'), and no checkpoint of a known format: %s",
+                         ckpt_dir_path(l->dir), f->what, e->name, f->way);
+    }
+    return 0;
+}
+
+int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    struct look l = {.dir = dir};
+    struct ckpt_err own = {0};
+
+    (void)ckpt_dir_list(dir, see, &l, &own);
+    return l.found ? ckpt_err_move(err, &own) : 0;
+}
+
+int ckpt_foreign_tensor(const char *name, struct ckpt_err *err)
+{
+    const char *dot = strrchr(name, '.');
+
+    if (strcmp(dot ? dot + 1 : name, "_flat_param") != 0)
+        return 0;
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "'%s' is a flat parameter of FSDP1 (LOCAL_STATE_DICT), and the checkpoint does "
+        "not say how to split it: save with SHARDED_STATE_DICT or FULL_STATE_DICT",
+        name);
 }

@@ -189,6 +189,25 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
  * NULL: there is no such file, or it is long. */
 char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name);
 
+/* ---- latest_checkpointed_iteration.txt, the pointer file of Megatron's runs and of verl's, which
+ * name their steps' folders differently: iter_0000010, and global_step_10. It is written when all
+ * files of the step are there ---- */
+
+enum ckpt_tracker_owner { CKPT_TRACKER_MEGATRON, CKPT_TRACKER_VERL };
+
+/* The name of the latest step by the tracker of this folder, malloc'ed, if the steps in it are
+ * named as those of `owner`; else NULL. */
+char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner);
+
+/* Is the step `name` newer than the step `latest`, which a tracker names (NULL: there is none)?
+ * False if one of them is not named as those of `owner`. */
+bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner);
+
+/* Each is one file and one line of format/readers.def. */
+#define CKPT_READER(NAME) extern const struct ckpt_reader ckpt_reader_##NAME;
+#include "format/readers.def"
+#undef CKPT_READER
+
 /* All readers, NULL-terminated, in the order of format/readers.def. */
 extern const struct ckpt_reader *const ckpt_reader_list[];
 
@@ -196,3 +215,14 @@ extern const struct ckpt_reader *const ckpt_reader_list[];
  * (two readers have equal evidence; both are named), or the reason why the directory cannot be
  * read. */
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
+
+/* ---- formats that no reader reads, but whose names people will want to hear: what a folder holds,
+ * and what to do with it ---- */
+
+/* For a folder in which no reader found a checkpoint: -1 and UNSUPPORTED if one of its entries
+ * shows what it holds instead, else 0. */
+int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err);
+
+/* For a tensor of a checkpoint that torch saved: -1 and UNSUPPORTED if its name is that of FSDP1's
+ * flat parameters, else 0. */
+int ckpt_foreign_tensor(const char *name, struct ckpt_err *err);

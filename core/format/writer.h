@@ -47,3 +47,14 @@ struct ckpt_writer {
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
+
+#define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
+#include "format/writers.def"
+#undef CKPT_WRITER
+
+/* All writers; ends with NULL. */
+extern const struct ckpt_writer *const ckpt_writers[];
+
+/* Does the format have all the dimensions that were given? `view` is the word of the option view,
+ * for the message. USAGE. */
+int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);

@@ -10,7 +10,7 @@
 #include "base/str.h"
 #include "container/archive.h"
 #include "container/config.h"
-#include "format/readers.h"
+#include "format/reader.h"
 
 enum { MAX_REF_BYTES = 256 };
 

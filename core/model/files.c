@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "format/automodel/export.h"
-#include "format/writers.h"
+#include "format/writer.h"
 #include "model/naming.h"
 #include "model/side.h"
 #include "recipe/library/types.h"

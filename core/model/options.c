@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "base/option.h"
 #include "base/str.h"
-#include "format/writers.h"
+#include "format/writer.h"
 #include "recipe/library/files.h"
 #include "view/shards.h"
 

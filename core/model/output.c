@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "format/writers.h"
+#include "format/writer.h"
 #include "model/dequantize.h"
 
 bool ckpt_opening_has_output_names(const struct ckpt_opening *o)

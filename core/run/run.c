@@ -10,7 +10,6 @@
 #include "base/sized.h"
 #include "base/str.h"
 #include "container/archive.h"
-#include "format/foreign.h"
 #include "format/reader.h"
 #include "run/checkpoint.h"
 #include "run/part.h"

@@ -7,7 +7,7 @@
 #include "defects.h"
 
 #include "base/mem.h"
-#include "format/readers.h"
+#include "format/reader.h"
 #include "model/naming.h"
 #include "recipe/library/recipe.h"
 #include "tensor/read.h"

@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "format/readers.h"
+#include "format/reader.h"
 
 enum { MOST_FILES = 64, MOST_DATA = 1 << 16 };
 

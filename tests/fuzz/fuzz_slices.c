@@ -4,7 +4,6 @@
 
 #include "format/nanotron/name.h"
 #include "format/nanotron/slices.h"
-#include "format/nanotron/zero.h"
 
 /* What three ranks have of a pair is all of it. */
 static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)

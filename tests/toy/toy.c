@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "container/config.h"
-#include "format/readers.h"
+#include "format/reader.h"
 #include "io/source.h"
 #include "tensor/box.h"
 

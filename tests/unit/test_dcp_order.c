@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of a state dict from the two orders that a .metadata has. */
-#include "format/dcp/order.h"
+#include "format/dcp/metadata.h"
 
 #include "test.h"
 

@@ -4,7 +4,7 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
-#include "format/writers.h"
+#include "format/writer.h"
 #include "model/options.h"
 
 #include "test.h"

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "format/readers.h"
+#include "format/reader.h"
 #include "recipe/library/recipe.h"
 #include "tensor/read.h"
 

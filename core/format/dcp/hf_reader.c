@@ -16,7 +16,7 @@
 #include "format/dcp/hf_layout.h"
 #include "format/dcp/hf_shard.h"
 #include "format/pieces.h"
-#include "format/readers.h"
+#include "format/reader.h"
 
 enum { MAX_SHARDS = 10000000 };
 

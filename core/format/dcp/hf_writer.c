@@ -11,8 +11,8 @@
 #include "base/sort.h"
 #include "base/str.h"
 #include "container/st_header.h"
-#include "format/dcp/rows.h"
-#include "format/writers.h"
+#include "format/dcp/out.h"
+#include "format/writer.h"
 #include "view/shards.h"
 #include "view/text.h"
 

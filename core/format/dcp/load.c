@@ -17,8 +17,8 @@
 #include "container/torch_file.h"
 #include "format/dcp/item.h"
 #include "format/dcp/metadata.h"
-#include "format/foreign.h"
 #include "format/pieces.h"
+#include "format/reader.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PyTorch Distributed Checkpoint: finding its directory in the places where trainers put it. */
 #include <stddef.h>
+#include <string.h>
 
 #include "base/mem.h"
+#include "container/torch_file.h"
 #include "format/automodel/run_folder.h"
 #include "format/dcp/load.h"
 #include "format/megatron/layout.h"
@@ -67,6 +69,50 @@ static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *o
 
     return at ? ckpt_dcp_objects(at, opt, NULL, out, err)
               : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+}
+
+/* ---- objects ---- */
+
+struct taking {
+    json_t *out;
+    const char *spread;
+};
+
+static const char *no_tensor(void *ctx, const char *name)
+{
+    (void)ctx;
+    (void)name;
+    return NULL;
+}
+
+static bool every_object(void *ctx, const char *name)
+{
+    (void)ctx;
+    (void)name;
+    return true;
+}
+
+static int take(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err)
+{
+    const struct taking *t = ctx;
+    bool spread = t->spread && strcmp(name, t->spread) == 0;
+
+    return ckpt_torch_object(s, spread ? "" : name, spread, t->out, err);
+}
+
+int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     const char *spread, json_t *out, struct ckpt_err *err)
+{
+    struct taking t = {.out = out, .spread = spread};
+    const struct ckpt_dcp_format format = {.name = "dcp",
+                                           .tensor = no_tensor,
+                                           .may_be_empty = true,
+                                           .wants = every_object,
+                                           .object = take,
+                                           .ctx = &t};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);
 }
 
 static const char *const markers[] = {".metadata", "pytorch_model_fsdp_0/.metadata",

@@ -15,8 +15,6 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "format/deepspeed/layers.h"
-#include "format/deepspeed/spot.h"
 
 struct experts {
     struct ckpt_ds_zero *z;

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the files of layers. */
-#include "format/deepspeed/layers.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
-#include "format/deepspeed/module.h"
-#include "format/deepspeed/spot.h"
+#include "format/deepspeed/load.h"
 
 /* ---- one file ---- */
 

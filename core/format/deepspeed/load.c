@@ -8,8 +8,6 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
-#include "format/deepspeed/layers.h"
-#include "format/deepspeed/module.h"
 
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
                  struct ckpt_err *err)

@@ -8,6 +8,52 @@
 /* Fill job->cat with the tensors of job->tag, and its `about` with the facts about the run. */
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err);
 
+/* ---- one tensor-parallel rank, or one stage of a pipeline ---- */
+
+/* Add the module's tensors to `weights`, under its names and in its order: the masters if the
+ * reader's options ask for them, else the 16-bit weights. With ZeRO 3, which stores masters only,
+ * they are the masters, to be shown in the module's dtype. If the options ask for states, add the
+ * optimizer's states to `moments` as optim.state.NAME.KEY. */
+int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
+                        struct ckpt_ds_parts *moments, struct ckpt_err *err);
+
+/* ---- its parts, for modules that lie in layers ---- */
+
+/* Read the optimizer files if the options, or ZeRO 3, need them. A warning lists what is not
+ * available. */
+int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err);
+
+/* Make the buffers of the masters, and check them. *ret must be freed after a failure too. */
+int ckpt_ds_masters_new(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer **ret,
+                        struct ckpt_err *err);
+void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b);
+
+/* Add the moments of all parameters to out. */
+int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struct ckpt_err *err);
+
+/* Call fn for all tensors of the module in a model file, and for other values that are no dicts.
+ * Megatron-DeepSpeed's state dicts are nested: the keys, joined by dots, are the names of the
+ * parameters. */
+typedef int ckpt_ds_value_fn(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err);
+int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
+                        void *ctx, struct ckpt_err *err);
+
+/* ---- layers of a pipeline, each of which has a file: a state dict ---- */
+
+/* Add the layers of a pipeline, whose stages' model files are open, under the names LL.NAME; also
+ * masters and moments if the options ask for them. MISSING: there is no file for a layer, and the
+ * model files do not prove that the layer has no parameters. */
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t n,
+                        struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                        struct ckpt_err *err);
+
+/* Call fn for all tensors of a file that is a state dict; it becomes a source of the catalogue. */
+typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_torch_file *f,
+                           const struct ckpt_torch_tensor *s, uint32_t source,
+                           struct ckpt_err *err);
+int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
+                        void *ctx, struct ckpt_err *err);
+
 /* ---- experts of DeepSpeed-MoE, each of which has a file; their masters and moments are
  * partitioned over fewer ranks than those of the other parameters ---- */
 
@@ -36,3 +82,23 @@ int ckpt_ds_tp_join(const struct ckpt_ds_zero *rank0, const struct ckpt_ds_parts
 int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ckpt_ds_pipe *pipe,
                            struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                            struct ckpt_err *err);
+
+/* ---- checks by samples that masters and 16-bit weights are of one save: a master, rounded, is
+ * the weight ---- */
+
+/* Compare up to a few hundred elements of every extent of those tensors of `masters` that are
+ * parameters of z with the module's tensors. CONFLICT: they differ. */
+int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
+                       const struct ckpt_ds_parts *masters, struct ckpt_err *err);
+
+/* Is tensor `index` of `masters`, rounded, the tensor s of file f? Compares the first and the last
+ * elements of every extent; *ret is true if nothing can be compared, too. */
+int ckpt_ds_spot_same(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *masters,
+                      size_t index, const struct ckpt_torch_file *f,
+                      const struct ckpt_torch_tensor *s, bool *ret, struct ckpt_err *err);
+
+/* CONFLICT: it is not; the file's name is `file`. */
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_torch_file *f,
+                            const char *file, const struct ckpt_torch_tensor *s,
+                            const struct ckpt_ds_parts *masters, size_t index,
+                            struct ckpt_err *err);

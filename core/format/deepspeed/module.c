@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making tensors from a module's state dict and the flat buffers of its parameters. */
-#include "format/deepspeed/module.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
-#include "format/deepspeed/spot.h"
 
 enum {
     MOST_DEPTH = 8,        /* of dicts in the module's state dict */

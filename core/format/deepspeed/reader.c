@@ -13,7 +13,7 @@
 #include "base/str.h"
 #include "container/torch_file.h"
 #include "format/deepspeed/load.h"
-#include "format/readers.h"
+#include "format/reader.h"
 
 #define ACCELERATE "pytorch_model"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a few elements. */
-#include "format/deepspeed/spot.h"
+#include "format/deepspeed/load.h"
 
 #include "base/ckd.h"
 #include "format/spot.h"

@@ -8,8 +8,6 @@
 
 #include "base/par.h"
 #include "base/str.h"
-#include "format/deepspeed/module.h"
-#include "format/deepspeed/spot.h"
 
 #define MASTER "fp32"
 

@@ -23,7 +23,7 @@
 #include "container/config.h"
 #include "container/delta.h"
 #include "container/safetensors.h"
-#include "format/readers.h"
+#include "format/reader.h"
 #include "tensor/stored.h"
 
 #define INDEX "model.safetensors.index.json"

@@ -9,7 +9,7 @@
 #include "container/safetensors.h"
 #include "format/automodel/run_folder.h"
 #include "format/pieces.h"
-#include "format/readers.h"
+#include "format/reader.h"
 #include "format/torch/piece.h"
 
 #define CONFIG "adapter_config.json"

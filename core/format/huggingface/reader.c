@@ -11,7 +11,7 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "container/safetensors.h"
-#include "format/readers.h"
+#include "format/reader.h"
 
 static const struct style {
     const char *single, *index;

@@ -8,7 +8,7 @@
 
 #include "base/vec.h"
 #include "container/torch_file.h"
-#include "format/megatron/state.h"
+#include "format/megatron/load.h"
 #include "format/reader.h"
 
 struct ckpt_megatron_rank {

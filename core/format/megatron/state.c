@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the common state. */
-#include "format/megatron/state.h"
+#include "format/megatron/load.h"
 
 #include <string.h>
 

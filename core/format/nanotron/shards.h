@@ -3,7 +3,7 @@
  * manifest, so the tree is scanned, and the files' names say what they are.
  *
  *     find: directories -> shards, grouped by parameter
- *     select: the shards of one topology (topology.c chooses it)
+ *     select: the shards of one topology (ckpt_nt_topology_choose chooses it)
  *     read: their headers, in parallel */
 #pragma once
 

@@ -13,8 +13,8 @@
 #include "base/str.h"
 #include "base/take.h"
 #include "container/config.h"
-#include "format/nanotron/state_file.h"
-#include "format/nanotron/zero.h"
+#include "container/torch_file.h"
+#include "format/nanotron/slices.h"
 #include "format/pieces.h"
 
 #define FOLDER "optimizer"
@@ -23,6 +23,105 @@ enum {
     MAX_CONFIG_BYTES = 256 * 1024 * 1024, /* it has an entry for each parameter and rank */
     AT_ONCE = 32,                         /* number of files that are read at a time */
 };
+
+/* ---- one file ----
+ *
+ *     {"state": {NUMBER: {KEY: tensor}}, "names": {NUMBER: PARAMETER},
+ *      "gradient_accumulator": {PARAMETER: tensor}, ...}
+ *
+ * Every tensor is located when the file is read, because that costs one read per tensor and files
+ * are read in parallel. */
+
+/* One tensor of the file; names are borrowed from its pickle. */
+struct value {
+    const char *param;
+    const char *key; /* NULL: the tensor is the parameter in F32 */
+    ckpt_pv value;
+    struct ckpt_torch_tensor at;
+    bool found; /* false: `at` is not set, and ckpt_torch_file_tensor says why */
+};
+
+struct state_file {
+    struct ckpt_torch_file file;
+    CKPT_VEC(struct value) states; /* values that are no tensors, or have no name, are left out */
+};
+
+static int keep_value(struct state_file *f, const char *param, const char *key, ckpt_pv v,
+                      struct ckpt_err *err)
+{
+    struct value *s;
+
+    if (!param || ckpt_torch_is_data(&f->file.p, v))
+        return 0;
+    if (ckpt_vec_add(&f->states, &s) < 0)
+        return ckpt_nomem(err);
+    *s = (struct value){.param = param, .key = key, .value = v};
+    s->found = ckpt_torch_file_tensor(&f->file, v, &s->at, NULL) == 0;
+    return 0;
+}
+
+/* The name of a parameter from its number. In most files both have the same order, which is tried
+ * first. */
+static const char *name_of(const struct ckpt_pickle *p, ckpt_pv names, ckpt_pv id, size_t guess)
+{
+    const size_t n = ckpt_pv_npair(p, names);
+
+    if (guess < n && ckpt_pv_key(p, names, guess) == id)
+        return ckpt_pv_str(p, ckpt_pv_value(p, names, guess));
+    for (size_t i = 0; i < n; i++)
+        if (ckpt_pv_key(p, names, i) == id)
+            return ckpt_pv_str(p, ckpt_pv_value(p, names, i));
+    return ckpt_pv_str(p, id);
+}
+
+/* {number: {key: tensor}} */
+static int add_numbered(struct state_file *f, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &f->file.p;
+    const ckpt_pv states = ckpt_pv_get(p, p->root, "state"),
+                  names = ckpt_pv_get(p, p->root, "names");
+
+    for (size_t i = 0; i < ckpt_pv_npair(p, states); i++) {
+        const char *param = name_of(p, names, ckpt_pv_key(p, states, i), i);
+        const ckpt_pv state = ckpt_pv_value(p, states, i);
+        for (size_t k = 0; k < ckpt_pv_npair(p, state); k++) {
+            const char *key = ckpt_pv_str(p, ckpt_pv_key(p, state, k));
+            if (key && keep_value(f, param, key, ckpt_pv_value(p, state, k), err) < 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+/* {name: tensor} */
+static int add_masters(struct state_file *f, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &f->file.p;
+    const ckpt_pv dict = ckpt_pv_get(p, p->root, "gradient_accumulator");
+
+    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
+        if (keep_value(f, ckpt_pv_str(p, ckpt_pv_key(p, dict, i)), NULL, ckpt_pv_value(p, dict, i),
+                       err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_state_file(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                           struct state_file *ret, struct ckpt_err *err)
+{
+    return ckpt_torch_file_open(dir, name, pool, &ret->file, err) < 0 ||
+                   add_numbered(ret, err) < 0 || add_masters(ret, err) < 0
+               ? -1
+               : 0;
+}
+
+static void state_file_release(struct state_file *f)
+{
+    ckpt_vec_release(&f->states);
+    ckpt_torch_file_release(&f->file);
+}
+
+/* ---- all files ---- */
 
 struct file {
     char *name;
@@ -65,7 +164,7 @@ struct load {
 struct reading {
     struct load *l;
     const struct file *file;
-    struct ckpt_nt_state_file held;
+    struct state_file held;
     struct ckpt_err err; /* why it could not be read */
     uint32_t source;
 };
@@ -330,7 +429,7 @@ static int add_part(const struct reading *f, struct state *s, const struct ckpt_
 }
 
 static int add_value(const struct reading *f, struct state *s, const char *param,
-                     const struct ckpt_nt_state *value, struct ckpt_err *err)
+                     const struct value *value, struct ckpt_err *err)
 {
     const uint32_t tp = f->file->tp.rank;
     struct ckpt_torch_tensor t = value->at;
@@ -345,8 +444,7 @@ static int add_value(const struct reading *f, struct state *s, const char *param
     return !of->name.sharded && tp != 0 ? 0 : add_part(f, s, of, param, &t, err);
 }
 
-static int add_entry(const struct reading *f, const struct ckpt_nt_state *value,
-                     struct ckpt_err *err)
+static int add_entry(const struct reading *f, const struct value *value, struct ckpt_err *err)
 {
     const char *param =
         value->param + (ckpt_has_prefix(value->param, "module.") ? strlen("module.") : 0);
@@ -375,8 +473,7 @@ static int read_file(void *ctx, size_t i, struct ckpt_err *err)
     struct reading *f = (struct reading *)ctx + i;
 
     (void)err; /* if a file cannot be read, only its own tensors are left out */
-    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->set->opt->pool, &f->held,
-                                  &f->err);
+    (void)read_state_file(f->l->dir, f->file->name, f->l->set->opt->pool, &f->held, &f->err);
     return 0;
 }
 
@@ -412,7 +509,7 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
     for (size_t i = 0; i < n; i++) {
         if (rc == 0)
             rc = add_file(&f[i], err);
-        ckpt_nt_state_file_release(&f[i].held);
+        state_file_release(&f[i].held);
     }
     return rc;
 }

@@ -4,7 +4,7 @@
  *     optimizer/optimizer_pp-P-of-PP[_dp-D-of-DP]_tp-T-of-TP[_exp-E-of-EP].pt
  *
  * Each file holds, for the parameters of these ranks, tensors of the parameter's local shape, or
- * with ZeRO-1 (dp) of an interval of it (format/nanotron/zero.h). The parameter's own file says
+ * with ZeRO-1 (dp) of an interval of it (format/nanotron/slices.h). The parameter's own file says
  * which slice of the whole parameter that is. In the catalogue they are
  * optimizer.state.PARAMETER.KEY and optimizer.gradient_accumulator.PARAMETER (the parameters in
  * F32). */

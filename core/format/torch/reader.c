@@ -13,15 +13,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/par.h"
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
+#include "container/config.h"
 #include "container/torch_file.h"
 #include "format/pieces.h"
+#include "format/reader.h"
 #include "format/torch/copies.h"
-#include "format/torch/verl_lora.h"
-#include "format/tracker.h"
 
 /* The information in a file's name. */
 struct rank_name {
@@ -305,6 +306,29 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
     return ckpt_pieces_catalog(&w->pieces, l->cat, p->name, p->dtype, p->dim, p->rank, err);
 }
 
+/* ---- verl's adapters ---- */
+
+#define META "lora_train_meta.json"
+
+/* lora_train_meta.json of verl has the numbers of the LoRA adapter in a checkpoint of a PEFT model:
+ * make the adapter_config.json that verl's model_merger makes, less target_modules and the keys
+ * that have PEFT's defaults: r, lora_alpha and task_type. *ret is NULL if there is no such file, or
+ * the file has no numbers. */
+static int verl_lora_config(const struct ckpt_dir *dir, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *meta = NULL;
+
+    if (ckpt_config_read_if(dir, META, CKPT_CONFIG_MAX_BYTES, &meta, err) < 0)
+        return -1;
+    json_t *r = json_object_get(meta, "r"), *alpha = json_object_get(meta, "lora_alpha");
+    const char *task = ckpt_json_str(meta, "task_type");
+    if (!json_is_integer(r) || !json_is_number(alpha))
+        return 0;
+    *ret = json_pack("{s:s, s:s?, s:O, s:O}", "peft_type", "LORA", "task_type", task, "r", r,
+                     "lora_alpha", alpha);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
 /* ---- the reader ---- */
 
 /* Parts that have an index: compare them with it, as transformers does. */
@@ -370,8 +394,7 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_rank_copies_check(l->copies.ptr, l->copies.len, l->opt, ckpt_dir_path(l->dir), l->cat,
                                err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        check_index(l, err) < 0 ||
-        ckpt_verl_lora_config(l->dir, &l->facts->adapter_config, err) < 0)
+        check_index(l, err) < 0 || verl_lora_config(l->dir, &l->facts->adapter_config, err) < 0)
         return -1;
     tell_left_out(l);
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0 ||

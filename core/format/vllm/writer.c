@@ -21,7 +21,7 @@
 #include "base/vec.h"
 #include "container/st_header.h"
 #include "format/cut_parts.h"
-#include "format/writers.h"
+#include "format/writer.h"
 #include "tensor/fqn.h"
 
 enum { NO_LAYER = -1 };

@@ -11,9 +11,8 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "recipe/apply/instance.h"
 #include "recipe/apply/leftover.h"
-#include "recipe/apply/lower.h"
-#include "recipe/apply/pipeline.h"
 #include "recipe/apply/resolve.h"
 #include "recipe/library/family.h"
 #include "recipe/library/recipes.h"
@@ -27,6 +26,24 @@ enum {
     CKPT_APPLY_SHOWN = 20,
     CKPT_APPLY_LACKS = 3,
 };
+
+/* ---- stages of a pipeline ---- */
+
+struct ckpt_pipeline {
+    const struct ckpt_recipe *recipe; /* NULL: all tensors are of stage 0 */
+    uint32_t *stage;                  /* of each block */
+    uint64_t layers;
+};
+
+/* Divide the blocks as nanotron does (models/base.py, build_model): a stage ends with the block at
+ * which the costs so far exceed its share of the whole. *st is zeroed by the caller, and must be
+ * released after a failure too. USAGE: there are more stages than layers. */
+int ckpt_pipeline_init(struct ckpt_pipeline *st, const struct ckpt_recipe *recipe,
+                       struct ckpt_settings *set, uint32_t pp, struct ckpt_err *err);
+void ckpt_pipeline_release(struct ckpt_pipeline *st);
+
+/* The stage of a tensor; 0 if it belongs to no block. */
+uint32_t ckpt_pipeline_find(const struct ckpt_pipeline *st, const char *name);
 
 struct ckpt_apply {
     const struct ckpt_recipe *recipe;

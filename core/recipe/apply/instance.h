@@ -73,3 +73,15 @@ bool ckpt_dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank
 /* CONFLICT: the source tensor has another rank than its side of the rule. */
 int ckpt_instance_rank_error(const struct ckpt_instance *in, const struct ckpt_source_use *u,
                              struct ckpt_err *err);
+
+/* ---- pieces ---- */
+
+typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_drafts;
+
+/* Append the target's pieces to out. They cover every element of the target exactly once (checked).
+ */
+int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank,
+                        ckpt_drafts *out, struct ckpt_err *err);
+
+/* Free the scratch memory; everything else is borrowed. */
+void ckpt_instance_release(struct ckpt_instance *in);

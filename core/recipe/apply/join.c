@@ -10,7 +10,7 @@
 
 #include "base/ckd.h"
 #include "recipe/apply/resolve.h"
-#include "recipe/apply/shares.h"
+#include "recipe/apply/sharding.h"
 
 enum { MAX_RUNS = 1 << 16 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting the terms of a rule's instance to boxes of its sources. The work depends on the number
  * of boxes, not of elements. */
-#include "recipe/apply/lower.h"
+#include "recipe/apply/instance.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dividing the blocks of a pipeline by their costs. */
-#include "recipe/apply/pipeline.h"
+#include "recipe/apply/apply.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

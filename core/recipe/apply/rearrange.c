@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "recipe/apply/lower.h"
+#include "recipe/apply/instance.h"
 
 static int rearrange(struct ckpt_catalog *cat, struct ckpt_instance *in,
                      const struct ckpt_tensor *t, ckpt_drafts *drafts, struct ckpt_tensor *ret,

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "recipe/apply/lower.h"
+#include "recipe/apply/instance.h"
 #include "recipe/library/file.h"
 #include "recipe/library/settings.h"
 #include "tensor/catalog.h"

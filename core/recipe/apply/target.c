@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "recipe/apply/shares.h"
+#include "recipe/apply/sharding.h"
 #include "tensor/cut.h"
 
 int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,

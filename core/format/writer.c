@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of writers, which options each has, and what several of them ask. */
-#include "format/writers.h"
+#include "format/writer.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -60,4 +60,19 @@ const char *ckpt_writing_dtype(const struct ckpt_writing *w)
     for (int t = 0; t < CKPT_NDTYPE; t++)
         best = n[t] > n[best] ? t : best;
     return ckpt_dtype_torch_name((enum ckpt_dtype)best);
+}
+
+const char *const ckpt_output_keys[CKPT_NCUT] = {
+    [CKPT_CUT_TP] = "tp",
+    [CKPT_CUT_PP] = "pp",
+    [CKPT_CUT_EP] = "ep",
+    [CKPT_CUT_ETP] = "etp",
+    [CKPT_CUT_VPP] = "vpp",
+    [CKPT_CUT_RANKS] = "ranks",
+    [CKPT_CUT_VOCAB] = "make_vocab_size_divisible_by",
+};
+
+uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut)
+{
+    return t->cut[cut] ? t->cut[cut] : 1;
 }
