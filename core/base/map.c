@@ -67,6 +67,21 @@ int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value
     return 0;
 }
 
+uint32_t ckpt_map_find(const struct ckpt_map *m, const char *key)
+{
+    uint32_t value = CKPT_NONE;
+
+    (void)ckpt_map_get(m, key, strlen(key), &value);
+    return value;
+}
+
+uint32_t ckpt_map_add(struct ckpt_map *m, const char *key, uint32_t value)
+{
+    bool is_new;
+
+    return ckpt_map_put(m, key, strlen(key), value, &value, &is_new) < 0 ? CKPT_NONE : value;
+}
+
 int ckpt_map_number(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
                     uint32_t *ret_n)
 {

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/vec.h"
+
 struct ckpt_map_slot {
     const char *key; /* NULL: empty */
     uint32_t len;
@@ -33,6 +35,11 @@ int ckpt_map_reserve(struct ckpt_map *m, size_t n);
  * inserted. 0 or -1 (no memory). */
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
                  uint32_t *ret_value, bool *ret_new);
+
+/* The same for keys that end with a NUL: the value that is now in the map, or CKPT_NONE (there is
+ * none; no memory). */
+uint32_t ckpt_map_find(const struct ckpt_map *m, const char *key);
+uint32_t ckpt_map_add(struct ckpt_map *m, const char *key, uint32_t value);
 
 /* Number n keys of two words: equal keys get the same number, in the order of their first. ret[i]
  * is the number of key i, first[k] (may be NULL) the first index with number k, *ret_n how many

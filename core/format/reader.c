@@ -54,6 +54,42 @@ int ckpt_reader_check_map(const struct ckpt_weight_map *map, const char *name,
     return 0;
 }
 
+struct ckpt_dir *ckpt_reader_folder(struct ckpt_dir *dir, const char *name)
+{
+    struct ckpt_dir *below = NULL;
+
+    if (!*name)
+        return ckpt_dir_ref(dir);
+    return ckpt_dir_has_dir(dir, name) && ckpt_dir_open_below(dir, name, &below, NULL) == 0 ? below
+                                                                                            : NULL;
+}
+
+struct first {
+    bool folder;
+    const char *begin, *end;
+    char *name;
+};
+
+static int see_first(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct first *f = ctx;
+
+    if (f->name || (e->kind == CKPT_ENTRY_DIR) != f->folder ||
+        !ckpt_has_prefix(e->name, f->begin) || !ckpt_has_suffix(e->name, f->end))
+        return 0;
+    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+int ckpt_reader_first(const struct ckpt_dir *dir, bool folders, const char *begin, const char *end,
+                      char **ret, struct ckpt_err *err)
+{
+    struct first f = {folders, begin, end, NULL};
+    const int result = ckpt_dir_list(dir, see_first, &f, err);
+
+    *ret = f.name;
+    return result;
+}
+
 char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name)
 {
     static const char blanks[] = " \t\r\n";
@@ -91,29 +127,14 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
 static const char *const prefixes[] = {
     [CKPT_TRACKER_MEGATRON] = "iter_", [CKPT_TRACKER_VERL] = "global_step_"};
 
-static int see_step(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    (void)err;
-    *(bool *)ctx |=
-        e->kind == CKPT_ENTRY_DIR && ckpt_has_prefix(e->name, prefixes[CKPT_TRACKER_VERL]);
-    return 0;
-}
-
-/* Does this folder have steps with verl's names? */
-static bool is_verl(struct ckpt_dir *run)
-{
-    bool found = false;
-
-    (void)ckpt_dir_list(run, see_step, &found, NULL);
-    return found;
-}
-
 char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner)
 {
     ckpt_cleanup(ckpt_freep) char *word = ckpt_reader_pointer(run, TRACKER);
+    ckpt_cleanup(ckpt_freep) char *verl = NULL; /* a step with verl's name */
     unsigned long long step;
 
-    if (!word || is_verl(run) != (owner == CKPT_TRACKER_VERL))
+    (void)ckpt_reader_first(run, true, prefixes[CKPT_TRACKER_VERL], "", &verl, NULL);
+    if (!word || !verl != (owner != CKPT_TRACKER_VERL))
         return NULL;
     word[strcspn(word, " \t\r\n")] = '\0';
     if (owner == CKPT_TRACKER_MEGATRON && strcmp(word, "release") == 0)

@@ -117,8 +117,9 @@ struct ckpt_reader {
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
     /* Read every header, and of tensor data samples at most. On success the catalogue, which is
-     * empty before, is complete, and its coverage, overlaps and sizes are checked. *facts is all
-     * zero before. The caller releases both, on failure too. */
+     * empty before, is complete, and its coverage, overlaps and sizes are checked; but cat->about
+     * is NULL if there was no memory for a fact (ckpt_json_set), which the caller checks. *facts is
+     * all zero before. The caller releases both, on failure too. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                 struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err);
 
@@ -184,6 +185,14 @@ struct ckpt_reader {
 int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,
                          int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
                          struct ckpt_err *err);
+
+/* A helper for readers: the folder `name` of dir, "" for dir itself; new. NULL: there is none. */
+struct ckpt_dir *ckpt_reader_folder(struct ckpt_dir *dir, const char *name);
+
+/* A helper for readers: the first file (or folder, with `folders`) of a directory, in natural
+ * order, whose name begins and ends so: *ret is new, or NULL: there is none. */
+int ckpt_reader_first(const struct ckpt_dir *dir, bool folders, const char *begin, const char *end,
+                      char **ret, struct ckpt_err *err);
 
 /* A helper for ckpt_reader.latest: the text of a pointer file without the blanks around it, new.
  * NULL: there is no such file, or it is long. */

@@ -93,6 +93,8 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
     if (ckpt_catalog_new(&o->cat, err) < 0 ||
         o->reader->load(o->dir, &ropt, &o->facts, o->cat, err) < 0)
         return -1;
+    if (!o->cat->about)
+        return ckpt_nomem(err);
     if (!o->facts.files_at) {
         o->facts.files_at = o->reader->side_files;
         o->facts.files = CKPT_FILES_TOKENIZER;

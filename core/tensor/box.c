@@ -47,6 +47,14 @@ char *ckpt_shape_text(const uint64_t *dim, uint32_t rank, char *buf, size_t cap)
     return buf;
 }
 
+struct ckpt_box ckpt_box_whole(const uint64_t *dim, uint32_t rank)
+{
+    struct ckpt_box box = {.rank = rank};
+
+    memcpy(box.n, dim, rank * sizeof *dim);
+    return box;
+}
+
 uint64_t ckpt_box_numel(const struct ckpt_box *b)
 {
     uint64_t n = 1;

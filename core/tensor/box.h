@@ -29,6 +29,9 @@ void ckpt_shape_strides(const uint64_t *dim, uint32_t rank, uint64_t *stride);
 char *ckpt_shape_text(const uint64_t *dim, uint32_t rank, char *buf, size_t cap);
 enum { CKPT_SHAPE_TEXT = 24 * CKPT_MAX_RANK };
 
+/* All of a tensor of that shape. */
+struct ckpt_box ckpt_box_whole(const uint64_t *dim, uint32_t rank);
+
 /* The number of elements, which must fit 64 bits. */
 uint64_t ckpt_box_numel(const struct ckpt_box *b);
 bool ckpt_box_eq(const struct ckpt_box *a, const struct ckpt_box *b);

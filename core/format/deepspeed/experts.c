@@ -205,19 +205,6 @@ static bool has_expert(const struct ckpt_ds_tag *tag, uint64_t layer, uint64_t e
     return false;
 }
 
-static int check_layer(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t n,
-                       struct ckpt_err *err)
-{
-    for (uint64_t e = 0; e < n; e++)
-        if (!has_expert(z->job->tag, layer, e))
-            return ckpt_fail(err, CKPT_MISSING,
-                             "'%s': layer_%" PRIu64 "_expert_%" PRIu64
-                             "_mp_rank_00_model_states.pt is missing: '%s' says that MoE layer "
-                             "%" PRIu64 " has %" PRIu64 " experts",
-                             ckpt_dir_path(z->job->dir), layer, e, z->model_name, layer, n);
-    return 0;
-}
-
 /* num_experts is a list with one number per MoE layer. Get that of a layer; false: there is none.
  */
 static bool experts_of(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t *ret)
@@ -246,8 +233,13 @@ static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_
         uint64_t n;
         if (!experts_of(z, i, &n))
             return ckpt_fail(err, CKPT_FORMAT, "num_experts[%zu] is not a number", i);
-        if (check_layer(z, i, n, err) < 0)
-            return -1;
+        for (uint64_t e = 0; e < n; e++)
+            if (!has_expert(z->job->tag, i, e))
+                return ckpt_fail(err, CKPT_MISSING,
+                                 "'%s': layer_%zu_expert_%" PRIu64
+                                 "_mp_rank_00_model_states.pt is missing: '%s' says that MoE layer "
+                                 "%zu has %" PRIu64 " experts",
+                                 ckpt_dir_path(z->job->dir), i, e, z->model_name, i, n);
         *ret += (size_t)n;
     }
     return 0;

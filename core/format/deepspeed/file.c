@@ -31,14 +31,12 @@ void ckpt_ds_unwrapped_release(struct ckpt_ds_unwrapped *u)
 static int unwrap(struct ckpt_pickle *p, struct ckpt_pickle_str *s, struct ckpt_ds_unwrapped *u)
 {
     char *own = ckpt_arena_strdup(&p->text, s->ptr);
-    uint32_t at;
-    bool is_new;
 
     if (!own || ckpt_vec_push(&u->original, s->ptr) < 0)
         return -1;
     ckpt_remove_word(own, WRAPPER);
     *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
-    return ckpt_map_put(&u->by_name, own, s->len, (uint32_t)u->original.len - 1, &at, &is_new);
+    return ckpt_map_add(&u->by_name, own, (uint32_t)u->original.len - 1) == CKPT_NONE ? -1 : 0;
 }
 
 int ckpt_ds_file_unwrap(struct ckpt_torch_file *f, struct ckpt_ds_unwrapped *ret,
@@ -58,9 +56,9 @@ int ckpt_ds_file_unwrap(struct ckpt_torch_file *f, struct ckpt_ds_unwrapped *ret
 
 const char *ckpt_ds_unwrapped_original(const struct ckpt_ds_unwrapped *u, const char *name)
 {
-    uint32_t at;
+    const uint32_t at = ckpt_map_find(&u->by_name, name);
 
-    return ckpt_map_get(&u->by_name, name, strlen(name), &at) ? u->original.ptr[at] : name;
+    return at == CKPT_NONE ? name : u->original.ptr[at];
 }
 
 int ckpt_ds_file_shape(struct ckpt_torch_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,

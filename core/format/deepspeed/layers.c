@@ -158,14 +158,14 @@ static int find_first(const struct pipeline *p, const struct unlisted *u, const 
 static int add_later(struct pipeline *p, const struct unlisted *u, struct ckpt_err *err)
 {
     const char *first;
-    size_t index;
 
     if (find_first(p, u, &first, err) < 0)
         return -1;
     p->unnamed += !first;
-    return first && p->job->opt->masters && ckpt_ds_parts_find(p->weights, first, &index)
-               ? ckpt_ds_parts_alias(p->weights, u->name, index, err)
-               : ckpt_ds_parts_stored(p->weights, u->name, u->stored, u->source, err);
+    const uint32_t at =
+        first && p->job->opt->masters ? ckpt_ds_parts_find(p->weights, first) : CKPT_NONE;
+    return at != CKPT_NONE ? ckpt_ds_parts_alias(p->weights, u->name, at, err)
+                           : ckpt_ds_parts_stored(p->weights, u->name, u->stored, u->source, err);
 }
 
 static int add_tied(struct pipeline *p, const struct unlisted *u, struct ckpt_err *err)
@@ -285,13 +285,11 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
 /* Check that every parameter in the model files was found in a layer's file. */
 static int check_params(const struct pipeline *p, struct ckpt_err *err)
 {
-    size_t index;
-
     for (uint64_t i = 0; i < p->nstage; i++)
         for (size_t k = 0; k < p->stage[i].param.len; k++) {
             const char *name = p->stage[i].param.ptr[k].name;
             if (name && !ckpt_has_prefix(name, TIED) &&
-                !ckpt_ds_parts_find(p->weights, name, &index))
+                ckpt_ds_parts_find(p->weights, name) == CKPT_NONE)
                 return ckpt_fail(err, CKPT_MISSING,
                                  "'%s': no layer's file has '%s', which '%s' lists",
                                  ckpt_dir_path(p->job->dir), name, p->stage[i].model_name);
@@ -364,33 +362,32 @@ static int read_stages(struct pipeline *p, struct ckpt_err *err)
     return 0;
 }
 
-static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, struct ckpt_err *err)
+static void pipeline_release(struct pipeline *p)
 {
-    if (read_stages(p, err) < 0 || read_layers(p, err) < 0 || check_params(p, err) < 0)
-        return -1;
-    compare_counts(p);
-    if (p->unnamed)
-        ckpt_catalog_warn(
-            p->job->cat,
-            "'%s': %zu tensors are shown as their layers' files have them, without "
-            "F32 masters or states: the checkpoint does not say which ones are theirs",
-            ckpt_dir_path(p->job->dir), p->unnamed);
-    for (uint64_t i = 0; p->masters && p->job->opt->states && i < p->nstage; i++)
-        if (p->masters[i] && ckpt_ds_moments_add(&p->stage[i], moments, err) < 0)
-            return -1;
-    return 0;
+    for (uint64_t i = 0; p->masters && i < p->nstage; i++)
+        ckpt_ds_masters_free(&p->stage[i], p->masters[i]);
+    free(p->masters);
+    ckpt_vec_release(&p->taken);
 }
 
 int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t n,
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err)
 {
-    struct pipeline p = {.job = job, .stage = stage, .nstage = n, .weights = weights};
-    const int result = read_pipeline(&p, moments, err);
+    ckpt_cleanup(pipeline_release) struct pipeline p = {
+        .job = job, .stage = stage, .nstage = n, .weights = weights};
 
-    for (uint64_t i = 0; p.masters && i < p.nstage; i++)
-        ckpt_ds_masters_free(&p.stage[i], p.masters[i]);
-    free(p.masters);
-    ckpt_vec_release(&p.taken);
-    return result;
+    if (read_stages(&p, err) < 0 || read_layers(&p, err) < 0 || check_params(&p, err) < 0)
+        return -1;
+    compare_counts(&p);
+    if (p.unnamed)
+        ckpt_catalog_warn(
+            job->cat,
+            "'%s': %zu tensors are shown as their layers' files have them, without "
+            "F32 masters or states: the checkpoint does not say which ones are theirs",
+            ckpt_dir_path(job->dir), p.unnamed);
+    for (uint64_t i = 0; p.masters && job->opt->states && i < n; i++)
+        if (p.masters[i] && ckpt_ds_moments_add(&stage[i], moments, err) < 0)
+            return -1;
+    return 0;
 }

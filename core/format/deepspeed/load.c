@@ -9,24 +9,16 @@
 #include "base/ckd.h"
 #include "base/str.h"
 
-static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
-                 struct ckpt_err *err)
-{
-    return !value || json_object_set_new(job->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
-}
-
-static int describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z,
-                    struct ckpt_err *err)
+static void describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z)
 {
     const struct ckpt_pickle *p = &z->model.p;
     const char *version = ckpt_pv_str(p, ckpt_pv_get(p, p->root, "ds_version"));
     uint64_t step;
 
-    if (version && ckpt_utf8_ok(version) && about(job, "version", json_string(version), err) < 0)
-        return -1;
-    return ckpt_ds_file_u64(&z->model, p->root, "global_steps", &step)
-               ? about(job, "step", json_integer((json_int_t)step), err)
-               : 0;
+    if (version && ckpt_utf8_ok(version))
+        ckpt_json_set(&job->cat->about, "version", json_string(version));
+    if (ckpt_ds_file_u64(&z->model, p->root, "global_steps", &step))
+        ckpt_json_set(&job->cat->about, "step", json_integer((json_int_t)step));
 }
 
 /* Can the module be Megatron's language model, by its names, nested or flat? That of a pipeline
@@ -84,12 +76,9 @@ struct ranks {
 static void ranks_release(struct ranks *r)
 {
     for (uint64_t i = 0; i < r->n; i++) {
-        if (r->zero)
-            ckpt_ds_zero_release(&r->zero[i]);
-        if (r->weights)
-            ckpt_ds_parts_release(&r->weights[i]);
-        if (r->moments)
-            ckpt_ds_parts_release(&r->moments[i]);
+        ckpt_ds_zero_release(&r->zero[i]);
+        ckpt_ds_parts_release(&r->weights[i]);
+        ckpt_ds_parts_release(&r->moments[i]);
     }
     free(r->zero);
     free(r->weights);
@@ -99,15 +88,16 @@ static void ranks_release(struct ranks *r)
 /* Open the first rank's model file, which says what the checkpoint is, and make room for all. */
 static int open_first(struct ranks *r, struct ckpt_err *err)
 {
-    r->n = ckpt_max_u64(count_mp(r->job->tag), 1);
-    if (!(r->zero = calloc(r->n, sizeof *r->zero)) ||
-        !(r->weights = calloc(r->n, sizeof *r->weights)) ||
-        !(r->moments = calloc(r->n, sizeof *r->moments)))
+    const uint64_t n = ckpt_max_u64(count_mp(r->job->tag), 1);
+
+    if (!(r->zero = calloc(n, sizeof *r->zero)) || !(r->weights = calloc(n, sizeof *r->weights)) ||
+        !(r->moments = calloc(n, sizeof *r->moments)))
         return ckpt_nomem(err);
-    return ckpt_ds_zero_open(r->job, 0, &r->zero[0], err) < 0 ||
-                   refuse_megatron(&r->zero[0], err) < 0 || describe(r->job, &r->zero[0], err) < 0
-               ? -1
-               : 0;
+    r->n = n;
+    if (ckpt_ds_zero_open(r->job, 0, &r->zero[0], err) < 0 || refuse_megatron(&r->zero[0], err) < 0)
+        return -1;
+    describe(r->job, &r->zero[0]);
+    return 0;
 }
 
 /* Check that there are as many model files as the first one says, and open the others. */
@@ -147,14 +137,6 @@ static int add_first(const struct ranks *r, struct ckpt_err *err)
     return add_all(r->job, &r->weights[0], err) < 0 ? -1 : add_all(r->job, &r->moments[0], err);
 }
 
-/* Load a pipeline, whose layers have files of their own. */
-static int load_pipeline(struct ranks *r, struct ckpt_err *err)
-{
-    return ckpt_ds_layers_read(r->job, r->zero, r->n, &r->weights[0], &r->moments[0], err) < 0
-               ? -1
-               : add_first(r, err);
-}
-
 /* Load a module of which each tensor-parallel rank has a part; experts have files of their own. */
 static int load_module(struct ranks *r, struct ckpt_err *err)
 {
@@ -175,20 +157,6 @@ static int load_module(struct ranks *r, struct ckpt_err *err)
                    ckpt_ds_tp_join(z, r->moments, r->n, r->job->cat, err) < 0
                ? -1
                : 0;
-}
-
-static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    const struct ckpt_ds_entry *model, *zero3;
-
-    if (ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) &&
-        ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
-        return ckpt_fail(
-            err, CKPT_CONFLICT,
-            "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
-            "the stale ones",
-            ckpt_dir_path(job->dir), zero3->name, model->name);
-    return 0;
 }
 
 /* Load a universal checkpoint, whose tensor-parallel ranks are joined already. Everything of a
@@ -216,9 +184,15 @@ int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
     ckpt_cleanup(ranks_release) struct ranks r = {.job = job};
     const bool universal =
         job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0;
+    const struct ckpt_ds_entry *model, *zero3;
 
-    if (check_roles(job, err) < 0)
-        return -1;
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) &&
+        ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
+            "the stale ones",
+            ckpt_dir_path(job->dir), zero3->name, model->name);
     if (universal && !ckpt_dir_has_dir(job->dir, "zero"))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
@@ -230,6 +204,9 @@ int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
         return load_universal(&r, err);
     if (open_others(&r, err) < 0)
         return -1;
-    return ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) ? load_pipeline(&r, err)
-                                                            : load_module(&r, err);
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) == 0)
+        return load_module(&r, err);
+    return ckpt_ds_layers_read(job, r.zero, r.n, &r.weights[0], &r.moments[0], err) < 0
+               ? -1
+               : add_first(&r, err);
 }

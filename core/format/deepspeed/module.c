@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/str.h"
 
 enum {
@@ -24,33 +25,27 @@ struct nest {
 };
 
 static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth,
-                     struct ckpt_err *err);
-
-static int walk_pair(struct nest *n, const char *key, ckpt_pv v, const char *prefix, int depth,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
-
-    if (!key)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string", n->file);
-    if (++n->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
-                         n->file);
-    if (!(name = ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key)))
-        return ckpt_nomem(err);
-    return ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(n, v, name, depth + 1, err)
-                                           : n->fn(n->ctx, name, v, err);
-}
-
-static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth,
                      struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &n->f->p;
 
-    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
-        if (walk_pair(n, ckpt_pv_str(p, ckpt_pv_key(p, dict, i)), ckpt_pv_value(p, dict, i), prefix,
-                      depth, err) < 0)
+    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++) {
+        const char *key = ckpt_pv_str(p, ckpt_pv_key(p, dict, i));
+        const ckpt_pv v = ckpt_pv_value(p, dict, i);
+        if (!key)
+            return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
+                             n->file);
+        if (++n->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
+            return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
+                             n->file);
+        ckpt_cleanup(ckpt_freep) char *name =
+            ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key);
+        if (!name)
+            return ckpt_nomem(err);
+        if ((ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(n, v, name, depth + 1, err)
+                                             : n->fn(n->ctx, name, v, err)) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -69,9 +64,7 @@ struct walk {
     struct ckpt_torch_file *f;
     struct ckpt_ds_parts *out;
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
-    ckpt_pv module;
-    struct ckpt_map frozen; /* number of each fragment, by name */
-    bool has_ranks;         /* the optimizer files have been read */
+    struct ckpt_map frozen;         /* number of each fragment, by name */
 };
 
 void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b)
@@ -102,13 +95,9 @@ static int index_frozen(struct walk *w, struct ckpt_err *err)
 {
     const struct ckpt_ds_rank_model *m = w->z->rank_model.ptr;
 
-    for (size_t i = 0; w->z->rank_model.len && i < m->fragment.len; i++) {
-        const char *name = m->fragment.ptr[i].name;
-        uint32_t at;
-        bool is_new;
-        if (ckpt_map_put(&w->frozen, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+    for (size_t i = 0; w->z->rank_model.len && i < m->fragment.len; i++)
+        if (ckpt_map_add(&w->frozen, m->fragment.ptr[i].name, (uint32_t)i) == CKPT_NONE)
             return ckpt_nomem(err);
-    }
     return 0;
 }
 
@@ -133,7 +122,7 @@ static int join_fragments(struct walk *w, const char *name, size_t at, uint64_t 
     for (uint64_t r = 0, lo = 0; lo < numel; r++, lo += slice) {
         const struct ckpt_ds_rank_model *m = &w->z->rank_model.ptr[r];
         const struct ckpt_ds_fragment *f = find_fragment(m, at, name);
-        const uint64_t n = numel - lo < slice ? numel - lo : slice;
+        const uint64_t n = ckpt_min_u64(numel - lo, slice);
         if (!f || f->at.rank != 1 || !f->at.contiguous || f->at.numel < n ||
             f->at.dtype != part->dtype)
             return ckpt_fail(err, CKPT_CONFLICT,
@@ -163,11 +152,6 @@ static int add_frozen(struct walk *w, const char *name, size_t at, struct ckpt_e
 
 /* ---- one tensor ---- */
 
-static const char *owner_of(const struct walk *w, const char *name)
-{
-    return ckpt_ds_owner(w->z->shared_in, name);
-}
-
 /* Add a parameter's master, to be shown in the dtype of the module. */
 static int add_param(struct walk *w, const struct ckpt_ds_param *param, const char *name,
                      const struct ckpt_torch_tensor *as, struct ckpt_err *err)
@@ -183,23 +167,19 @@ static int add_param(struct walk *w, const struct ckpt_ds_param *param, const ch
 static int add_placeholder(struct walk *w, const char *name, const struct ckpt_torch_tensor *s,
                            struct ckpt_err *err)
 {
-    const char *owner = owner_of(w, name);
+    const char *owner = ckpt_ds_owner(w->z->shared_in, name);
     const struct ckpt_ds_param *param = ckpt_ds_zero_param(w->z, name);
-    uint32_t at;
+    uint32_t at, done;
 
     if (!param && owner)
         param = ckpt_ds_zero_param(w->z, owner);
     if (param)
         return add_param(w, param, name, s, err);
-    if (ckpt_map_get(&w->frozen, name, strlen(name), &at) ||
-        (owner && ckpt_map_get(&w->frozen, owner, strlen(owner), &at))) {
-        const char *of = w->z->rank_model.ptr[0].fragment.ptr[at].name;
-        size_t index;
-        if (strcmp(of, name) != 0 && ckpt_ds_parts_find(w->out, of, &index))
-            return ckpt_ds_parts_alias(w->out, name, index, err);
-        if (strcmp(of, name) == 0)
-            return add_frozen(w, name, at, err);
-    }
+    if ((at = ckpt_map_find(&w->frozen, name)) != CKPT_NONE)
+        return add_frozen(w, name, at, err);
+    if (owner && (at = ckpt_map_find(&w->frozen, owner)) != CKPT_NONE &&
+        (done = ckpt_ds_parts_find(w->out, owner)) != CKPT_NONE)
+        return ckpt_ds_parts_alias(w->out, name, done, err);
     if (s->numel > 0 || ckpt_ds_is_buffer(w->f, name))
         return ckpt_ds_parts_stored(w->out, name, s, w->z->model_index, err);
     return ckpt_fail(err, CKPT_MISSING,
@@ -212,7 +192,7 @@ static int add_whole(struct walk *w, const char *name, const struct ckpt_torch_t
                      struct ckpt_err *err)
 {
     const struct ckpt_ds_param *param = w->buffers ? ckpt_ds_zero_param(w->z, name) : NULL;
-    const char *owner = w->buffers && !param ? owner_of(w, name) : NULL;
+    const char *owner = w->buffers && !param ? ckpt_ds_owner(w->z->shared_in, name) : NULL;
 
     if (owner)
         param = ckpt_ds_zero_param(w->z, owner);
@@ -244,11 +224,9 @@ static int add_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *er
 /* Add the parameters that the state dict does not have. */
 static int add_others(struct walk *w, struct ckpt_err *err)
 {
-    size_t index;
-
     for (size_t i = 0; w->buffers && i < w->z->param.len; i++) {
         const struct ckpt_ds_param *param = &w->z->param.ptr[i];
-        if (ckpt_ds_parts_find(w->out, param->name, &index) ||
+        if (ckpt_ds_parts_find(w->out, param->name) != CKPT_NONE ||
             ckpt_ds_zero_is_expert(w->z, param->name))
             continue;
         if (!w->z->zero3)
@@ -265,13 +243,6 @@ static int add_others(struct walk *w, struct ckpt_err *err)
 }
 
 /* ---- moments ---- */
-
-/* Does the parameter's group have this state? */
-static bool has_moment(const struct ckpt_ds_zero *z, const struct ckpt_ds_param *param,
-                       const struct ckpt_ds_buffer *b)
-{
-    return b[z->zero3 ? 0 : param->group].n > 0;
-}
 
 static int add_moment(struct ckpt_ds_zero *z, const struct ckpt_ds_param *param, const char *key,
                       const struct ckpt_ds_buffer *b, struct ckpt_ds_parts *out,
@@ -308,7 +279,7 @@ static int add_moments(struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_p
         ckpt_catalog_warn(z->job->cat, "left out: the optimizer's '%s': %s", key, e.text);
     else
         for (size_t i = 0; i < z->param.len && result == 0; i++)
-            if (z->param.ptr[i].name && has_moment(z, &z->param.ptr[i], b))
+            if (z->param.ptr[i].name && b[z->zero3 ? 0 : z->param.ptr[i].group].n > 0)
                 result = add_moment(z, &z->param.ptr[i], key, b, out, err);
     ckpt_ds_masters_free(z, b);
     return result;
@@ -389,38 +360,32 @@ int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckp
     return 0;
 }
 
-static int read_masters(struct walk *w, struct ckpt_err *err)
+static void walk_release(struct walk *w)
 {
-    const bool used = w->z->zero3 || w->z->job->opt->masters;
-
-    return used && w->z->optim.len ? ckpt_ds_masters_new(w->z, &w->buffers, err) : 0;
-}
-
-static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &w->f->p;
-
-    w->module = ckpt_pv_get(p, p->root, "module");
-    if (ckpt_pv_kind(w->module) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
-                         ckpt_dir_path(w->z->job->dir), w->z->model_name);
-    if (ckpt_ds_module_read_ranks(w->z, &w->has_ranks, err) < 0 || read_masters(w, err) < 0 ||
-        index_frozen(w, err) < 0 ||
-        ckpt_ds_module_each(w->f, w->z->model_name, add_entry, w, err) < 0 ||
-        add_others(w, err) < 0)
-        return -1;
-    if (w->buffers && !w->z->zero3 && ckpt_ds_spot_check(w->z, w->module, w->out, err) < 0)
-        return -1;
-    return w->z->job->opt->states && w->has_ranks ? ckpt_ds_moments_add(w->z, moments, err) : 0;
+    ckpt_ds_masters_free(w->z, w->buffers);
+    ckpt_map_release(&w->frozen);
 }
 
 int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
                         struct ckpt_ds_parts *moments, struct ckpt_err *err)
 {
-    struct walk w = {.z = z, .f = &z->model, .out = weights};
-    const int result = read_all(&w, moments, err);
+    ckpt_cleanup(walk_release) struct walk w = {.z = z, .f = &z->model, .out = weights};
+    const struct ckpt_pickle *p = &z->model.p;
+    const ckpt_pv module = ckpt_pv_get(p, p->root, "module");
+    bool has_ranks; /* the optimizer files have been read */
 
-    ckpt_ds_masters_free(z, w.buffers);
-    ckpt_map_release(&w.frozen);
-    return result;
+    if (ckpt_pv_kind(module) != CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
+                         ckpt_dir_path(z->job->dir), z->model_name);
+    if (ckpt_ds_module_read_ranks(z, &has_ranks, err) < 0)
+        return -1;
+    if ((z->zero3 || z->job->opt->masters) && z->optim.len &&
+        ckpt_ds_masters_new(z, &w.buffers, err) < 0)
+        return -1;
+    if (index_frozen(&w, err) < 0 ||
+        ckpt_ds_module_each(w.f, z->model_name, add_entry, &w, err) < 0 || add_others(&w, err) < 0)
+        return -1;
+    if (w.buffers && !z->zero3 && ckpt_ds_spot_check(z, module, weights, err) < 0)
+        return -1;
+    return z->job->opt->states && has_ranks ? ckpt_ds_moments_add(z, moments, err) : 0;
 }

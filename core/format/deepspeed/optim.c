@@ -71,24 +71,18 @@ static int read_masters(const struct reading *r, struct ckpt_err *err)
     return 0;
 }
 
-static int add_count(const struct reading *r, ckpt_pv v, struct ckpt_err *err)
-{
-    int64_t n;
-
-    if (!ckpt_pv_int(v, &n) || n < 1 || n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_FORMAT, "partition_count is not a number of ranks");
-    return ckpt_vec_push(&r->out->count, (uint64_t)n) < 0 ? ckpt_nomem(err) : 0;
-}
-
 static int read_counts(const struct reading *r, struct ckpt_err *err)
 {
     const ckpt_pv v = get(r, r->state, "partition_count");
+    const bool list = ckpt_pv_is_seq(v);
 
-    if (!ckpt_pv_is_seq(v))
-        return add_count(r, v, err);
-    for (size_t i = 0; i < ckpt_pv_len(&r->f->p, v); i++)
-        if (add_count(r, ckpt_pv_at(&r->f->p, v, i), err) < 0)
-            return -1;
+    for (size_t i = 0; i < (list ? ckpt_pv_len(&r->f->p, v) : 1); i++) {
+        int64_t n;
+        if (!ckpt_pv_int(list ? ckpt_pv_at(&r->f->p, v, i) : v, &n) || n < 1 || n > UINT32_MAX)
+            return ckpt_fail(err, CKPT_FORMAT, "partition_count is not a number of ranks");
+        if (ckpt_vec_push(&r->out->count, (uint64_t)n) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -184,17 +178,6 @@ static int read_states(const struct reading *r, bool states, struct ckpt_err *er
     return 0;
 }
 
-static int read_all(struct reading *r, bool states, struct ckpt_err *err)
-{
-    r->state = get(r, r->f->p.root, "optimizer_state_dict");
-    if (ckpt_pv_kind(r->state) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "it has no optimizer_state_dict");
-    return read_masters(r, err) < 0 || read_counts(r, err) < 0 || read_paddings(r, err) < 0 ||
-                   read_states(r, states, err) < 0
-               ? -1
-               : 0;
-}
-
 int ckpt_ds_optim_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                        bool states, struct ckpt_ds_optim *ret, struct ckpt_err *err)
 {
@@ -204,6 +187,11 @@ int ckpt_ds_optim_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpoo
     if (ckpt_torch_file_open(dir, name, pool, &f, err) < 0)
         return -1;
     ret->source = ckpt_source_ref(f.source);
-    return read_all(&r, states, err) < 0 ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name)
-                                         : 0;
+    r.state = get(&r, f.p.root, "optimizer_state_dict");
+    if (ckpt_pv_kind(r.state) != CKPT_PV_DICT)
+        (void)ckpt_fail(err, CKPT_FORMAT, "it has no optimizer_state_dict");
+    else if (read_masters(&r, err) == 0 && read_counts(&r, err) == 0 &&
+             read_paddings(&r, err) == 0 && read_states(&r, states, err) == 0)
+        return 0;
+    return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name);
 }

@@ -23,15 +23,14 @@ int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype
 {
     struct ckpt_ds_part *part;
     uint32_t at;
-    bool is_new;
     char *own;
 
     if (!*name || strlen(name) > MAX_NAME || !ckpt_utf8_ok(name))
         return ckpt_fail(err, CKPT_FORMAT, "'%.64s' is not a valid name of a tensor", name);
     if (!(own = ckpt_arena_strdup(&p->names, name)) ||
-        ckpt_map_put(&p->by_name, own, strlen(own), (uint32_t)p->part.len, &at, &is_new) < 0)
+        (at = ckpt_map_add(&p->by_name, own, (uint32_t)p->part.len)) == CKPT_NONE)
         return ckpt_nomem(err);
-    if (!is_new)
+    if (at != p->part.len)
         return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
     if (ckpt_vec_add(&p->part, &part) < 0)
         return ckpt_nomem(err);
@@ -89,14 +88,9 @@ int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, st
     return 0;
 }
 
-bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret)
+uint32_t ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name)
 {
-    uint32_t at;
-
-    if (!ckpt_map_get(&p->by_name, name, strlen(name), &at))
-        return false;
-    *ret = at;
-    return true;
+    return ckpt_map_find(&p->by_name, name);
 }
 
 /* ---- flat buffers ---- */
@@ -156,13 +150,6 @@ int ckpt_ds_buffer_take(const struct ckpt_ds_buffer *b, uint64_t at, uint64_t n,
 
 /* ---- pieces ---- */
 
-static int fail_length(const struct ckpt_ds_part *part, uint64_t n, struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "tensor '%s' has %" PRIu64 " elements, the files hold %" PRIu64 " of them",
-                     part->name, part->numel, n);
-}
-
 static int check_length(const struct ckpt_ds_parts *p, const struct ckpt_ds_part *part,
                         struct ckpt_err *err)
 {
@@ -170,15 +157,11 @@ static int check_length(const struct ckpt_ds_parts *p, const struct ckpt_ds_part
 
     for (size_t i = 0; i < part->n; i++)
         n += p->extent.ptr[part->first + i].n;
-    return n == part->numel ? 0 : fail_length(part, n, err);
-}
-
-static void whole_map(const struct ckpt_ds_part *part, struct ckpt_ds_map *m)
-{
-    *m = (struct ckpt_ds_map){.naxis = part->rank};
-    memcpy(m->n, part->dim, part->rank * sizeof *part->dim);
-    ckpt_shape_strides(part->dim, part->rank, m->local);
-    memcpy(m->global, m->local, sizeof m->global);
+    if (n == part->numel)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "tensor '%s' has %" PRIu64 " elements, the files hold %" PRIu64 " of them",
+                     part->name, part->numel, n);
 }
 
 /* Sort the axes of a piece, so that the slowest in the whole tensor is first. */
@@ -225,10 +208,9 @@ static int place_extent(const struct ckpt_ds_map *m, const struct ckpt_ds_extent
 static int place_strided(const struct ckpt_ds_part *part, const struct ckpt_ds_extent *e,
                          ckpt_ds_drafts *out)
 {
-    struct ckpt_box box = {.rank = part->rank};
+    const struct ckpt_box box = ckpt_box_whole(part->dim, part->rank);
     struct ckpt_piece_draft *d;
 
-    memcpy(box.n, part->dim, part->rank * sizeof *part->dim);
     if (ckpt_vec_add(out, &d) < 0)
         return -1;
     ckpt_piece_from_box(part->dim, &box, e->source, e->off, part->stride, d);
@@ -240,7 +222,7 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
 {
     const struct ckpt_ds_part *part = &p->part.ptr[i];
     const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
-    struct ckpt_ds_map whole;
+    struct ckpt_ds_map whole = {.naxis = part->rank};
     uint64_t lo = 0;
 
     if (part->numel == 0)
@@ -254,7 +236,9 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
             part->name);
     if (part->strided)
         return place_strided(part, e, out) < 0 ? ckpt_nomem(err) : 0;
-    whole_map(part, &whole);
+    memcpy(whole.n, part->dim, part->rank * sizeof *part->dim);
+    ckpt_shape_strides(part->dim, part->rank, whole.local);
+    memcpy(whole.global, whole.local, sizeof whole.global);
     for (size_t k = 0; k < part->n; lo += e[k].n, k++)
         if (place_extent(m ? m : &whole, &e[k], lo, ckpt_dtype_size(part->dtype), out) < 0)
             return ckpt_nomem(err);

@@ -64,8 +64,8 @@ static inline struct ckpt_ds_part *ckpt_ds_parts_last(struct ckpt_ds_parts *p)
     return &p->part.ptr[p->part.len - 1];
 }
 
-/* Find the index of a tensor by its name; false: it is not there. */
-bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret);
+/* Find the index of a tensor by its name; CKPT_NONE: it is not there. */
+uint32_t ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name);
 
 /* ---- flat buffers ---- */
 

@@ -26,21 +26,18 @@ static int add_param(struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *z,
 {
     struct ckpt_ds_listed *listed;
     uint32_t at;
-    bool is_new;
 
     if (ckpt_ds_expert_number(param->name))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s/%s' lists '%s': ds_to_universal cannot convert the experts of a "
                          "pipeline: open the tag that it was made of",
                          ckpt_dir_path(z->job->dir), z->model_name, param->name);
-    if (ckpt_map_put(&p->by_name, param->name, strlen(param->name), (uint32_t)p->listed.len, &at,
-                     &is_new) < 0 ||
-        (is_new && ckpt_vec_add(&p->listed, &listed) < 0))
+    at = ckpt_map_add(&p->by_name, param->name, (uint32_t)p->listed.len);
+    if (at == CKPT_NONE || (at == p->listed.len && ckpt_vec_add(&p->listed, &listed) < 0))
         return ckpt_nomem(err);
-    if (is_new)
-        *listed = (struct ckpt_ds_listed){.z = z, .param = param};
     listed = &p->listed.ptr[at];
-    listed->nrank++;
+    if (listed->nrank++ == 0)
+        *listed = (struct ckpt_ds_listed){.z = z, .param = param, .nrank = 1};
     return ckd_add(&listed->numel, listed->numel, param->numel)
                ? ckpt_fail(err, CKPT_FORMAT, "'%s' is larger than any file", param->name)
                : 0;

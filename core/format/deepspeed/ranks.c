@@ -9,15 +9,6 @@
 
 /* ---- checks ---- */
 
-static int fail_rank(const struct ckpt_ds_zero *z, const char *what, uint64_t rank,
-                     const char *states, struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_MISSING,
-                     "'%s': the %s file of data-parallel rank %" PRIu64 " of %" PRIu64
-                     " (*zero_pp_rank_%" PRIu64 "_mp_rank_%02" PRIu64 "_%s_states.pt) is missing",
-                     ckpt_dir_path(z->job->dir), what, rank, z->world, rank, z->mp, states);
-}
-
 /* Check that there are exactly the ranks 0 to world - 1. */
 static int check_ranks(const struct ckpt_ds_zero *z, enum ckpt_ds_role role, struct ckpt_err *err)
 {
@@ -40,9 +31,13 @@ static int check_ranks(const struct ckpt_ds_zero *z, enum ckpt_ds_role role, str
             break;
         next++;
     }
-    return next == z->world
-               ? 0
-               : fail_rank(z, model ? "model" : "optimizer", next, model ? "model" : "optim", err);
+    if (next == z->world)
+        return 0;
+    return ckpt_fail(err, CKPT_MISSING,
+                     "'%s': the %s file of data-parallel rank %" PRIu64 " of %" PRIu64
+                     " (*zero_pp_rank_%" PRIu64 "_mp_rank_%02" PRIu64 "_%s_states.pt) is missing",
+                     ckpt_dir_path(z->job->dir), model ? "model" : "optimizer", next, z->world,
+                     next, z->mp, model ? "model" : "optim");
 }
 
 static int check_counts(const struct ckpt_ds_zero *z, const struct ckpt_ds_optim *o, uint64_t rank,
@@ -97,17 +92,6 @@ static int check_agreement(const struct ckpt_ds_zero *z, struct ckpt_err *err)
                              ckpt_dir_path(z->job->dir), z->rank_model.ptr[0].steps, r,
                              z->rank_model.ptr[r].steps);
     return 0;
-}
-
-static int check_files(const struct ckpt_ds_zero *z, struct ckpt_err *err)
-{
-    if (z->world < 1)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say dp_world_size",
-                         ckpt_dir_path(z->job->dir), z->model_name);
-    return (z->zero3 && check_ranks(z, CKPT_DS_ZERO3_MODEL, err) < 0) ||
-                   check_ranks(z, CKPT_DS_OPTIM, err) < 0
-               ? -1
-               : 0;
 }
 
 /* ---- files ---- */
@@ -191,7 +175,11 @@ int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     const unsigned nthread = z->job->opt->nthread;
 
-    if (check_files(z, err) < 0 || make_room(z, err) < 0 ||
+    if (z->world < 1)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say dp_world_size",
+                         ckpt_dir_path(z->job->dir), z->model_name);
+    if ((z->zero3 && check_ranks(z, CKPT_DS_ZERO3_MODEL, err) < 0) ||
+        check_ranks(z, CKPT_DS_OPTIM, err) < 0 || make_room(z, err) < 0 ||
         ckpt_parallel(z->optim.len, nthread, read_optim, z, err) < 0 ||
         ckpt_parallel(z->rank_model.len, nthread, read_rank_model, z, err) < 0)
         return -1;

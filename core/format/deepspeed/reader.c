@@ -28,10 +28,9 @@ enum place {
 
 static bool is_tag_below(struct ckpt_dir *dir, const char *name)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = ckpt_reader_folder(dir, name);
 
-    return ckpt_dir_has_dir(dir, name) && ckpt_dir_open_below(dir, name, &below, NULL) == 0 &&
-           ckpt_ds_is_tag(below);
+    return below && ckpt_ds_is_tag(below);
 }
 
 struct look {
@@ -129,25 +128,16 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
     if (ckpt_ds_tag_read(dir, &tag, err) < 0 || ckpt_ds_load(&job, err) < 0)
         return -1;
-    const bool states =
-        tag.universal || ckpt_ds_tag_count(&tag, CKPT_DS_OPTIM, &(const struct ckpt_ds_entry *){0});
-    return json_object_set_new(cat->about, "format", json_string("deepspeed")) < 0 ||
-                   json_object_set_new(cat->about, "optimizer", json_boolean(states)) < 0
-               ? ckpt_nomem(err)
-               : 0;
-}
-
-static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_reader_options *opt,
-                      struct ckpt_catalog *cat, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
-
-    return ckpt_dir_open_below(dir, tag, &below, err) < 0 ? -1 : load_tag(below, opt, cat, err);
+    const bool states = tag.universal || ckpt_ds_tag_count(&tag, CKPT_DS_OPTIM, NULL);
+    ckpt_json_set(&cat->about, "format", json_string("deepspeed"));
+    ckpt_json_set(&cat->about, "optimizer", json_boolean(states));
+    return 0;
 }
 
 static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                    struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
     const enum place place = find_place(dir, &tag);
     const struct ckpt_reader *beside = NULL;
@@ -158,7 +148,9 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return beside->load(dir, opt, facts, cat, err);
     if (place == DANGLING)
         return refuse_latest(dir, err);
-    return place == ABOVE ? load_above(dir, tag, opt, cat, err) : load_tag(dir, opt, cat, err);
+    return ckpt_dir_open_below(dir, place == ABOVE ? tag : ".", &below, err) < 0
+               ? -1
+               : load_tag(below, opt, cat, err);
 }
 
 /* The values besides tensors in the model's first file. */

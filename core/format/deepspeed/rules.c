@@ -142,24 +142,17 @@ int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct c
     return 0;
 }
 
-static int match_any(const struct ckpt_ds_rules *r, const char *name, bool *ret,
-                     struct ckpt_err *err)
-{
-    *ret = false;
-    for (size_t i = 0; i < r->rule.len && !*ret; i++)
-        if (matches(&r->rule.ptr[i], name, ret, err) < 0)
-            return -1;
-    return 0;
-}
-
 int ckpt_ds_rules_match(const struct ckpt_torch_file *f, const char *key, const char *name,
                         bool *ret, struct ckpt_err *err)
 {
     const ckpt_pv list = ckpt_pv_get(&f->p, ckpt_pv_get(&f->p, f->p.root, INFO), key);
-    struct ckpt_ds_rules r = {0};
-    const int result =
-        add_list(&r, f, list, CKPT_DS_REPLICATED, err) < 0 ? -1 : match_any(&r, name, ret, err);
+    ckpt_cleanup(ckpt_ds_rules_release) struct ckpt_ds_rules r = {0};
 
-    ckpt_ds_rules_release(&r);
-    return result;
+    *ret = false;
+    if (add_list(&r, f, list, CKPT_DS_REPLICATED, err) < 0)
+        return -1;
+    for (size_t i = 0; i < r.rule.len && !*ret; i++)
+        if (matches(&r.rule.ptr[i], name, ret, err) < 0)
+            return -1;
+    return 0;
 }

@@ -67,11 +67,12 @@ int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
     const struct ckpt_pickle *p = &z->model.p;
     const size_t n = ckpt_pv_npair(p, module), step = n / MOST_SPOTS + 1;
     struct ckpt_torch_tensor s;
-    size_t at;
 
     for (size_t i = 0; i < n; i += step) {
         const char *name = ckpt_pv_str(p, ckpt_pv_key(p, module, i));
-        if (!name || !ckpt_ds_zero_param(z, name) || !ckpt_ds_parts_find(masters, name, &at))
+        const uint32_t at =
+            name && ckpt_ds_zero_param(z, name) ? ckpt_ds_parts_find(masters, name) : CKPT_NONE;
+        if (at == CKPT_NONE)
             continue;
         if (ckpt_torch_file_tensor(&z->model, ckpt_pv_value(p, module, i), &s, err) < 0 ||
             ckpt_ds_spot_check_part(z->job, &z->model, z->model_name, &s, masters, at, err) < 0)

@@ -157,13 +157,11 @@ static int look_for_parameter(void *ctx, const struct ckpt_entry *e, struct ckpt
 
 static bool has_parameters(struct ckpt_dir *dir, const char *folder)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
-    struct look l = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = ckpt_reader_folder(dir, folder);
+    struct look l = {.dir = below};
 
-    if (!ckpt_dir_has_dir(dir, folder) || ckpt_dir_open_below(dir, folder, &below, NULL) < 0)
-        return false;
-    l.dir = below;
-    (void)ckpt_dir_list(below, look_for_parameter, &l, NULL);
+    if (below)
+        (void)ckpt_dir_list(below, look_for_parameter, &l, NULL);
     return l.found;
 }
 

@@ -68,20 +68,12 @@ static int move(struct join *j, uint64_t t, const uint64_t *from, const struct c
     return ckpt_ds_parts_place(&j->parts[t], j->at[t], &m, &j->drafts, err);
 }
 
-static struct ckpt_box whole_box(const struct ckpt_ds_part *part)
-{
-    struct ckpt_box box = {.rank = part->rank};
-
-    memcpy(box.n, part->dim, part->rank * sizeof *part->dim);
-    return box;
-}
-
 /* Take a tensor that is the same on all ranks from the first rank. */
 static int replicate(struct join *j, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = part_of(j, 0);
     static const uint64_t origin[CKPT_MAX_RANK];
-    const struct ckpt_box box = whole_box(part);
+    const struct ckpt_box box = ckpt_box_whole(part->dim, part->rank);
 
     for (uint64_t t = 1; t < j->n; t++)
         if (part_of(j, t)->rank != part->rank ||
@@ -130,7 +122,7 @@ static int concatenate(struct join *j, uint32_t d, const uint64_t *end, struct c
     if (end)
         j->dim[d] = *end;
     for (uint64_t t = 0; t < j->n; lo += part_of(j, t)->dim[d], t++) {
-        struct ckpt_box box = whole_box(part_of(j, t));
+        struct ckpt_box box = ckpt_box_whole(part_of(j, t)->dim, part_of(j, t)->rank);
         box.lo[d] = lo;
         box.n[d] = lo >= j->dim[d] ? 0 : ckpt_min_u64(box.n[d], j->dim[d] - lo);
         if (move(j, t, origin, &box, err) < 0)
@@ -152,7 +144,7 @@ static int join_halves(struct join *j, struct ckpt_err *err)
             return fail_shapes(j, "the rules say that it is two parts of equal size", err);
         for (uint64_t k = 0; k < 2; k++) {
             uint64_t from[CKPT_MAX_RANK] = {k * half};
-            struct ckpt_box box = whole_box(part_of(j, t));
+            struct ckpt_box box = ckpt_box_whole(part_of(j, t)->dim, part_of(j, t)->rank);
             box.n[0] = half;
             box.lo[0] = lo + k * (j->dim[0] / 2);
             if (move(j, t, from, &box, err) < 0)
@@ -352,9 +344,11 @@ static int find_parts(struct join *j, size_t i, struct ckpt_err *err)
     j->name = j->parts[0].part.ptr[i].name;
     j->param = j->parts[0].part.ptr[i].param;
     for (uint64_t t = 1; t < j->n; t++) {
-        if (!ckpt_ds_parts_find(&j->parts[t], j->name, &j->at[t]))
+        const uint32_t at = ckpt_ds_parts_find(&j->parts[t], j->name);
+        if (at == CKPT_NONE)
             return ckpt_fail(err, CKPT_CONFLICT, "tensor-parallel rank %" PRIu64 " has no '%s'", t,
                              j->name);
+        j->at[t] = at;
         if (part_of(j, t)->dtype != part_of(j, 0)->dtype)
             return ckpt_fail(err, CKPT_CONFLICT, "'%s' has different dtypes on different ranks",
                              j->name);

@@ -235,42 +235,26 @@ static int add_other(struct load *l, const char *name, const struct ckpt_torch_t
     return ckpt_ds_parts_stored(l->weights, name, own, l->z->model_index, err);
 }
 
-static int add_weight(struct load *l, const char *name, const struct ckpt_torch_tensor *own,
-                      struct ckpt_err *err)
-{
-    const char *owner = ckpt_ds_owner(&l->z->model, name);
-    const struct state *s = find_master(l, name);
-    struct ckpt_torch_tensor at;
-
-    if (!s && owner)
-        s = find_master(l, owner);
-    if (!s)
-        return add_other(l, name, own, err);
-    if (shape_of(l, s, &at, err) < 0 ||
-        ckpt_ds_parts_stored(l->weights, name, &at, s->index, err) < 0 ||
-        check_module(l, s->of.param->name, own, err) < 0)
-        return -1;
-    if (ckpt_dtype_is_castable(own->dtype))
-        ckpt_ds_parts_last(l->weights)->wanted = (uint8_t)(own->dtype + 1);
-    return 0;
-}
-
 static int add_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    const struct load *l = ctx;
-    struct ckpt_torch_tensor own;
+    struct load *l = ctx;
+    const char *owner = ckpt_ds_owner(&l->z->model, name);
+    const struct state *s = find_master(l, name);
+    struct ckpt_torch_tensor at, own;
 
     if (ckpt_torch_file_tensor(&l->z->model, v, &own, err) < 0)
         return ckpt_err_in(err, "'%s/%s': '%s'", ckpt_dir_path(l->z->job->dir), l->z->model_name,
                            name);
-    return add_weight(ctx, name, &own, err);
-}
-
-static int add_moments(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->states.len; i++)
-        if (strcmp(l->states.ptr[i].key, MASTER) != 0 && add_moment(l, &l->states.ptr[i], err) < 0)
-            return -1;
+    if (!s && owner)
+        s = find_master(l, owner);
+    if (!s)
+        return add_other(l, name, &own, err);
+    if (shape_of(l, s, &at, err) < 0 ||
+        ckpt_ds_parts_stored(l->weights, name, &at, s->index, err) < 0 ||
+        check_module(l, s->of.param->name, &own, err) < 0)
+        return -1;
+    if (ckpt_dtype_is_castable(own.dtype))
+        ckpt_ds_parts_last(l->weights)->wanted = (uint8_t)(own.dtype + 1);
     return 0;
 }
 
@@ -285,8 +269,6 @@ static int add_sources(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* ---- pipelines ---- */
-
 /* Add the master of a pipeline's parameter, to be shown in the dtype in which it was trained. */
 static int add_master(struct load *l, const struct state *s, struct ckpt_err *err)
 {
@@ -300,27 +282,7 @@ static int add_master(struct load *l, const struct state *s, struct ckpt_err *er
     return 0;
 }
 
-static int add_masters(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->states.len; i++)
-        if (strcmp(l->states.ptr[i].key, MASTER) == 0 && add_master(l, &l->states.ptr[i], err) < 0)
-            return -1;
-    return 0;
-}
-
 /* ---- load ---- */
-
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_dir_open_below(l->z->job->dir, "zero", &l->zero, err) < 0 || list_params(l, err) < 0 ||
-        ckpt_parallel(l->states.len, l->z->job->opt->nthread, read_one, l, err) < 0 ||
-        add_sources(l, err) < 0)
-        return -1;
-    if ((l->pipe ? add_masters(l, err)
-                 : ckpt_ds_module_each(&l->z->model, l->z->model_name, add_entry, l, err)) < 0)
-        return -1;
-    return add_moments(l, err);
-}
 
 int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ckpt_ds_pipe *pipe,
                            struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
@@ -329,5 +291,16 @@ int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ck
     ckpt_cleanup(load_release) struct load l = {
         .z = z, .nmp = nmp, .pipe = pipe, .weights = weights, .moments = moments};
 
-    return load(&l, err);
+    if (ckpt_dir_open_below(z->job->dir, "zero", &l.zero, err) < 0 || list_params(&l, err) < 0 ||
+        ckpt_parallel(l.states.len, z->job->opt->nthread, read_one, &l, err) < 0 ||
+        add_sources(&l, err) < 0 ||
+        (!pipe && ckpt_ds_module_each(&z->model, z->model_name, add_entry, &l, err) < 0))
+        return -1;
+    for (size_t i = 0; i < l.states.len; i++) {
+        struct state *s = &l.states.ptr[i];
+        const bool master = strcmp(s->key, MASTER) == 0;
+        if ((!master ? add_moment(&l, s, err) : pipe ? add_master(&l, s, err) : 0) < 0)
+            return -1;
+    }
+    return 0;
 }

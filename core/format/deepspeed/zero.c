@@ -29,9 +29,9 @@ void ckpt_ds_zero_release(struct ckpt_ds_zero *z)
 
 const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name)
 {
-    uint32_t at;
+    const uint32_t at = ckpt_map_find(&z->by_name, name);
 
-    return ckpt_map_get(&z->by_name, name, strlen(name), &at) ? &z->param.ptr[at] : NULL;
+    return at == CKPT_NONE ? NULL : &z->param.ptr[at];
 }
 
 bool ckpt_ds_param_fits(const struct ckpt_ds_param *param, const struct ckpt_torch_tensor *s)
@@ -78,14 +78,13 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
     const char *name = ckpt_pv_str(&z->model.p, key);
     struct ckpt_ds_param *p;
     uint32_t at;
-    bool is_new;
 
     if (!name)
         return ckpt_fail(err, CKPT_FORMAT, "param_shapes: a key is not a string");
     if (ckpt_vec_add(&z->param, &p) < 0 ||
-        ckpt_map_put(&z->by_name, name, strlen(name), (uint32_t)z->param.len - 1, &at, &is_new) < 0)
+        (at = ckpt_map_add(&z->by_name, name, (uint32_t)z->param.len - 1)) == CKPT_NONE)
         return ckpt_nomem(err);
-    if (!is_new)
+    if (at != z->param.len - 1)
         return ckpt_fail(err, CKPT_FORMAT, "param_shapes lists '%s' twice", name);
     p->name = name;
     p->group = z->group.len - 1;
@@ -184,22 +183,16 @@ size_t ckpt_ds_zero_nbuffer(const struct ckpt_ds_zero *z)
     return z->zero3 ? z->world : z->group.len;
 }
 
-/* A group's moment in one rank's file; NULL: it has none. */
-static const struct ckpt_ds_flat *find_moment(const struct ckpt_ds_optim *o, uint64_t group,
-                                              const char *key)
+/* A group's masters (key NULL), or a moment, in one rank's file; NULL: it has none. */
+static const struct ckpt_ds_flat *find_flat(const struct ckpt_ds_optim *o, uint64_t group,
+                                            const char *key)
 {
+    if (!key)
+        return group < o->master.len ? &o->master.ptr[group] : NULL;
     for (size_t i = 0; i < o->moment.len; i++)
         if (o->moment.ptr[i].group == group && strcmp(o->moment.ptr[i].key, key) == 0)
             return &o->moment.ptr[i].at;
     return NULL;
-}
-
-static const struct ckpt_ds_flat *find_flat(const struct ckpt_ds_optim *o, uint64_t group,
-                                            const char *key)
-{
-    if (key)
-        return find_moment(o, group, key);
-    return group < o->master.len ? &o->master.ptr[group] : NULL;
 }
 
 /* Check a moment's length. Moments include the padding that is removed from the masters of stages 1
@@ -276,16 +269,6 @@ static uint64_t slice_of(const struct ckpt_ds_zero *z, uint64_t numel)
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return n % to ? n + (to - n % to) : n; }
 
-static int fail_sizes(const struct ckpt_ds_zero *z, size_t buffer, uint64_t want, uint64_t have,
-                      struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "'%s': the parameters of '%s' take %" PRIu64 " elements of %s %zu, the "
-                     "optimizer files hold %" PRIu64 ": files of different saves?",
-                     ckpt_dir_path(z->job->dir), z->model_name, want, z->zero3 ? "rank" : "group",
-                     buffer, have);
-}
-
 /* The list of paddings of a group, which has one entry per parameter; *at moves to the next group.
  */
 static const uint64_t *paddings_of(const struct ckpt_ds_zero *z, size_t *at, uint64_t *ret_n)
@@ -359,10 +342,14 @@ static int check_length(const struct ckpt_ds_zero *z, size_t i, uint64_t unit, u
 {
     const uint64_t want = end_of(z, i);
 
-    return want > INT64_MAX || have > INT64_MAX || want > have ||
-                   round_up(want, unit) != round_up(have, unit)
-               ? fail_sizes(z, i, want, have, err)
-               : 0;
+    if (want <= INT64_MAX && have <= INT64_MAX && want <= have &&
+        round_up(want, unit) == round_up(have, unit))
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s': the parameters of '%s' take %" PRIu64 " elements of %s %zu, the "
+                     "optimizer files hold %" PRIu64 ": files of different saves?",
+                     ckpt_dir_path(z->job->dir), z->model_name, want, z->zero3 ? "rank" : "group",
+                     i, have);
 }
 
 int ckpt_ds_zero_check_group(const struct ckpt_ds_zero *z, uint64_t group, uint64_t nrank,

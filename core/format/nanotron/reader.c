@@ -150,106 +150,81 @@ static int read_configs(struct load *l, struct ckpt_err *err)
                    : 0;
 }
 
-static int set(json_t *obj, const char *key, json_t *value)
+static void set(struct ckpt_catalog *cat, const char *key, json_t *value)
 {
-    return value ? json_object_set(obj, key, value) : 0;
+    if (value)
+        ckpt_json_set(&cat->about, key, json_incref(value));
 }
 
 /* Facts for people and for the conditions of recipes. */
 static int describe(const struct load *l, const struct ckpt_nt_topology *t, struct ckpt_err *err)
 {
-    json_t *a = l->cat->about, *mup = ckpt_json_at(l->config, "model.init_method.use_mup");
+    json_t *mup = ckpt_json_at(l->config, "model.init_method.use_mup");
     json_t *facts =
         json_pack("{s:s, s:b, s:b, s:b, s:b, s:i, s:i}", "format", "nanotron", "has_config_yaml",
                   l->config != NULL, "has_checkpoint_metadata", l->meta != NULL, "optimizer",
                   ckpt_dir_has_dir(l->dir, "optimizer"), "use_mup", json_is_true(mup), "shard_tp",
                   (int)t->tp, "shard_pp", (int)t->pp);
 
-    if (!facts || json_object_update_new(a, facts) < 0)
+    if (!facts || json_object_update_new(l->cat->about, facts) < 0)
         return ckpt_nomem(err);
     const char *version = NULL;
     for (size_t i = 0; i < l->set.shards.len && !version; i++)
         version = *l->set.shards.ptr[i].version ? l->set.shards.ptr[i].version : NULL;
-    if ((version && json_object_set_new(a, "version", json_string(version)) < 0) ||
-        set(a, "version", json_object_get(l->meta, "version")) < 0 ||
-        set(a, "tp", json_object_get(l->meta, "tp")) < 0 ||
-        set(a, "dp", json_object_get(l->meta, "dp")) < 0 ||
-        set(a, "step", ckpt_json_at(l->meta, "metas.last_train_step")) < 0 ||
-        set(a, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path")) < 0 ||
-        set(a, "model_dtype", ckpt_json_at(l->config, "model.dtype")) < 0)
-        return ckpt_nomem(err);
+    if (version)
+        ckpt_json_set(&l->cat->about, "version", json_string(version));
+    set(l->cat, "version", json_object_get(l->meta, "version"));
+    set(l->cat, "tp", json_object_get(l->meta, "tp"));
+    set(l->cat, "dp", json_object_get(l->meta, "dp"));
+    set(l->cat, "step", ckpt_json_at(l->meta, "metas.last_train_step"));
+    set(l->cat, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path"));
+    set(l->cat, "model_dtype", ckpt_json_at(l->config, "model.dtype"));
     return 0;
 }
 
 /* ---- what is beside tensors ---- */
 
-/* param_groups of the optimizer and the state of the learning rate's scheduler. All ranks have the
- * same, except for the numbering; those of the first rank are returned. */
-struct find {
-    const char *prefix;
-    char *name; /* the first file of the prefix, in natural order */
-};
-
-static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct find *f = ctx;
-
-    if (f->name || e->kind == CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, f->prefix) ||
-        !ckpt_has_suffix(e->name, ".pt"))
-        return 0;
-    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
-}
-
-static int add_first(struct ckpt_dir *dir, const char *folder, const char *prefix,
+/* Add param_groups of the optimizer, or the state of the learning rate's scheduler. All ranks have
+ * the same, except for the numbering; those of the first rank are returned. */
+static int add_first(struct ckpt_dir *dir, const char *folder,
                      const struct ckpt_reader_options *opt, json_t *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
-    struct find f = {.prefix = prefix};
-    int result;
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
 
     if (!ckpt_dir_has_dir(dir, folder))
         return 0;
-    if (ckpt_dir_open_below(dir, folder, &at, err) < 0 || ckpt_dir_list(at, see_entry, &f, err) < 0)
+    if (ckpt_dir_open_below(dir, folder, &at, err) < 0 ||
+        ckpt_reader_first(at, false, folder, ".pt", &name, err) < 0)
         return -1;
-    if (!f.name)
-        return 0;
-    result = ckpt_torch_objects_of(at, f.name, opt->pool, folder, out, err);
-    free(f.name);
-    return result;
+    return name ? ckpt_torch_objects_of(at, name, opt->pool, folder, out, err) : 0;
 }
 
 static int nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                             json_t *out, struct ckpt_err *err)
 {
-    return add_first(dir, "optimizer", "optimizer", opt, out, err) < 0
+    return add_first(dir, "optimizer", opt, out, err) < 0
                ? -1
-               : add_first(dir, "lr_scheduler", "lr_scheduler", opt, out, err);
+               : add_first(dir, "lr_scheduler", opt, out, err);
 }
 
 /* ---- the reader ---- */
-
-static int load(struct load *l, struct ckpt_err *err)
-{
-    struct ckpt_nt_shards *set = &l->set;
-    struct ckpt_nt_topology t = {0};
-
-    if (read_configs(l, err) < 0 || ckpt_nt_shards_find(l->dir, l->opt, set, err) < 0 ||
-        ckpt_nt_topology_choose(set, l->meta, l->config, l->cat, &t, err) < 0 ||
-        ckpt_nt_shards_select(set, &t, err) < 0 || ckpt_nt_shards_read(set, err) < 0)
-        return -1;
-    if (ckpt_reader_add_each(l->opt, l->cat, set->params.len, add_tensor, l, err) < 0 ||
-        (l->opt->states && ckpt_nt_states_add(set, &t, l->cat, err) < 0))
-        return -1;
-    return describe(l, &t, err);
-}
 
 static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                          struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .cat = cat};
+    struct ckpt_nt_shards *set = &l.set;
+    struct ckpt_nt_topology t = {0};
 
     (void)facts;
-    return load(&l, err);
+    if (read_configs(&l, err) < 0 || ckpt_nt_shards_find(dir, opt, set, err) < 0 ||
+        ckpt_nt_topology_choose(set, l.meta, l.config, cat, &t, err) < 0 ||
+        ckpt_nt_shards_select(set, &t, err) < 0 || ckpt_nt_shards_read(set, err) < 0 ||
+        ckpt_reader_add_each(opt, cat, set->params.len, add_tensor, &l, err) < 0 ||
+        (opt->states && ckpt_nt_states_add(set, &t, cat, err) < 0))
+        return -1;
+    return describe(&l, &t, err);
 }
 
 static enum ckpt_evidence nanotron_probe(struct ckpt_dir *dir)

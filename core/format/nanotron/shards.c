@@ -20,10 +20,6 @@ enum {
 
 static void folder_release(struct ckpt_nt_folder *f)
 {
-    for (size_t i = 0; i < f->subdirs.len; i++)
-        free(f->subdirs.ptr[i].name);
-    for (size_t i = 0; i < f->files.len; i++)
-        free(f->files.ptr[i]);
     ckpt_vec_release(&f->subdirs);
     ckpt_vec_release(&f->files);
 }
@@ -61,7 +57,6 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
     struct ckpt_nt_name parsed;
     bool weight = e->kind == CKPT_ENTRY_DIR ? ckpt_nt_name_parse(e->name, &parsed)
                                             : ckpt_has_prefix(e->name, "model_");
-    char *name;
 
     if (weight && ckpt_has_suffix(e->name, "_metadata.pkl"))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
@@ -71,13 +66,10 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
      * ignored */
     if (e->kind != CKPT_ENTRY_DIR && !weight)
         return 0;
-    if (!(name = strdup(e->name)))
+    const char *name = ckpt_dir_intern(f->dir, e->name);
+    const struct ckpt_nt_subdir subdir = {name, e->is_link};
+    if (!name || (weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, subdir)) < 0)
         return ckpt_nomem(err);
-    struct ckpt_nt_subdir subdir = {name, e->is_link};
-    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, subdir)) < 0) {
-        free(name);
-        return ckpt_nomem(err);
-    }
     return 0;
 }
 
@@ -147,16 +139,6 @@ static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct 
     return f->path ? 0 : ckpt_nomem(err);
 }
 
-static int add_top(struct ckpt_nt_shards *set, struct ckpt_err *err)
-{
-    struct ckpt_nt_folder *f;
-
-    if (ckpt_vec_add(&set->folders, &f) < 0)
-        return ckpt_nomem(err);
-    f->path = "";
-    return ckpt_dir_open_below(set->dir, "model", &f->dir, err);
-}
-
 static int add_shard(struct ckpt_nt_shards *set, uint32_t folder, const char *file,
                      struct ckpt_err *err)
 {
@@ -169,16 +151,20 @@ static int add_shard(struct ckpt_nt_shards *set, uint32_t folder, const char *fi
         return ckpt_fail(err, CKPT_LIMIT, "more than %d shard files", MAX_SHARDS);
     if (ckpt_vec_add(&set->shards, &s) < 0)
         return ckpt_nomem(err);
-    s->folder = folder;
-    s->file = ckpt_arena_strdup(&set->names, file);
-    return s->file && ckpt_nt_name_parse(s->file, &s->name) ? 0 : ckpt_nomem(err);
+    *s = (struct ckpt_nt_shard){.file = file, .name = name, .folder = folder};
+    return 0;
 }
 
 /* Scan level by level, so that all directories of one level are listed in parallel: a network file
  * system answers slowly, but handles many requests at once. */
 static int scan(struct ckpt_nt_shards *set, struct ckpt_err *err)
 {
-    if (add_top(set, err) < 0)
+    struct ckpt_nt_folder *top;
+
+    if (ckpt_vec_add(&set->folders, &top) < 0)
+        return ckpt_nomem(err);
+    top->path = "";
+    if (ckpt_dir_open_below(set->dir, "model", &top->dir, err) < 0)
         return -1;
     for (size_t begin = 0, end; begin < set->folders.len; begin = end) {
         end = set->folders.len;
@@ -218,31 +204,22 @@ static const char *unwrapped(const char *path)
     return ckpt_has_prefix(path, "module.") ? path + strlen("module.") : path;
 }
 
-static int find_param(struct ckpt_nt_shards *set, struct ckpt_map *seen,
-                      const struct ckpt_nt_shard *s, uint32_t *ret, struct ckpt_err *err)
-{
-    const char *path = unwrapped(set->folders.ptr[s->folder].path);
-    const char *name = join_names(set, path, s->name.leaf, s->name.leaf_len);
-    bool is_new;
-
-    if (!name ||
-        ckpt_map_put(seen, name, strlen(name), (uint32_t)set->params.len, ret, &is_new) < 0 ||
-        (is_new && ckpt_vec_push(&set->params, ((struct ckpt_nt_param){.name = name})) < 0))
-        return ckpt_nomem(err);
-    return 0;
-}
-
 /* Assign each shard to its parameter, and each parameter a range of shards. */
 static int group(struct ckpt_nt_shards *set, struct ckpt_err *err)
 {
-    struct ckpt_map seen = {0};
-    int result = 0;
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map seen = {0};
 
-    for (size_t i = 0; i < set->shards.len && result == 0; i++)
-        result = find_param(set, &seen, &set->shards.ptr[i], &set->shards.ptr[i].param, err);
-    ckpt_map_release(&seen);
-    if (result < 0)
-        return -1;
+    for (size_t i = 0; i < set->shards.len; i++) {
+        struct ckpt_nt_shard *s = &set->shards.ptr[i];
+        const char *path = unwrapped(set->folders.ptr[s->folder].path);
+        const char *name = join_names(set, path, s->name.leaf, s->name.leaf_len);
+        const uint32_t next = (uint32_t)set->params.len;
+        s->param = name ? ckpt_map_add(&seen, name, next) : CKPT_NONE;
+        if (s->param == CKPT_NONE ||
+            (s->param == next &&
+             ckpt_vec_push(&set->params, ((struct ckpt_nt_param){.name = name})) < 0))
+            return ckpt_nomem(err);
+    }
     qsort(set->shards.ptr, set->shards.len, sizeof *set->shards.ptr, shard_cmp);
     for (size_t i = 0; i < set->shards.len; i++) {
         struct ckpt_nt_param *p = &set->params.ptr[set->shards.ptr[i].param];
@@ -354,38 +331,30 @@ int ckpt_nt_topology_choose(const struct ckpt_nt_shards *set, const json_t *meta
 int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
                           struct ckpt_err *err)
 {
-    size_t kept = 0;
+    size_t kept = 0; /* shards own nothing before they are read */
 
     for (size_t i = 0; i < set->params.len; i++) {
         struct ckpt_nt_param *p = &set->params.ptr[i];
         size_t first = kept, plain = 0;
         for (size_t k = p->first; k < p->first + p->n; k++) {
-            struct ckpt_nt_shard s = set->shards.ptr[k];
+            const struct ckpt_nt_shard s = set->shards.ptr[k];
             const struct ckpt_nt_topology own = ckpt_nt_name_topology(&s.name);
-            if (s.name.sharded && !ckpt_nt_topology_fits(&own, t)) {
-                shard_release(&s);
+            if (s.name.sharded && !ckpt_nt_topology_fits(&own, t))
                 continue;
-            }
             plain += !s.name.sharded;
             set->shards.ptr[kept++] = s;
         }
-        size_t n = kept - first;
-        if (n == 0 || (plain && n > 1)) {
-            /* the rest has moved or gone */
-            for (size_t k = p->first + p->n; k < set->shards.len; k++)
-                shard_release(&set->shards.ptr[k]);
-            set->shards.len = kept;
-            return n == 0 ? ckpt_fail(
-                                err, CKPT_CONFLICT,
-                                "parameter '%s' has only shards of another save than TP %u PP %u",
-                                p->name, t->tp, t->pp)
-                          : ckpt_fail(err, CKPT_CONFLICT,
-                                      "parameter '%s' has a file without shards and sharded files, "
-                                      "which are of two saves",
-                                      p->name);
-        }
         p->first = first;
-        p->n = n;
+        p->n = kept - first;
+        if (p->n == 0)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "parameter '%s' has only shards of another save than TP %u PP %u",
+                             p->name, t->tp, t->pp);
+        if (plain && p->n > 1)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "parameter '%s' has a file without shards and sharded files, which "
+                             "are of two saves",
+                             p->name);
     }
     set->shards.len = kept;
     return 0;
@@ -443,8 +412,10 @@ static int read_slices(struct ckpt_nt_shard *s, const struct ckpt_st *st, struct
     return ckpt_nt_pairs_parse(pairs, s->local_dim, dim, rank, &s->pair, &s->npair, err);
 }
 
-static int read_header(struct ckpt_nt_shards *set, struct ckpt_nt_shard *s, struct ckpt_err *err)
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 {
+    struct ckpt_nt_shards *set = ctx;
+    struct ckpt_nt_shard *s = &set->shards.ptr[i];
     ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
     struct ckpt_dir *dir = ckpt_nt_shard_dir(set, s);
 
@@ -464,7 +435,7 @@ static int read_header(struct ckpt_nt_shards *set, struct ckpt_nt_shard *s, stru
     return 0;
 }
 
-static int prepare_sources(struct ckpt_nt_shards *set, struct ckpt_err *err)
+int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err)
 {
     for (size_t i = 0; i < set->shards.len; i++) {
         struct ckpt_nt_shard *s = &set->shards.ptr[i];
@@ -472,18 +443,5 @@ static int prepare_sources(struct ckpt_nt_shards *set, struct ckpt_err *err)
                                      err) < 0)
             return -1;
     }
-    return 0;
-}
-
-static int read_one(void *ctx, size_t i, struct ckpt_err *err)
-{
-    struct ckpt_nt_shards *set = ctx;
-    return read_header(set, &set->shards.ptr[i], err);
-}
-
-int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err)
-{
-    return prepare_sources(set, err) < 0
-               ? -1
-               : ckpt_parallel(set->shards.len, set->opt->nthread, read_one, set, err);
+    return ckpt_parallel(set->shards.len, set->opt->nthread, read_one, set, err);
 }

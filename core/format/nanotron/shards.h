@@ -41,7 +41,7 @@ struct ckpt_nt_param {
 };
 
 struct ckpt_nt_subdir {
-    char *name;
+    const char *name;
     bool linked;
 };
 
@@ -53,7 +53,7 @@ struct ckpt_nt_folder {
     bool linked; /* this directory, or one that contains it, is a symbolic link */
     /* the result of listing the directory */
     CKPT_VEC(struct ckpt_nt_subdir) subdirs;
-    CKPT_VEC(char *) files;
+    CKPT_VEC(const char *) files;
 };
 
 /* Initialise with all zero. dir and options must outlive it. */
@@ -63,7 +63,7 @@ struct ckpt_nt_shards {
     CKPT_VEC(struct ckpt_nt_shard) shards; /* sorted by parameter, then by rank */
     CKPT_VEC(struct ckpt_nt_param) params;
     /* only during the scan */
-    struct ckpt_arena names; /* names of files, folders and parameters */
+    struct ckpt_arena names; /* names of folders and parameters */
     CKPT_VEC(struct ckpt_nt_folder) folders;
     size_t nlinked; /* number of linked ones */
 };

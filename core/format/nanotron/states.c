@@ -124,7 +124,7 @@ static void state_file_release(struct state_file *f)
 /* ---- all files ---- */
 
 struct file {
-    char *name;
+    const char *name;
     struct ckpt_nt_rank pp, dp, tp, ep; /* dp.size 0: not divided over data-parallel ranks */
 };
 
@@ -171,8 +171,6 @@ struct reading {
 
 static void load_release(struct load *l)
 {
-    for (size_t i = 0; i < l->files.len; i++)
-        free(l->files.ptr[i].name);
     for (size_t i = 0; i < l->states.len; i++)
         ckpt_vec_release(&l->states.ptr[i].parts);
     ckpt_vec_release(&l->files);
@@ -189,7 +187,7 @@ static void load_release(struct load *l)
 static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct load *l = ctx;
-    struct file f = {0}, *own;
+    struct file f = {0};
     const char *s = e->name;
 
     if (!ckpt_take_text(&s, "optimizer") || !ckpt_nt_take_rank(&s, "pp", "-", &f.pp))
@@ -201,10 +199,8 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     const struct ckpt_nt_topology of = {f.pp.size, f.tp.size, 0};
     if (strcmp(s, ".pt") != 0 || !ckpt_nt_topology_fits(&of, l->topology))
         return 0; /* not a state, or a state of another save */
-    if (ckpt_vec_add(&l->files, &own) < 0 || !(f.name = strdup(e->name)))
-        return ckpt_nomem(err);
-    *own = f;
-    return 0;
+    f.name = ckpt_dir_intern(l->dir, e->name);
+    return !f.name || ckpt_vec_push(&l->files, f) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int by_place(const void *a, const void *b)
@@ -261,8 +257,6 @@ static void choose_save(struct load *l)
     for (size_t i = 0; i < l->files.len; i++)
         if (known && l->files.ptr[i].dp.size == l->ndp)
             l->files.ptr[kept++] = l->files.ptr[i];
-        else
-            free(l->files.ptr[i].name);
     l->files.len = kept;
 }
 
@@ -288,13 +282,9 @@ static int find_files(struct load *l, struct ckpt_err *err)
 
 static int index_params(struct load *l, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < l->set->params.len; i++) {
-        const char *name = l->set->params.ptr[i].name;
-        uint32_t at;
-        bool is_new;
-        if (ckpt_map_put(&l->params, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+    for (size_t i = 0; i < l->set->params.len; i++)
+        if (ckpt_map_add(&l->params, l->set->params.ptr[i].name, (uint32_t)i) == CKPT_NONE)
             return ckpt_nomem(err);
-    }
     return 0;
 }
 
@@ -303,9 +293,9 @@ static int index_params(struct load *l, struct ckpt_err *err)
 static const struct ckpt_nt_shard *find_shard(const struct load *l, const char *param,
                                               const struct file *by)
 {
-    uint32_t at;
+    const uint32_t at = ckpt_map_find(&l->params, param);
 
-    if (!ckpt_map_get(&l->params, param, strlen(param), &at))
+    if (at == CKPT_NONE)
         return NULL;
     const struct ckpt_nt_param *p = &l->set->params.ptr[at];
     for (size_t i = p->first; i < p->first + p->n; i++) {
@@ -318,18 +308,14 @@ static const struct ckpt_nt_shard *find_shard(const struct load *l, const char *
 
 static struct state *find_state(struct load *l, const char *name, struct ckpt_err *err)
 {
-    uint32_t at;
-    bool is_new;
-    struct state *s;
     char *own = ckpt_arena_strdup(&l->names, name);
+    const uint32_t at = own ? ckpt_map_add(&l->index, own, (uint32_t)l->states.len) : CKPT_NONE;
+    struct state *s;
 
-    if (!own ||
-        ckpt_map_put(&l->index, own, strlen(own), (uint32_t)l->states.len, &at, &is_new) < 0 ||
-        (is_new && ckpt_vec_add(&l->states, &s) < 0))
+    if (at == CKPT_NONE || (at == l->states.len && ckpt_vec_add(&l->states, &s) < 0))
         return (void)ckpt_nomem(err), NULL;
     s = &l->states.ptr[at];
-    if (is_new)
-        s->name = own;
+    s->name = s->name ? s->name : own;
     return s;
 }
 
@@ -345,39 +331,6 @@ static int add_scalar(const struct reading *f, struct state *s, const struct ckp
     return s->parts.len || ckpt_vec_push(&s->parts, part) == 0 ? 0 : ckpt_nomem(err);
 }
 
-static int fail_shape(const struct ckpt_torch_tensor *t, const struct ckpt_nt_shard *of,
-                      struct ckpt_err *err)
-{
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
-
-    return ckpt_fail(err, CKPT_CONFLICT, "it is %s, the parameter's file has %s",
-                     ckpt_shape_text(t->dim, t->rank, a, sizeof a),
-                     ckpt_shape_text(of->local_dim, of->rank, b, sizeof b));
-}
-
-static int fail_interval(const struct ckpt_torch_tensor *t, const struct ckpt_nt_interval *in,
-                         const struct file *file, struct ckpt_err *err)
-{
-    char a[CKPT_SHAPE_TEXT];
-
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64
-                     " of the parameter's file",
-                     ckpt_shape_text(t->dim, t->rank, a, sizeof a), file->dp.rank, file->dp.size,
-                     in->lo, in->hi);
-}
-
-/* Place a tensor that is a rank's whole part. */
-static int lay_whole(const struct ckpt_nt_shard *of, const struct ckpt_torch_tensor *t,
-                     uint64_t *stride, struct part *p, struct ckpt_err *err)
-{
-    if (t->rank != of->rank || memcmp(t->dim, of->local_dim, t->rank * sizeof *t->dim) != 0)
-        return fail_shape(t, of, err);
-    memcpy(stride, t->stride, t->rank * sizeof *stride);
-    p->in = (struct ckpt_nt_interval){0, UINT64_MAX};
-    return 0;
-}
-
 /* Place a tensor that is an interval of a rank's part, relative to where the whole part would
  * begin. */
 static int lay_interval(const struct reading *f, const struct ckpt_nt_shard *of, const char *param,
@@ -386,13 +339,18 @@ static int lay_interval(const struct reading *f, const struct ckpt_nt_shard *of,
 {
     const json_t *offsets = ckpt_json_at(f->l->config, "configs.param_name_to_dp_rank_offsets");
     const struct ckpt_nt_rank *dp = &f->file->dp;
+    char a[CKPT_SHAPE_TEXT];
     uint64_t numel = 0;
 
     (void)ckpt_shape_numel(of->local_dim, of->rank, &numel);
     if (ckpt_nt_zero_interval(offsets, param, numel, dp->rank, dp->size, &p->in, err) < 0)
         return -1;
     if (t->rank != 1 || t->dim[0] != p->in.hi - p->in.lo)
-        return fail_interval(t, &p->in, f->file, err);
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64
+                         " of the parameter's file",
+                         ckpt_shape_text(t->dim, t->rank, a, sizeof a), dp->rank, dp->size,
+                         p->in.lo, p->in.hi);
     ckpt_shape_strides(of->local_dim, of->rank, stride);
     for (uint32_t k = 0; k < of->rank; k++)
         stride[k] *= t->stride[0];
@@ -408,15 +366,25 @@ static int add_part(const struct reading *f, struct state *s, const struct ckpt_
                      .ep = of->name.has_ep ? f->file->ep.rank : 0,
                      .dp = f->file->dp.rank,
                      .source = f->source,
+                     .in = {0, UINT64_MAX},
                      .src = t->off,
                      .stride = stride,
                      .of = of};
 
+    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
+
     if (!stride)
         return ckpt_nomem(err);
-    if ((f->file->dp.size ? lay_interval(f, of, param, t, stride, &p, err)
-                          : lay_whole(of, t, stride, &p, err)) < 0)
-        return -1;
+    if (f->file->dp.size) {
+        if (lay_interval(f, of, param, t, stride, &p, err) < 0)
+            return -1;
+    } else {
+        if (t->rank != of->rank || memcmp(t->dim, of->local_dim, t->rank * sizeof *t->dim) != 0)
+            return ckpt_fail(err, CKPT_CONFLICT, "it is %s, the parameter's file has %s",
+                             ckpt_shape_text(t->dim, t->rank, a, sizeof a),
+                             ckpt_shape_text(of->local_dim, of->rank, b, sizeof b));
+        memcpy(stride, t->stride, t->rank * sizeof *stride);
+    }
     if (s->parts.len && !s->dim)
         return ckpt_fail(err, CKPT_CONFLICT, "it is a tensor in this file and a number in others");
     if (s->parts.len && s->dtype != t->dtype)

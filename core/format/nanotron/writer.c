@@ -185,25 +185,6 @@ static int add_text(const struct ckpt_writing *w, const char *name, const char *
                 : ckpt_nomem(err);
 }
 
-static int add_latest(const struct ckpt_writing *w, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf("%" PRIu64, w->step);
-
-    return text ? ckpt_vfiles_add_text(w->files, "latest.txt", text, strlen(text),
-                                       w->model->mtime_ns, err)
-                : ckpt_nomem(err);
-}
-
-static int add_model_config(const struct ckpt_writing *w, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    size_t len;
-
-    return ckpt_json_dump(w->config, CKPT_JSON_LINE, false, &text, &len, err) < 0
-               ? -1
-               : add_text(w, "model_config.json", text, len, err);
-}
-
 /* A checkpoint of which no sample was consumed; without the newline at the end. */
 static int add_metadata(const struct ckpt_writing *w, const char *version, struct ckpt_err *err)
 {
@@ -247,23 +228,25 @@ static json_t *training_config(const struct ckpt_writing *w)
     return j;
 }
 
-static int add_training_config(const struct ckpt_writing *w, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = training_config(w);
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
-
-    if (!j)
-        return ckpt_nomem(err);
-    ckpt_yaml_out(j, &text);
-    return text.failed ? ckpt_nomem(err) : add_text(w, "config.yaml", text.ptr, text.len, err);
-}
-
 /* Add latest.txt, model_config.json, checkpoint_metadata.json and config.yaml. The last has what
  * nanotron needs in order to build the model and to load the weights: no data and no optimizer. */
 static int add_configs(const struct ckpt_writing *w, const char *version, struct ckpt_err *err)
 {
-    return add_latest(w, err) < 0 || add_model_config(w, err) < 0 ||
-                   add_metadata(w, version, err) < 0 || add_training_config(w, err) < 0
+    ckpt_cleanup(ckpt_freep) char *latest = ckpt_asprintf("%" PRIu64, w->step), *model = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *training = training_config(w);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    size_t len;
+
+    if (training)
+        ckpt_yaml_out(training, &text);
+    if (!latest || !training || text.failed)
+        return ckpt_nomem(err);
+    return ckpt_vfiles_add_text(w->files, "latest.txt", latest, strlen(latest), w->model->mtime_ns,
+                                err) < 0 ||
+                   ckpt_json_dump(w->config, CKPT_JSON_LINE, false, &model, &len, err) < 0 ||
+                   add_text(w, "model_config.json", model, len, err) < 0 ||
+                   add_metadata(w, version, err) < 0 ||
+                   add_text(w, "config.yaml", text.ptr, text.len, err) < 0
                ? -1
                : 0;
 }

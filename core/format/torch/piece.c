@@ -90,9 +90,9 @@ static int add_plain(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *p,
     if (ckpt_torch_layout_of(&f->t.p, v, &l, err) < 0)
         return -1;
     p->dtype = l.dtype;
-    p->rank = p->box.rank = l.rank;
+    p->rank = l.rank;
+    p->box = ckpt_box_whole(l.dim, l.rank);
     memcpy(p->dim, l.dim, l.rank * sizeof *l.dim);
-    memcpy(p->box.n, l.dim, l.rank * sizeof *l.dim);
     return add_local(f, v, p, err);
 }
 
@@ -156,33 +156,13 @@ static int64_t element_of(const struct ckpt_torch_tensor *t, const unsigned char
     return narrow;
 }
 
-/* Read the tensor with the ranks of a mesh; new. */
-static int read_ranks(const struct file *f, const struct ckpt_torch_tensor *t, const struct mesh *m,
-                      unsigned char **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) unsigned char *bytes = NULL;
-    uint64_t len = ckpt_dtype_size(t->dtype), numel;
-
-    for (uint32_t d = 0; d < t->rank && t->numel; d++)
-        len += (t->dim[d] - 1) * t->stride[d];
-    if ((t->dtype != CKPT_I32 && t->dtype != CKPT_I64) || len > MAX_MESH_BYTES || t->numel == 0 ||
-        !ckpt_shape_numel(m->size, m->naxis, &numel) || t->numel != numel)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is not a tensor of rank numbers");
-    if (!(bytes = malloc(len)))
-        return ckpt_nomem(err);
-    if (ckpt_source_pread(f->t.source, bytes, len, t->off, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&bytes);
-    return 0;
-}
-
 /* Find the coordinates of this rank in the mesh by its number. */
 static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
 {
     ckpt_pv tensor = ckpt_pv_slot(&f->t.p, mesh, MESH_TENSOR);
     ckpt_cleanup(ckpt_freep) unsigned char *bytes = NULL;
     struct ckpt_torch_tensor t;
-    uint64_t at = 0;
+    uint64_t at = 0, len, numel;
     int64_t own;
 
     if (ckpt_pv_kind(tensor) != CKPT_PV_OBJ)
@@ -191,7 +171,15 @@ static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct 
         own = (int64_t)f->rank;
     if (ckpt_torch_file_tensor(&f->t, tensor, &t, err) < 0)
         return ckpt_err_in(err, "the mesh");
-    if (read_ranks(f, &t, m, &bytes, err) < 0)
+    len = ckpt_dtype_size(t.dtype);
+    for (uint32_t d = 0; d < t.rank && t.numel; d++)
+        len += (t.dim[d] - 1) * t.stride[d];
+    if ((t.dtype != CKPT_I32 && t.dtype != CKPT_I64) || len > MAX_MESH_BYTES || t.numel == 0 ||
+        !ckpt_shape_numel(m->size, m->naxis, &numel) || t.numel != numel)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is not a tensor of rank numbers");
+    if (!(bytes = malloc(len)))
+        return ckpt_nomem(err);
+    if (ckpt_source_pread(f->t.source, bytes, len, t.off, err) < 0)
         return -1;
     while (at < t.numel && element_of(&t, bytes, at) != own)
         at++;
@@ -331,16 +319,6 @@ static int place(const struct file *f, ckpt_pv spec, struct ckpt_rank_piece *pie
     return 0;
 }
 
-static int add_dtensor(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
-                       struct ckpt_err *err)
-{
-    ckpt_pv members = ckpt_pv_at(&f->t.p, state, 1);
-
-    if (place(f, ckpt_pv_get(&f->t.p, members, "_spec"), p, err) < 0)
-        return -1;
-    return add_local(f, ckpt_pv_get(&f->t.p, members, "_local_tensor"), p, err);
-}
-
 /* ---- ShardedTensor ---- */
 
 static int add_sharded(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
@@ -388,10 +366,13 @@ static int add_wrapped(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *
         return fail_value(f, ckpt_pv_at(&f->t.p, args, 1), "its dtype", err);
     if (read_sizes(f, ckpt_pv_at(&f->t.p, args, 2), p->dim, CKPT_MAX_RANK, &p->rank, err) < 0)
         return -1;
-    p->box.rank = p->rank;
-    memcpy(p->box.n, p->dim, p->rank * sizeof *p->dim);
-    if (strcmp(name, "DTensor") == 0)
-        return add_dtensor(f, state, p, err);
+    p->box = ckpt_box_whole(p->dim, p->rank);
+    if (strcmp(name, "DTensor") == 0) {
+        const ckpt_pv members = ckpt_pv_at(&f->t.p, state, 1);
+        return place(f, ckpt_pv_get(&f->t.p, members, "_spec"), p, err) < 0
+                   ? -1
+                   : add_local(f, ckpt_pv_get(&f->t.p, members, "_local_tensor"), p, err);
+    }
     if (strcmp(name, "ShardedTensor") == 0)
         return add_sharded(f, state, p, err);
     return fail_value(f, class, "its class", err);
@@ -455,15 +436,12 @@ static int check_name(struct file *f, size_t first, struct ckpt_err *err)
 {
     const struct ckpt_rank_piece *p = f->out->piece.ptr;
     const size_t n = f->out->piece.len - first;
-    uint32_t old;
-    bool is_new;
+    const uint32_t old =
+        n ? ckpt_map_add(&f->by_name, p[first].name, (uint32_t)first) : (uint32_t)first;
 
-    if (n == 0)
-        return 0;
-    if (ckpt_map_put(&f->by_name, p[first].name, strlen(p[first].name), (uint32_t)first, &old,
-                     &is_new) < 0)
+    if (old == CKPT_NONE)
         return ckpt_nomem(err);
-    if (is_new)
+    if (old == first)
         return 0;
     for (size_t i = 0; i < n; i++)
         if (old + i >= first || p[old + i].name != p[old].name ||
@@ -508,23 +486,6 @@ static bool is_nested(const struct file *f)
     return false;
 }
 
-static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
-                       struct ckpt_err *err);
-
-static int add_value(struct file *f, const char *prefix, const char *key, ckpt_pv v, int depth,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s%s", prefix, *prefix ? "." : "", key);
-
-    if (!name)
-        return ckpt_nomem(err);
-    if (ckpt_pv_kind(v) == CKPT_PV_DICT)
-        return add_entries(f, v, name, depth + 1, err);
-    if (ckpt_foreign_tensor(name, err) < 0)
-        return -1;
-    return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
-}
-
 static int see_states(struct file *f, const char *key, struct ckpt_err *err)
 {
     if (!f->out->states && ckpt_has_prefix(key, "optim") && ckpt_utf8_ok(key) &&
@@ -555,20 +516,20 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
                              "a key of the state dict%s%s%s is not a valid name of a tensor%s",
                              *prefix ? " '" : "", prefix, *prefix ? "'" : "",
                              key ? "" : ": it is no text, as in an optimizer's states");
-        if (add_value(f, prefix, key, v, depth, err) < 0)
+        ckpt_cleanup(ckpt_freep) char *name =
+            ckpt_asprintf("%s%s%s", prefix, *prefix ? "." : "", key);
+        if (!name)
+            return ckpt_nomem(err);
+        if (ckpt_pv_kind(v) == CKPT_PV_DICT) {
+            if (add_entries(f, v, name, depth + 1, err) < 0)
+                return -1;
+        } else if (ckpt_foreign_tensor(name, err) < 0) {
             return -1;
+        } else if (add_entry(f, name, v, err) < 0) {
+            return ckpt_err_in(err, "tensor '%s'", name);
+        }
     }
     return 0;
-}
-
-static int read_file(struct file *f, struct ckpt_source *s, struct ckpt_err *err)
-{
-    if (ckpt_torch_file_read(s, &f->t, err) < 0)
-        return -1;
-    f->nested = is_nested(f);
-    return ckpt_pv_kind(f->t.p.root) == CKPT_PV_DICT
-               ? add_entries(f, f->t.p.root, "", 0, err)
-               : fail_value(f, f->t.p.root, "what was saved", err);
 }
 
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
@@ -576,7 +537,12 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
 {
     ckpt_cleanup(file_release) struct file f = {.rank = rank, .out = ret};
 
-    return read_file(&f, s, err);
+    if (ckpt_torch_file_read(s, &f.t, err) < 0)
+        return -1;
+    f.nested = is_nested(&f);
+    return ckpt_pv_kind(f.t.p.root) == CKPT_PV_DICT
+               ? add_entries(&f, f.t.p.root, "", 0, err)
+               : fail_value(&f, f.t.p.root, "what was saved", err);
 }
 
 void ckpt_rank_pieces_release(struct ckpt_rank_pieces *p)

@@ -96,7 +96,7 @@ static bool parse_name(const char *name, struct rank_name *ret)
 }
 
 struct file {
-    char *name;
+    const char *name;
     struct rank_name is;
     struct ckpt_source *source;
     struct ckpt_rank_pieces pieces;
@@ -113,19 +113,17 @@ struct whole {
 struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
-    struct ckpt_facts *facts;
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
     CKPT_VEC(struct ckpt_rank_copy) copies;
     struct ckpt_catalog *cat;
-    char *optimizer; /* the name of a file of an optimizer's states; NULL: there is none */
+    const char *optimizer; /* the name of a file of an optimizer's states; NULL: there is none */
 };
 
 static void load_release(struct load *l)
 {
     for (size_t i = 0; i < l->files.len; i++) {
-        free(l->files.ptr[i].name);
         ckpt_source_unref(l->files.ptr[i].source);
         ckpt_rank_pieces_release(&l->files.ptr[i].pieces);
     }
@@ -137,7 +135,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->wholes);
     ckpt_vec_release(&l->copies);
     ckpt_map_release(&l->by_name);
-    free(l->optimizer);
 }
 
 /* ---- which files ---- */
@@ -149,33 +146,14 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
     struct file *f;
 
     if (e->kind != CKPT_ENTRY_DIR && !l->optimizer && ckpt_has_prefix(e->name, "optim") &&
-        !(l->optimizer = strdup(e->name)))
+        !(l->optimizer = ckpt_dir_intern(l->dir, e->name)))
         return ckpt_nomem(err);
     if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
         return 0;
     if (ckpt_vec_add(&l->files, &f) < 0)
         return ckpt_nomem(err);
     f->is = is;
-    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
-}
-
-/* Choose the files: if there are names of a framework, files with common names are ignored. */
-static void choose_files(struct load *l)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < l->files.len; i++)
-        kept += !l->files.ptr[i].is.common;
-    if (kept == 0)
-        return;
-    kept = 0;
-    for (size_t i = 0; i < l->files.len; i++) {
-        if (l->files.ptr[i].is.common)
-            free(l->files.ptr[i].name);
-        else
-            l->files.ptr[kept++] = l->files.ptr[i];
-    }
-    l->files.len = kept;
+    return (f->name = ckpt_dir_intern(l->dir, e->name)) ? 0 : ckpt_nomem(err);
 }
 
 static int file_cmp(const void *a, const void *b)
@@ -184,12 +162,29 @@ static int file_cmp(const void *a, const void *b)
     return ckpt_u64_cmp(p->is.rank, q->is.rank);
 }
 
+/* List the files by rank. If there are names of a framework, files with common names are ignored.
+ */
+static int list_files(struct load *l, struct ckpt_err *err)
+{
+    size_t kept = 0;
+
+    if (ckpt_dir_list(l->dir, see_entry, l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->files.len; i++)
+        if (!l->files.ptr[i].is.common)
+            l->files.ptr[kept++] = l->files.ptr[i];
+    if (kept)
+        l->files.len = kept;
+    if (l->files.len)
+        qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, file_cmp);
+    return 0;
+}
+
 /* Check that there is one file for each of the ranks 0 to W-1 of one world. */
 static int check_files(struct load *l, struct ckpt_err *err)
 {
     const struct file *f = l->files.ptr;
 
-    qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, file_cmp);
     for (size_t i = 0; i < l->files.len; i++) {
         if (f[i].is.world != f[0].is.world || f[i].is.full != f[0].is.full ||
             (i && f[i].is.rank == f[i - 1].is.rank))
@@ -241,18 +236,13 @@ static int find_whole(struct load *l, const struct ckpt_rank_holder *h, struct w
                       struct ckpt_err *err)
 {
     const struct ckpt_rank_piece *p = h->piece;
-    uint32_t at;
-    bool is_new;
+    const uint32_t at = ckpt_map_add(&l->by_name, p->name, (uint32_t)l->wholes.len);
 
-    if (ckpt_map_put(&l->by_name, p->name, strlen(p->name), (uint32_t)l->wholes.len, &at, &is_new) <
-        0)
+    if (at == CKPT_NONE || (at == l->wholes.len && ckpt_vec_add(&l->wholes, ret) < 0))
         return ckpt_nomem(err);
-    if (is_new) {
-        if (ckpt_vec_add(&l->wholes, ret) < 0)
-            return ckpt_nomem(err);
-        (*ret)->first = *h;
-    }
     *ret = &l->wholes.ptr[at];
+    if (!(*ret)->first.piece)
+        (*ret)->first = *h;
     const struct ckpt_rank_piece *first = (*ret)->first.piece;
     return p->dtype == first->dtype && p->rank == first->rank &&
                    memcmp(p->dim, first->dim, p->rank * sizeof *p->dim) == 0
@@ -381,35 +371,26 @@ static void tell_left_out(const struct load *l)
                           l->optimizer);
 }
 
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_dir_list(l->dir, see_entry, l, err) < 0)
-        return -1;
-    choose_files(l);
-    if (l->files.len == 0)
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no file of any rank", ckpt_dir_path(l->dir));
-    if (check_files(l, err) < 0 ||
-        ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
-        add_pieces(l, err) < 0 || check_any(l, err) < 0 ||
-        ckpt_rank_copies_check(l->copies.ptr, l->copies.len, l->opt, ckpt_dir_path(l->dir), l->cat,
-                               err) < 0 ||
-        ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        check_index(l, err) < 0 || verl_lora_config(l->dir, &l->facts->adapter_config, err) < 0)
-        return -1;
-    tell_left_out(l);
-    return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0 ||
-                   json_object_set_new(l->cat->about, "optimizer",
-                                       json_boolean(l->optimizer != NULL)) < 0
-               ? ckpt_nomem(err)
-               : 0;
-}
-
 static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                            struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .cat = cat};
 
-    return load(&l, err);
+    if (list_files(&l, err) < 0)
+        return -1;
+    if (l.files.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no file of any rank", ckpt_dir_path(dir));
+    if (check_files(&l, err) < 0 ||
+        ckpt_parallel(l.files.len, opt->nthread, read_one, &l, err) < 0 ||
+        add_pieces(&l, err) < 0 || check_any(&l, err) < 0 ||
+        ckpt_rank_copies_check(l.copies.ptr, l.copies.len, opt, ckpt_dir_path(dir), cat, err) < 0 ||
+        ckpt_reader_add_each(opt, cat, l.wholes.len, add_tensor, &l, err) < 0 ||
+        check_index(&l, err) < 0 || verl_lora_config(dir, &facts->adapter_config, err) < 0)
+        return -1;
+    tell_left_out(&l);
+    ckpt_json_set(&cat->about, "format", json_string("rank_files"));
+    ckpt_json_set(&cat->about, "optimizer", json_boolean(l.optimizer != NULL));
+    return 0;
 }
 
 /* The values besides tensors in the first file. */
@@ -418,22 +399,17 @@ static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_opt
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
 
-    if (ckpt_dir_list(dir, see_entry, &l, err) < 0)
+    if (list_files(&l, err) < 0)
         return -1;
-    choose_files(&l);
-    if (l.files.len == 0)
-        return 0;
-    qsort(l.files.ptr, l.files.len, sizeof *l.files.ptr, file_cmp);
-    return ckpt_torch_objects_of(dir, l.files.ptr[0].name, opt->pool, "", out, err);
+    return l.files.len ? ckpt_torch_objects_of(dir, l.files.ptr[0].name, opt->pool, "", out, err)
+                       : 0;
 }
 
 static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir};
 
-    (void)ckpt_dir_list(dir, see_entry, &l, NULL);
-    choose_files(&l);
-    if (l.files.len == 0)
+    if (list_files(&l, NULL) < 0 || l.files.len == 0)
         return CKPT_NOT_MINE;
     return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
 }
