@@ -106,6 +106,13 @@ void *ckpt_arena_alloc(struct ckpt_arena *a, size_t len)
     return arena_take(a, rounded, alignof(max_align_t));
 }
 
+void *ckpt_arena_dup(struct ckpt_arena *a, const void *ptr, size_t len)
+{
+    void *copy = ckpt_arena_alloc(a, len ? len : 1);
+
+    return copy && len ? memcpy(copy, ptr, len) : copy;
+}
+
 char *ckpt_arena_strndup(struct ckpt_arena *a, const char *s, size_t len)
 {
     size_t bytes;

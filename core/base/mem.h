@@ -37,6 +37,9 @@ void ckpt_arena_release(struct ckpt_arena *a);
 /* Uninitialised memory aligned for any type, or NULL. */
 void *ckpt_arena_alloc(struct ckpt_arena *a, size_t len);
 
+/* A copy of len bytes, aligned likewise, or NULL: no memory. */
+void *ckpt_arena_dup(struct ckpt_arena *a, const void *ptr, size_t len);
+
 /* A NUL-terminated copy of s[0..len), or NULL. */
 char *ckpt_arena_strndup(struct ckpt_arena *a, const char *s, size_t len);
 char *ckpt_arena_strdup(struct ckpt_arena *a, const char *s);

@@ -127,7 +127,6 @@ static int number_files(struct split *s, struct ckpt_err *err)
 {
     const struct ckpt_weight_map *map = s->base->weight_map;
     ckpt_cleanup(ckpt_freep) uint64_t *sorted = NULL; /* number of each of s->files */
-    uint32_t at = 0;
 
     for (size_t i = 0; map && i < map->files.len; i++)
         if (ckpt_vec_push(&s->files, map->files.ptr[i]) < 0)
@@ -140,8 +139,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
         return ckpt_nomem(err);
     ckpt_automodel_number_files(s->files.ptr, s->files.len, sorted);
     for (size_t i = 0; i < s->files.len; i++)
-        if (ckpt_map_get(&map->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), &at))
-            s->number[at] = sorted[i];
+        s->number[ckpt_map_find(&map->by_file, s->files.ptr[i])] = sorted[i];
     return 0;
 }
 

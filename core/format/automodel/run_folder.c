@@ -64,24 +64,18 @@ bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char 
     return !ckpt_dir_has_file(dir, ".incomplete") || (latest && strcmp(name, latest) == 0);
 }
 
-void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
-{
-    if (ckpt_dir_has_file(dir, ".incomplete"))
-        ckpt_catalog_warn(cat, "'.incomplete' is there: the save was not finished, or not yet "
-                               "published");
-}
-
 /* Parses the step's name, epoch_E_step_S. */
-int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err)
+void ckpt_automodel_describe_step(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
 {
     const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
     unsigned long epoch, step;
     int end = 0;
 
+    if (ckpt_dir_has_file(dir, ".incomplete"))
+        ckpt_catalog_warn(cat, "'.incomplete' is there: the save was not finished, or not yet "
+                               "published");
     if (sscanf(name ? name + 1 : path, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
-        return 0;
-    return json_object_set_new(about, "epoch", json_integer((json_int_t)epoch)) < 0 ||
-                   json_object_set_new(about, "step", json_integer((json_int_t)step)) < 0
-               ? ckpt_nomem(err)
-               : 0;
+        return;
+    ckpt_json_set(&cat->about, "epoch", json_integer((json_int_t)epoch));
+    ckpt_json_set(&cat->about, "step", json_integer((json_int_t)step));
 }

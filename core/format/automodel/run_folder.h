@@ -15,8 +15,6 @@ char *ckpt_automodel_latest(struct ckpt_dir *run);
 bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest);
 extern const char *const ckpt_automodel_rewrites[], *const ckpt_automodel_links[];
 
-/* Add "epoch" and "step", from the directory's name if it has that form, to about. */
-int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err);
-
-/* Warn if the save, which was opened by its own name, is not finished. */
-void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat);
+/* Add "epoch" and "step", from the directory's name if it has that form, to cat->about; and warn if
+ * the save, which was opened by its own name, is not finished. */
+void ckpt_automodel_describe_step(const struct ckpt_dir *dir, struct ckpt_catalog *cat);

@@ -8,6 +8,7 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "format/dcp/hf_shard.h"
+#include "format/reader.h"
 
 #define HF_METADATA ".hf_metadata"
 #define INDEX "model.safetensors.index.json"
@@ -51,13 +52,11 @@ static int stop_at_shard(void *ctx, const struct ckpt_entry *e, struct ckpt_err 
 
 static bool has_shards(struct ckpt_dir *dir, const char *below)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = ckpt_reader_folder(dir, below);
     bool found = false;
 
-    if (*below &&
-        (!ckpt_dir_has_dir(dir, below) || ckpt_dir_open_below(dir, below, &sub, NULL) < 0))
-        return false;
-    (void)ckpt_dir_list(sub ? sub : dir, stop_at_shard, &found, NULL);
+    if (sub)
+        (void)ckpt_dir_list(sub, stop_at_shard, &found, NULL);
     return found;
 }
 

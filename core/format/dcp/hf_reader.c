@@ -83,17 +83,6 @@ static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return 0;
 }
 
-static int list_shards(struct load *l, struct ckpt_err *err)
-{
-    const char *below = l->layout.shards;
-
-    if (!*below)
-        l->shard_dir = ckpt_dir_ref(l->dir);
-    else if (ckpt_dir_open_below(l->dir, below, &l->shard_dir, err) < 0)
-        return -1;
-    return ckpt_dir_list(l->shard_dir, list_one, l, err);
-}
-
 /* Check that all files have the same count: every save numbers its files anew, so two counts are of
  * two saves. */
 static int check_counts(struct load *l, struct ckpt_err *err)
@@ -166,15 +155,6 @@ static void hint_rank(const struct load *l, char *buf, size_t cap)
         (void)snprintf(buf, cap, "; is a shard after 'shard-%05" PRIu64 "-model-*' lost?", last);
 }
 
-static int prepare(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->shards.len; i++)
-        if (ckpt_source_file_prepare(l->shard_dir, l->shards.ptr[i].name, l->opt->pool,
-                                     &l->shards.ptr[i].source, err) < 0)
-            return -1;
-    return 0;
-}
-
 static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct load *l = ctx;
@@ -216,42 +196,31 @@ static int check_agreement(const struct load *l, const struct whole *w, const st
     return 0;
 }
 
-static int begin_whole(struct load *l, const struct chunk *c, struct ckpt_err *err)
-{
-    const struct ckpt_st_tensor *t = part_of(l, c);
-    struct whole w = {.name = t->name,
-                      .file = l->shards.ptr[c->shard].id.file,
-                      .rank = t->rank,
-                      .first = NONE,
-                      .last = NONE};
-
-    if (t->rank > CKPT_MAX_RANK)
-        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' in '%s' has %u dimensions", t->name,
-                         file_of(l, c), t->rank);
-    return ckpt_vec_push(&l->wholes, w) < 0 ? ckpt_nomem(err) : 0;
-}
-
 static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckpt_err *err)
 {
     const struct chunk c = {shard, tensor, NONE};
     const struct ckpt_st_tensor *t = part_of(l, &c);
     const uint64_t *lo = l->shards.ptr[shard].lo[tensor];
-    uint32_t at;
-    bool is_new;
+    const uint32_t number = (uint32_t)l->chunks.len;
+    const uint32_t at = ckpt_map_add(&l->by_name, t->name, (uint32_t)l->wholes.len);
+    const bool is_new = at == l->wholes.len;
+    struct whole *w;
 
-    if (ckpt_map_put(&l->by_name, t->name, strlen(t->name), (uint32_t)l->wholes.len, &at, &is_new) <
-        0)
+    if (at == CKPT_NONE || (is_new && ckpt_vec_add(&l->wholes, &w) < 0))
         return ckpt_nomem(err);
-    if (is_new && begin_whole(l, &c, err) < 0)
-        return -1;
-    struct whole *w = &l->wholes.ptr[at];
-    uint32_t number = (uint32_t)l->chunks.len;
+    w = &l->wholes.ptr[at];
+    if (is_new && t->rank > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' in '%s' has %u dimensions", t->name,
+                         file_of(l, &c), t->rank);
     if (!is_new && check_agreement(l, w, &c, err) < 0)
         return -1;
     if (number == NONE || ckpt_vec_push(&l->chunks, c) < 0)
         return ckpt_nomem(err);
     if (is_new)
-        w->first = number;
+        *w = (struct whole){.name = t->name,
+                            .file = l->shards.ptr[shard].id.file,
+                            .rank = t->rank,
+                            .first = number};
     else
         l->chunks.ptr[w->last].next = number;
     w->last = number;
@@ -278,24 +247,15 @@ static int whole_cmp(const void *a, const void *b, void *ctx)
     return n ? n->cmp(n->ctx, l->layout.config, x, y) : ckpt_natural_cmp(x, y);
 }
 
-/* Sort the tensors. torch writes through the safetensors library, which sorts by name; Automodel
- * has written in the model's order since 0.3. */
-static void sort_wholes(struct load *l)
-{
-    if (l->wholes.len && !is_automodel(l))
-        qsort_r(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, whole_cmp, l);
-}
-
 static int collect_pieces(const struct load *l, const struct whole *w, struct ckpt_pieces *p,
                           struct ckpt_err *err)
 {
     for (uint32_t i = w->first; i != NONE; i = l->chunks.ptr[i].next) {
         const struct chunk *c = &l->chunks.ptr[i];
         const struct ckpt_st_tensor *t = part_of(l, c);
-        struct ckpt_box box = {.rank = t->rank};
+        struct ckpt_box box = ckpt_box_whole(t->dim, t->rank);
         uint64_t stride[CKPT_MAX_RANK];
         memcpy(box.lo, l->shards.ptr[c->shard].lo[c->tensor], t->rank * sizeof *box.lo);
-        memcpy(box.n, t->dim, t->rank * sizeof *box.n);
         ckpt_box_strides(&box, ckpt_dtype_size(t->dtype), stride);
         if (ckpt_pieces_add(p, w->dim, &box, c->shard, t->off, stride, err) < 0)
             return -1;
@@ -350,21 +310,6 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
                : ckpt_pieces_catalog(&pieces, l->cat, w->name, dtype, w->dim, w->rank, err);
 }
 
-static int add_sources(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->shards.len; i++)
-        if (ckpt_catalog_add_source(l->cat, l->shards.ptr[i].source, err) == UINT32_MAX)
-            return -1;
-    return 0;
-}
-
-static bool may_lack(const struct load *l, const char *name)
-{
-    const struct ckpt_naming *n = l->opt->naming;
-
-    return n && n->may_lack(n->ctx, l->layout.config, name);
-}
-
 /* Check that every tensor in the mapping exists. */
 static int check_mapped(struct load *l, struct ckpt_err *err)
 {
@@ -373,9 +318,11 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
     char hint[96];
 
     json_object_foreach(l->layout.file_index, name, value) {
-        uint32_t at;
-        if (ckpt_map_get(&l->by_name, name, strlen(name), &at) || may_lack(l, name))
+        const struct ckpt_naming *n = l->opt->naming;
+        if (ckpt_map_find(&l->by_name, name) != CKPT_NONE ||
+            (n && n->may_lack(n->ctx, l->layout.config, name)))
             continue;
+        continue;
         hint_rank(l, hint, sizeof hint);
         if (!l->opt->allow_partial)
             return ckpt_fail(err, CKPT_MISSING,
@@ -388,17 +335,6 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
 }
 
 /* ---- facts ---- */
-
-static char *numbered_file(uint64_t file, uint64_t nfile)
-{
-    return ckpt_asprintf("model-%05" PRIu64 "-of-%05" PRIu64 ".safetensors", file, nfile);
-}
-
-static uint64_t mapped_file(const json_t *index, const char *name, uint64_t unknown)
-{
-    const json_t *v = json_object_get(index, name);
-    return v ? (uint64_t)json_integer_value(v) : unknown;
-}
 
 /* Make the weight map of the finished model by Automodel's mapping (a tensor that is not in the
  * mapping goes into the last file), or by the names of the shards. */
@@ -414,8 +350,12 @@ static int map_weights(struct load *l, struct ckpt_err *err)
     }
     for (size_t i = 0; nfile && i < l->wholes.len; i++) {
         const struct whole *w = &l->wholes.ptr[i];
+        const json_t *mapped = json_object_get(index, w->name);
+        const uint64_t number = mapped  ? (uint64_t)json_integer_value(mapped)
+                                : index ? nfile
+                                        : w->file;
         ckpt_cleanup(ckpt_freep) char *file =
-            numbered_file(index ? mapped_file(index, w->name, nfile) : w->file, nfile);
+            ckpt_asprintf("model-%05" PRIu64 "-of-%05" PRIu64 ".safetensors", number, nfile);
         if (!file)
             return ckpt_nomem(err);
         if (ckpt_weight_map_put(l->facts->weight_map, w->name, file, err) < 0)
@@ -438,7 +378,7 @@ static int make_weight_map(struct load *l, struct ckpt_err *err)
 
 static int describe(struct load *l, struct ckpt_err *err)
 {
-    json_t *about = l->cat->about;
+    json_t **about = &l->cat->about;
 
     *l->facts = (struct ckpt_facts){
         .names = CKPT_NAMES_HUB,
@@ -448,41 +388,48 @@ static int describe(struct load *l, struct ckpt_err *err)
         .index_name = l->layout.index,
         .dtypes = json_incref(l->layout.dtypes),
     };
-    if (json_object_set_new(about, "format", json_string("dcp_hf")) < 0 ||
-        json_object_set_new(about, "shards", json_integer((json_int_t)l->shards.len)) < 0)
-        return ckpt_nomem(err);
-    if (make_weight_map(l, err) < 0 || ckpt_automodel_describe_step(l->dir, about, err) < 0)
+    ckpt_json_set(about, "format", json_string("dcp_hf"));
+    ckpt_json_set(about, "shards", json_integer((json_int_t)l->shards.len));
+    ckpt_automodel_describe_step(l->dir, l->cat);
+    if (make_weight_map(l, err) < 0)
         return -1;
     l->cat->config = json_incref(l->layout.config);
-    ckpt_automodel_warn(l->dir, l->cat);
     return 0;
 }
 
 /* ---- the reader ---- */
-
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_hfs_layout_read(l->dir, &l->layout, err) < 0 || list_shards(l, err) < 0)
-        return -1;
-    if (l->shards.len == 0)
-        return ckpt_fail(err, CKPT_STALE, "'%s': the shards have gone", ckpt_dir_path(l->dir));
-    if (check_counts(l, err) < 0 || check_files(l, err) < 0 || prepare(l, err) < 0 ||
-        ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0 || group(l, err) < 0)
-        return -1;
-    sort_wholes(l);
-    if (add_sources(l, err) < 0)
-        return -1;
-    if (ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->shard_dir));
-    return check_mapped(l, err) < 0 ? -1 : describe(l, err);
-}
 
 static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                        struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    return load(&l, err);
+    if (ckpt_hfs_layout_read(dir, &l.layout, err) < 0)
+        return -1;
+    const char *below = l.layout.shards;
+    if (ckpt_dir_open_below(dir, *below ? below : ".", &l.shard_dir, err) < 0 ||
+        ckpt_dir_list(l.shard_dir, list_one, &l, err) < 0)
+        return -1;
+    if (l.shards.len == 0)
+        return ckpt_fail(err, CKPT_STALE, "'%s': the shards have gone", ckpt_dir_path(dir));
+    if (check_counts(&l, err) < 0 || check_files(&l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l.shards.len; i++)
+        if (ckpt_source_file_prepare(l.shard_dir, l.shards.ptr[i].name, opt->pool,
+                                     &l.shards.ptr[i].source, err) < 0)
+            return -1;
+    if (ckpt_parallel(l.shards.len, opt->nthread, read_one, &l, err) < 0 || group(&l, err) < 0)
+        return -1;
+    /* torch writes through the safetensors library, which sorts by name; Automodel has written in
+     * the model's order since 0.3 */
+    if (l.wholes.len && !is_automodel(&l))
+        qsort_r(l.wholes.ptr, l.wholes.len, sizeof *l.wholes.ptr, whole_cmp, &l);
+    for (size_t i = 0; i < l.shards.len; i++)
+        if (ckpt_catalog_add_source(cat, l.shards.ptr[i].source, err) == UINT32_MAX)
+            return -1;
+    if (ckpt_reader_add_each(opt, cat, l.wholes.len, add_tensor, &l, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(l.shard_dir));
+    return check_mapped(&l, err) < 0 ? -1 : describe(&l, err);
 }
 
 static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)

@@ -149,16 +149,14 @@ static int make_file(struct state *s, uint32_t rank, size_t file, const struct p
                      size_t n, struct ckpt_err *err)
 {
     struct file *f = ckpt_arena_alloc(s->arena, sizeof *f);
-    struct part *plan = ckpt_arena_alloc(s->arena, n * sizeof *plan),
-                *part = ckpt_arena_alloc(s->arena, n * sizeof *part);
+    struct part *plan = ckpt_arena_dup(s->arena, parts, n * sizeof *plan),
+                *part = ckpt_arena_dup(s->arena, parts, n * sizeof *part);
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf(
         "shard-%05u-model-%05zu-of-%05zu.safetensors", rank + 1, file + 1, s->shards.nfile);
     uint64_t off = 0;
 
     if (!f || !plan || !part || !path)
         return ckpt_nomem(err);
-    memcpy(plan, parts, n * sizeof *plan);
-    memcpy(part, parts, n * sizeof *part);
     qsort(part, n, sizeof *part, part_cmp);
     for (size_t i = 0; i < n; i++) {
         part[i].off = off;
@@ -199,40 +197,32 @@ static int write_rank(struct state *s, uint32_t rank, struct ckpt_err *err)
 
 /* ---- all of it ---- */
 
-static int check_names(const struct ckpt_catalog *cat, struct ckpt_err *err)
+static void state_release(struct state *s)
 {
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        if (ckpt_st_check_name(cat->tensors.ptr[i].name, err) < 0)
-            return -1;
-    return 0;
-}
-
-static int write_weights(struct state *s, struct ckpt_err *err)
-{
-    const struct ckpt_vtree_options *model = s->w->model;
-    size_t nparts;
-
-    if (check_names(s->w->cat, err) < 0 || ckpt_rows_count(s->w->cat, s->ranks, &nparts, err) < 0 ||
-        ckpt_shards_choose(s->w->cat, model->weight_map, model->max_shard_size, model->sort,
-                           &s->shards, err) < 0)
-        return -1;
-    if (!(s->part = calloc(s->w->cat->tensors.len + 1, sizeof *s->part)))
-        return ckpt_nomem(err);
-    for (uint32_t r = 0; r < s->ranks; r++)
-        if (write_rank(s, r, err) < 0)
-            return -1;
-    return 0;
+    ckpt_shards_release(&s->shards);
+    free(s->part);
 }
 
 static int write_dcp_hf(const struct ckpt_writing *w, struct ckpt_err *err)
 {
-    struct state s = {
+    ckpt_cleanup(state_release) struct state s = {
         .w = w, .ranks = ckpt_output_parts(w->output, CKPT_CUT_RANKS), .arena = &w->files->arena};
-    const int result = write_weights(&s, err);
+    const struct ckpt_catalog *cat = w->cat;
+    size_t nparts;
 
-    ckpt_shards_release(&s.shards);
-    free(s.part);
-    return result < 0 ? -1 : ckpt_vfiles_add_model(w->files, w->model, err);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (ckpt_st_check_name(cat->tensors.ptr[i].name, err) < 0)
+            return -1;
+    if (ckpt_rows_count(cat, s.ranks, &nparts, err) < 0 ||
+        ckpt_shards_choose(cat, w->model->weight_map, w->model->max_shard_size, w->model->sort,
+                           &s.shards, err) < 0)
+        return -1;
+    if (!(s.part = calloc(cat->tensors.len + 1, sizeof *s.part)))
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < s.ranks; r++)
+        if (write_rank(&s, r, err) < 0)
+            return -1;
+    return ckpt_vfiles_add_model(w->files, w->model, err);
 }
 
 const struct ckpt_writer ckpt_writer_dcp_hf = {

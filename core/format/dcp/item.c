@@ -100,14 +100,6 @@ static int read_zip(struct task *t, struct ckpt_source *s, uint64_t off, uint64_
 
 enum { PLAIN_BUDGET = 256 << 20, AROUND = 1 << 20 /* bytes of an archive besides its tensor */ };
 
-static int need_store(struct ckpt_dcp_items *items, struct ckpt_err *err)
-{
-    (void)pthread_mutex_lock(&items->lock);
-    const int result = items->store ? 0 : ckpt_zstd_store_new(PLAIN_BUDGET, &items->store, err);
-    (void)pthread_mutex_unlock(&items->lock);
-    return result;
-}
-
 int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                         struct ckpt_err *err)
@@ -123,9 +115,10 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
         return 0;
     if (ckd_add(&max_len, max_len, AROUND))
         max_len = UINT64_MAX;
-    return need_store(items, err) < 0
-               ? -1
-               : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
+    (void)pthread_mutex_lock(&items->lock);
+    const int result = items->store ? 0 : ckpt_zstd_store_new(PLAIN_BUDGET, &items->store, err);
+    (void)pthread_mutex_unlock(&items->lock);
+    return result < 0 ? -1 : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
 }
 
 static int keep_plain(struct ckpt_dcp_items *items, struct ckpt_source *plain,
@@ -173,13 +166,9 @@ static int open_blob(struct task *t, struct ckpt_source *s, uint64_t off, struct
     if (ckpt_source_window_new(s, off, s->size - off, &window, err) < 0 ||
         ckpt_st_read(window, &b->st, err) < 0)
         return -1;
-    for (size_t i = 0; i < b->st.ntensor; i++) {
-        const char *name = b->st.tensor[i].name;
-        uint32_t at;
-        bool is_new;
-        if (ckpt_map_put(&b->by_name, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+    for (size_t i = 0; i < b->st.ntensor; i++)
+        if (ckpt_map_add(&b->by_name, b->st.tensor[i].name, (uint32_t)i) == CKPT_NONE)
             return ckpt_nomem(err);
-    }
     return 0;
 }
 
@@ -187,11 +176,10 @@ static int read_blob(struct task *t, struct ckpt_source *s, const struct ckpt_dc
                      struct ckpt_dcp_item *item, struct ckpt_err *err)
 {
     const char *name = t->r->m->tensors.ptr[c->tensor].name;
-    uint32_t at;
-
     if (open_blob(t, s, c->off, err) < 0)
         return -1;
-    if (!ckpt_map_get(&t->blob.by_name, name, strlen(name), &at))
+    const uint32_t at = ckpt_map_find(&t->blob.by_name, name);
+    if (at == CKPT_NONE)
         return ckpt_fail(err, CKPT_FORMAT, "the safetensors part of the file does not hold it");
     const struct ckpt_st_tensor *st = &t->blob.st.tensor[at];
     if (check_item(t->r->m, c, st->dtype, st->dim, st->rank, err) < 0)

@@ -69,30 +69,23 @@ static bool is_rank_metadata(const char *name)
 }
 
 struct names {
-    CKPT_VEC(char *) rank_metadata;
+    CKPT_VEC(const char *) rank_metadata;
+    struct ckpt_dir *dir;
     bool has_data;
 };
 
-static void names_release(struct names *n)
-{
-    for (size_t i = 0; i < n->rank_metadata.len; i++)
-        free(n->rank_metadata.ptr[i]);
-    ckpt_vec_release(&n->rank_metadata);
-}
+static void names_release(struct names *n) { ckpt_vec_release(&n->rank_metadata); }
 
 static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct names *n = ctx;
-    char *own;
+    const char *own;
 
     n->has_data |= ckpt_has_prefix(e->name, "__") && ckpt_has_suffix(e->name, ".distcp");
     if (e->kind == CKPT_ENTRY_DIR || !is_rank_metadata(e->name))
         return 0;
-    if (!(own = strdup(e->name)) || ckpt_vec_push(&n->rank_metadata, own) < 0) {
-        free(own);
-        return ckpt_nomem(err);
-    }
-    return 0;
+    own = ckpt_dir_intern(n->dir, e->name);
+    return !own || ckpt_vec_push(&n->rank_metadata, own) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int add_metadata(struct load *l, const char *name, bool rank_local, struct ckpt_err *err)
@@ -106,7 +99,7 @@ static int add_metadata(struct load *l, const char *name, bool rank_local, struc
 
 static int read_metadata(struct load *l, struct ckpt_err *err)
 {
-    ckpt_cleanup(names_release) struct names names = {0};
+    ckpt_cleanup(names_release) struct names names = {.dir = l->dir};
 
     if (ckpt_dir_has_file(l->dir, METADATA)) {
         if (add_metadata(l, METADATA, false, err) < 0)
@@ -252,11 +245,18 @@ static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
     return 0;
 }
 
-static int check_boxes(const struct load *l, const struct ckpt_dcp_tensor *t, struct ckpt_box *box,
-                       struct ckpt_err *err)
+static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) struct ckpt_box *box = malloc((t->nchunk + 1) * sizeof *box);
+    const uint64_t *dim = ckpt_dcp_ints(&l->m, t->dim);
+    const uint32_t rank = ckpt_dcp_rank(&l->m, t->dim);
+    uint64_t numel;
     size_t n = 0, bad;
 
+    if (!box)
+        return ckpt_nomem(err);
+    if (!ckpt_shape_numel(dim, rank, &numel))
+        return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 elements");
     for (size_t i = 0; i < t->nchunk; i++) {
         const struct ckpt_dcp_chunk *c = &l->m.chunks.ptr[t->first + i];
         if (box_of(&l->m, t, c, &box[n], err) < 0)
@@ -267,20 +267,7 @@ static int check_boxes(const struct load *l, const struct ckpt_dcp_tensor *t, st
             return -1;
         n++;
     }
-    return ckpt_boxes_cover(ckpt_dcp_ints(&l->m, t->dim), ckpt_dcp_rank(&l->m, t->dim), box, n,
-                            &bad, err);
-}
-
-static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_box *box = malloc((t->nchunk + 1) * sizeof *box);
-    uint64_t numel;
-
-    if (!box)
-        return ckpt_nomem(err);
-    if (!ckpt_shape_numel(ckpt_dcp_ints(&l->m, t->dim), ckpt_dcp_rank(&l->m, t->dim), &numel))
-        return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 elements");
-    return check_boxes(l, t, box, err);
+    return ckpt_boxes_cover(dim, rank, box, n, &bad, err);
 }
 
 /* Check everything about a tensor that can be checked without reading an item. */
@@ -423,21 +410,21 @@ static int read_objects(struct load *l, struct ckpt_err *err)
 }
 
 /* Facts for people and for choosing names. */
-static int describe(struct load *l, struct ckpt_err *err)
+static void describe(struct load *l)
 {
-    json_t *facts = json_object(), *roots = json_array();
+    json_t **about = &l->cat->about, *roots = json_array();
 
     for (size_t i = 0; i < l->m.roots.len; i++) {
         ckpt_json_append(&roots, json_string(l->m.roots.ptr[i]));
         if (ckpt_has_prefix(l->m.roots.ptr[i], "optim"))
-            ckpt_json_set(&facts, "optimizer", json_true());
+            ckpt_json_set(about, "optimizer", json_true());
     }
-    ckpt_json_set(&facts, "format", json_string(l->format->name));
-    ckpt_json_set(&facts, "objects", json_integer((json_int_t)l->m.nbytes_entry));
-    ckpt_json_set(&facts, "roots", roots);
-    if (!l->m.has_planner_data)
-        (void)json_object_del(facts, "roots");
-    return !facts || json_object_update_new(l->cat->about, facts) < 0 ? ckpt_nomem(err) : 0;
+    ckpt_json_set(about, "format", json_string(l->format->name));
+    ckpt_json_set(about, "objects", json_integer((json_int_t)l->m.nbytes_entry));
+    if (l->m.has_planner_data)
+        ckpt_json_set(about, "roots", roots);
+    else
+        json_decref(roots);
 }
 
 /* ---- the whole ---- */
@@ -452,9 +439,9 @@ static bool sniff(const struct ckpt_dir *dir, const char *name)
            memmem(head, n, "Metadata", strlen("Metadata"));
 }
 
-enum ckpt_evidence ckpt_dcp_evidence(const struct ckpt_dir *dir)
+enum ckpt_evidence ckpt_dcp_evidence(struct ckpt_dir *dir)
 {
-    ckpt_cleanup(names_release) struct names names = {0};
+    ckpt_cleanup(names_release) struct names names = {.dir = dir};
 
     if (ckpt_dir_has_file(dir, METADATA) && sniff(dir, METADATA))
         return CKPT_BY_MAGIC;
@@ -463,21 +450,6 @@ enum ckpt_evidence ckpt_dcp_evidence(const struct ckpt_dir *dir)
     if (names.rank_metadata.len && sniff(dir, names.rank_metadata.ptr[0]))
         return CKPT_BY_MAGIC;
     return names.has_data ? CKPT_BY_NAMES : CKPT_NOT_MINE;
-}
-
-static int load(struct load *l, struct ckpt_err *err)
-{
-    l->m.wants = l->format->wants;
-    l->m.ctx = l->format->ctx;
-    l->m.replicas = l->format->replicas;
-    l->m.may_be_empty = l->format->may_be_empty;
-    if (read_metadata(l, err) < 0 || name_tensors(l, err) < 0 || open_files(l, err) < 0)
-        return -1;
-    if (ckpt_reader_add_each(l->opt, l->cat, l->m.tensors.len, check_one, l, err) < 0 ||
-        read_items(l, err) < 0 || add_sources(l, err) < 0 || add_tensors(l, err) < 0 ||
-        read_objects(l, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->dir));
-    return describe(l, err);
 }
 
 int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -489,5 +461,16 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         .dir = dir, .opt = opt, .format = format ? format : &plain, .cat = cat};
 
     ckpt_dcp_items_init(&l.items);
-    return load(&l, err);
+    l.m.wants = l.format->wants;
+    l.m.ctx = l.format->ctx;
+    l.m.replicas = l.format->replicas;
+    l.m.may_be_empty = l.format->may_be_empty;
+    if (read_metadata(&l, err) < 0 || name_tensors(&l, err) < 0 || open_files(&l, err) < 0)
+        return -1;
+    if (ckpt_reader_add_each(opt, cat, l.m.tensors.len, check_one, &l, err) < 0 ||
+        read_items(&l, err) < 0 || add_sources(&l, err) < 0 || add_tensors(&l, err) < 0 ||
+        read_objects(&l, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(dir));
+    describe(&l);
+    return 0;
 }

@@ -29,7 +29,7 @@ struct ckpt_dcp_format {
 
 /* Is this a directory of DCP? By magic: .metadata (or the ranks' metadata) exists. By names: there
  * are data files only, so the save is not finished. */
-enum ckpt_evidence ckpt_dcp_evidence(const struct ckpt_dir *dir);
+enum ckpt_evidence ckpt_dcp_evidence(struct ckpt_dir *dir);
 
 /* As ckpt_reader.load, with the format's rules; format NULL: a plain DCP. */
 int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

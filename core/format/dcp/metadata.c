@@ -159,13 +159,11 @@ static int index_storage(struct adding *a, struct ckpt_err *err)
 static int add_name(struct ckpt_map *map, struct ckpt_arena *arena, const char *name, size_t n,
                     const char **ret_own, uint32_t *ret, struct ckpt_err *err)
 {
-    bool is_new;
-
     *ret_own = NULL;
-    if (ckpt_map_get(map, name, strlen(name), ret))
+    if ((*ret = ckpt_map_find(map, name)) != CKPT_NONE)
         return 0;
     if (!(*ret_own = ckpt_arena_strdup(arena, name)) ||
-        ckpt_map_put(map, *ret_own, strlen(name), (uint32_t)n, ret, &is_new) < 0)
+        (*ret = ckpt_map_add(map, *ret_own, (uint32_t)n)) == CKPT_NONE)
         return ckpt_nomem(err);
     return 0;
 }
@@ -366,8 +364,8 @@ static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
         ckpt_pv path = ckpt_pv_value(&a->p, planner, i);
         const char *name = ckpt_pv_str(&a->p, ckpt_pv_key(&a->p, planner, i)), *own;
         const char *root = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, path, 0));
-        uint32_t at;
-        if (!name || !ckpt_map_get(&m->by_name, name, strlen(name), &at))
+        uint32_t at = name ? ckpt_map_find(&m->by_name, name) : CKPT_NONE;
+        if (at == CKPT_NONE)
             continue;
         if (ckpt_vec_push(&m->planned, at) < 0)
             return ckpt_nomem(err);

@@ -13,19 +13,15 @@
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
 /* Find the directory of the model's DCP; new, or NULL if there is none. */
+/* Find the directory of the model's DCP; new, or NULL if there is none. */
 static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
 {
+    *ret = CKPT_NOT_MINE;
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
-        if (!*places[i])
-            sub = ckpt_dir_ref(dir);
-        else if (!ckpt_dir_has_dir(dir, places[i]) ||
-                 ckpt_dir_open_below(dir, places[i], &sub, NULL) < 0)
-            continue;
-        if ((*ret = ckpt_dcp_evidence(sub)) != CKPT_NOT_MINE)
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = ckpt_reader_folder(dir, places[i]);
+        if (sub && (*ret = ckpt_dcp_evidence(sub)) != CKPT_NOT_MINE)
             return ckpt_steal(&sub);
     }
-    *ret = CKPT_NOT_MINE;
     return NULL;
 }
 
@@ -54,10 +50,9 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     (void)facts;
     if (!at)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
-    if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0 ||
-        ckpt_automodel_describe_step(dir, cat->about, err) < 0)
+    if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0)
         return -1;
-    ckpt_automodel_warn(dir, cat);
+    ckpt_automodel_describe_step(dir, cat);
     return 0;
 }
 

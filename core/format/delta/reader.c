@@ -193,17 +193,15 @@ static int go_back(struct load *l, const struct level *v, struct ckpt_dir **ret,
 
 static int add_blob(struct load *l, struct level *v, const struct blob *b, struct ckpt_err *err)
 {
-    uint32_t was;
-    bool new;
+    const uint32_t next = (uint32_t)v->blobs.len;
+    const uint32_t at = ckpt_map_add(&v->by_name, b->delta.tensor, next);
 
     l->unchecked += b->delta.sum == CKPT_DELTA_UNCHECKED;
-    if (ckpt_vec_push(&v->blobs, *b) < 0 ||
-        ckpt_map_put(&v->by_name, b->delta.tensor, strlen(b->delta.tensor),
-                     (uint32_t)v->blobs.len - 1, &was, &new) < 0)
+    if (at == CKPT_NONE || ckpt_vec_push(&v->blobs, *b) < 0)
         return ckpt_nomem(err);
-    return new ? 0
-               : ckpt_fail(err, CKPT_CONFLICT, "'%s' has two changes of '%s'",
-                           ckpt_dir_path(v->dir), b->delta.tensor);
+    return at == next ? 0
+                      : ckpt_fail(err, CKPT_CONFLICT, "'%s' has two changes of '%s'",
+                                  ckpt_dir_path(v->dir), b->delta.tensor);
 }
 
 static const char *keep(struct load *l, const char *text)
@@ -247,8 +245,6 @@ static int find_payload(struct load *l, struct level *v, payloads *all, const ch
                         struct payload **ret, struct ckpt_err *err)
 {
     struct payload *p;
-    uint32_t was;
-    bool new;
 
     for (size_t i = all->len; i-- > 0;)
         if (strcmp(all->ptr[i].name, name) == 0)
@@ -263,12 +259,10 @@ static int find_payload(struct load *l, struct level *v, payloads *all, const ch
     if (kept == UINT32_MAX || ckpt_st_read(p->source, &p->st, err) < 0)
         return -1;
     for (size_t i = 0; i < p->st.ntensor; i++)
-        if (ckpt_map_put(&p->by_name, p->st.tensor[i].name, strlen(p->st.tensor[i].name),
-                         (uint32_t)i, &was, &new) < 0)
+        if (ckpt_map_add(&p->by_name, p->st.tensor[i].name, (uint32_t)i) == CKPT_NONE)
             return ckpt_nomem(err);
     for (size_t i = 0; i < p->st.nmetadata; i++)
-        if (ckpt_map_put(&p->sums, p->st.metadata[i].key, strlen(p->st.metadata[i].key),
-                         (uint32_t)i, &was, &new) < 0)
+        if (ckpt_map_add(&p->sums, p->st.metadata[i].key, (uint32_t)i) == CKPT_NONE)
             return ckpt_nomem(err);
     *ret = p;
     return 0;
@@ -300,7 +294,6 @@ static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
     json_object_foreach((json_t *)map, tensor, file) {
         const char *name = json_string_value(file);
         struct payload *p = NULL;
-        uint32_t k, sum;
         if (!name)
             return ckpt_fail(err, CKPT_FORMAT, "'%s/" INDEX "': weight_map has no file of '%s'",
                              ckpt_dir_path(v->dir), tensor);
@@ -313,10 +306,12 @@ static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
                          .rank = CKPT_NONE};
         if (!b.delta.tensor)
             return ckpt_nomem(err);
-        if (!ckpt_map_get(&p->by_name, tensor, strlen(tensor), &k))
+        const uint32_t k = ckpt_map_find(&p->by_name, tensor),
+                       sum = ckpt_map_find(&p->sums, tensor);
+        if (k == CKPT_NONE)
             return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no '%s'", ckpt_dir_path(v->dir), name,
                              tensor);
-        if (ckpt_map_get(&p->sums, tensor, strlen(tensor), &sum))
+        if (sum != CKPT_NONE)
             b.delta.digits = keep(l, p->st.metadata[sum].value);
         if (b.delta.sum != CKPT_DELTA_UNCHECKED && !b.delta.digits)
             return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no checksum of '%s'",
@@ -353,7 +348,6 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
             .shape = json_object_get(record, "shape"),
             .dtype = ckpt_json_str(record, "dtype")};
         struct payload *p = NULL;
-        uint32_t k;
         if (!file || !key || !b.delta.tensor || !b.dtype || !json_is_array(b.shape) ||
             (b.delta.sum != CKPT_DELTA_UNCHECKED && !b.delta.digits))
             return ckpt_fail(err, CKPT_FORMAT,
@@ -363,7 +357,8 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
         b.rank = (uint32_t)json_array_size(b.shape);
         if (find_payload(l, v, &files, file, &p, err) < 0)
             return -1;
-        if (!ckpt_map_get(&p->by_name, key, strlen(key), &k))
+        const uint32_t k = ckpt_map_find(&p->by_name, key);
+        if (k == CKPT_NONE)
             return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no '%s'", ckpt_dir_path(v->dir), file,
                              key);
         if (place(&b, &p->st.tensor[k], p->source, v, err) < 0 || add_blob(l, v, &b, err) < 0)
@@ -372,38 +367,31 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
     return 0;
 }
 
-/* Read the version in `dir`, which is taken, and those before it. */
+/* Read the version in `dir` and those before it. */
 static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *next = ckpt_dir_ref(dir);
     const char *path = l->opt->name ? l->opt->name : ckpt_dir_path(dir);
     enum kind kind = kind_of(dir);
 
-    while (dir) {
+    while (next) {
         const char *slash = strrchr(path, '/');
         struct level *v;
-        if (l->levels.len == MOST_LEVELS) {
-            const int rc = ckpt_fail(err, CKPT_LIMIT,
-                                     "there are more than %d versions since the last whole one; "
-                                     "'%s' is one of them: keep a whole version every so many, or "
-                                     "export one",
-                                     MOST_LEVELS, ckpt_dir_path(dir));
-            ckpt_dir_unref(dir);
-            return rc;
-        }
-        if (ckpt_vec_add(&l->levels, &v) < 0) {
-            ckpt_dir_unref(dir);
+        if (l->levels.len == MOST_LEVELS)
+            return ckpt_fail(err, CKPT_LIMIT,
+                             "there are more than %d versions since the last whole one; '%s' is "
+                             "one of them: keep a whole version every so many, or export one",
+                             MOST_LEVELS, ckpt_dir_path(next));
+        if (ckpt_vec_add(&l->levels, &v) < 0)
             return ckpt_nomem(err);
-        }
-        v->dir = dir;
+        v->dir = ckpt_steal(&next);
         v->kind = kind;
-        v->name = keep(l, slash ? slash + 1 : path);
-        if (!v->name)
+        if (!(v->name = keep(l, slash ? slash + 1 : path)))
             return ckpt_nomem(err);
         if ((kind == SLIME ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||
-            go_back(l, v, &dir, &kind, err) < 0)
+            go_back(l, v, &next, &kind, err) < 0)
             return -1;
-        if (dir)
-            path = ckpt_dir_path(dir);
+        path = next ? ckpt_dir_path(next) : NULL;
     }
     return 0;
 }
@@ -440,10 +428,9 @@ static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct
     struct ckpt_piece_draft piece = {0};
     uint64_t off, stride[CKPT_MAX_RANK];
     uint32_t source;
-    struct ckpt_box all = {.rank = t->rank};
+    const struct ckpt_box all = ckpt_box_whole(t->dim, t->rank);
     size_t index;
 
-    memcpy(all.n, t->dim, t->rank * sizeof *t->dim);
     if (t->value || t->npiece != 1 || !ckpt_tensor_place(t, 0, &source, &off))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' of the whole model is not stored in one piece", t->name);
@@ -456,9 +443,7 @@ static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct
     if (l->last[source])
         ckpt_source_delta_next(l->last[source], s);
     l->last[source] = s;
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++)
-        stride[d] *= ckpt_dtype_size(t->dtype);
+    ckpt_box_strides(&all, ckpt_dtype_size(t->dtype), stride);
     ckpt_piece_from_box(t->dim, &all, at, 0, stride, &piece);
     return ckpt_catalog_add(l->cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0
                ? -1
@@ -469,13 +454,12 @@ static int add_tensor(struct load *l, const struct ckpt_tensor *t, uint32_t firs
                       size_t *ret_changes, struct ckpt_err *err)
 {
     struct ckpt_delta delta[MOST_LEVELS];
-    const size_t len = strlen(t->name);
     size_t n = 0;
-    uint32_t k;
 
     for (size_t i = l->levels.len; i-- > 0;) {
         const struct level *v = &l->levels.ptr[i];
-        if (!ckpt_map_get(&v->by_name, t->name, len, &k))
+        const uint32_t k = ckpt_map_find(&v->by_name, t->name);
+        if (k == CKPT_NONE)
             continue;
         if (check_record(&v->blobs.ptr[k], t, err) < 0)
             return -1;
@@ -499,52 +483,47 @@ static int fail_unknown(const struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-static int describe(struct load *l, struct ckpt_err *err)
+static void describe(struct load *l)
 {
-    json_t *about = l->cat->about, *versions = json_array();
+    json_t **about = &l->cat->about, *versions = json_array();
+    const struct level *newest = l->levels.ptr;
 
     for (size_t i = l->levels.len; i-- > 0;)
         ckpt_json_append(&versions, json_string(l->levels.ptr[i].name));
-    if (json_object_set_new(
-            about, "format",
-            json_string(l->levels.ptr->kind == SLIME ? "slime delta" : "SkyRL delta")) < 0 ||
-        json_object_set_new(about, "step", json_integer((json_int_t)l->levels.ptr->version)) < 0 ||
-        json_object_set_new(about, "changes", versions) < 0)
-        return ckpt_nomem(err);
+    ckpt_json_set(about, "format",
+                  json_string(newest->kind == SLIME ? "slime delta" : "SkyRL delta"));
+    ckpt_json_set(about, "step", json_integer((json_int_t)newest->version));
+    ckpt_json_set(about, "changes", versions);
     if (l->unchecked)
         ckpt_catalog_warn(l->cat,
                           "%zu changes have checksums of another kind than xxh3-128 and adler32: "
                           "they are not compared",
                           l->unchecked);
     l->facts->names = CKPT_NAMES_HUB;
-    return 0;
-}
-
-static int load(struct load *l, struct ckpt_dir *dir, struct ckpt_err *err)
-{
-    size_t changes = 0, blobs = 0;
-
-    if (ckpt_delta_store_new(&l->store, err) < 0 || read_levels(l, ckpt_dir_ref(dir), err) < 0)
-        return -1;
-    const uint32_t first = (uint32_t)l->cat->sources.len;
-    if (ckpt_catalog_add_sources(l->cat, l->whole, err) < 0)
-        return -1;
-    if (!(l->last = calloc(l->whole->sources.len + 1, sizeof(struct ckpt_source *))))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < l->whole->tensors.len; i++)
-        if (add_tensor(l, &l->whole->tensors.ptr[i], first, &changes, err) < 0)
-            return -1;
-    for (size_t i = 0; i < l->levels.len; i++)
-        blobs += l->levels.ptr[i].blobs.len;
-    return (changes < blobs && fail_unknown(l, err) < 0) ? -1 : describe(l, err);
 }
 
 static int delta_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                       struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.opt = opt, .facts = facts, .cat = cat};
+    size_t changes = 0, blobs = 0;
 
-    return load(&l, dir, err);
+    if (ckpt_delta_store_new(&l.store, err) < 0 || read_levels(&l, dir, err) < 0)
+        return -1;
+    const uint32_t first = (uint32_t)cat->sources.len;
+    if (ckpt_catalog_add_sources(cat, l.whole, err) < 0)
+        return -1;
+    if (!(l.last = calloc(l.whole->sources.len + 1, sizeof(struct ckpt_source *))))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < l.whole->tensors.len; i++)
+        if (add_tensor(&l, &l.whole->tensors.ptr[i], first, &changes, err) < 0)
+            return -1;
+    for (size_t i = 0; i < l.levels.len; i++)
+        blobs += l.levels.ptr[i].blobs.len;
+    if (changes < blobs && fail_unknown(&l, err) < 0)
+        return -1;
+    describe(&l);
+    return 0;
 }
 
 static const char *const markers[] = {INDEX, MANIFEST, NULL};

@@ -39,13 +39,9 @@ static int describe(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_
     facts->names = CKPT_NAMES_HUB;
     facts->is_adapter = true;
     facts->files = CKPT_FILES_COMPLETE;
-    if (json_object_set_new(cat->about, "format", json_string("peft")) < 0)
-        return ckpt_nomem(err);
-    if (ckpt_facts_map_all(facts, cat, WEIGHTS, err) < 0 ||
-        ckpt_automodel_describe_step(dir, cat->about, err) < 0)
-        return -1;
-    ckpt_automodel_warn(dir, cat);
-    return 0;
+    ckpt_json_set(&cat->about, "format", json_string("peft"));
+    ckpt_automodel_describe_step(dir, cat);
+    return ckpt_facts_map_all(facts, cat, WEIGHTS, err);
 }
 
 static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat, bool *ret_bare,
@@ -92,29 +88,22 @@ static int load_torch(struct ckpt_source *source, struct ckpt_catalog *cat, stru
     return 0;
 }
 
-/* Load from the folder facts->files_at. */
-static int load(struct ckpt_dir *dir, struct ckpt_fdpool *pool, struct ckpt_facts *facts,
-                struct ckpt_catalog *cat, struct ckpt_err *err)
+static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+
+    if (!(facts->files_at = find(dir)))
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no " CONFIG " with " WEIGHTS,
+                         ckpt_dir_path(dir));
     const bool inner = *facts->files_at, old = !inner && !ckpt_dir_has_file(dir, WEIGHTS);
     const char *path = inner ? "model/" WEIGHTS : old ? OLD_WEIGHTS : WEIGHTS;
-
-    if (ckpt_source_file_new(dir, path, pool, &source, err) < 0)
+    if (ckpt_source_file_new(dir, path, opt->pool, &source, err) < 0)
         return -1;
     if ((old ? load_torch(source, cat, err)
              : load_safetensors(source, cat, &facts->bare_header, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
     return describe(dir, facts, cat, err);
-}
-
-static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                     struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
-{
-    if (!(facts->files_at = find(dir)))
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no " CONFIG " with " WEIGHTS,
-                         ckpt_dir_path(dir));
-    return load(dir, opt->pool, facts, cat, err);
 }
 
 static enum ckpt_evidence peft_probe(struct ckpt_dir *dir)

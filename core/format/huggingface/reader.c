@@ -48,22 +48,6 @@ static void load_release(struct load *l)
 
 /* ---- which files ---- */
 
-static int add_file(struct load *l, const char *name, struct ckpt_err *err)
-{
-    return ckpt_vec_push(&l->files, ((struct file){.name = name})) < 0 ? ckpt_nomem(err) : 0;
-}
-
-/* File i of the list is file i of the map. */
-static int files_of_index(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_weight_map_read(l->dir, l->style->index, &l->map, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->map->files.len; i++)
-        if (add_file(l, l->map->files.ptr[i], err) < 0)
-            return -1;
-    return 0;
-}
-
 /* NULL: neither. */
 static const struct style *find_style(const struct ckpt_dir *dir)
 {
@@ -75,12 +59,19 @@ static const struct style *find_style(const struct ckpt_dir *dir)
 
 static int find_files(struct load *l, struct ckpt_err *err)
 {
-    l->style = find_style(l->dir);
-    if (!l->style)
-        l->style = &styles[0];
+    const struct style *s = find_style(l->dir);
+
+    l->style = s ? s : &styles[0];
     if (ckpt_dir_has_file(l->dir, l->style->single) || !ckpt_dir_has_file(l->dir, l->style->index))
-        return add_file(l, l->style->single, err);
-    return files_of_index(l, err);
+        return ckpt_vec_push(&l->files, ((struct file){.name = l->style->single})) < 0
+                   ? ckpt_nomem(err)
+                   : 0;
+    if (ckpt_weight_map_read(l->dir, l->style->index, &l->map, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->map->files.len; i++) /* file i of the list is file i of the map */
+        if (ckpt_vec_push(&l->files, ((struct file){.name = l->map->files.ptr[i]})) < 0)
+            return ckpt_nomem(err);
+    return 0;
 }
 
 static int read_one(void *ctx, size_t i, struct ckpt_err *err)
@@ -119,18 +110,9 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
     return 0;
 }
 
-/* The tensors of the catalogue are those of the map, so equal numbers leave none to look for. */
-static int check_map(struct load *l, struct ckpt_err *err)
-{
-    return l->map && l->cat->tensors.len < l->map->tensors.len
-               ? ckpt_reader_check_map(l->map, l->style->index, l->dir, l->opt, l->cat, err)
-               : 0;
-}
-
 static int describe(struct load *l, struct ckpt_err *err)
 {
-    if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0)
-        return ckpt_nomem(err);
+    ckpt_json_set(&l->cat->about, "format", json_string("hf"));
     *l->facts = (struct ckpt_facts){.names = CKPT_NAMES_HUB,
                                     .is_hub_dir = true,
                                     .files = CKPT_FILES_ALL,
@@ -142,33 +124,31 @@ static int describe(struct load *l, struct ckpt_err *err)
     return l->map ? 0 : ckpt_facts_map_all(l->facts, l->cat, l->style->single, err);
 }
 
-static int load(struct load *l, struct ckpt_err *err)
-{
-    size_t ntensor = 0;
-
-    if (find_files(l, err) < 0)
-        return -1;
-    if (ckpt_dir_has_file(l->dir, "config.json") &&
-        ckpt_config_read(l->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &l->cat->config, err) < 0)
-        return -1;
-    if (ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->files.len; i++)
-        ntensor += l->files.ptr[i].st.ntensor;
-    if (ckpt_catalog_reserve(l->cat, ntensor, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->files.len; i++)
-        if (add_tensors(l, &l->files.ptr[i], err) < 0)
-            return -1;
-    return check_map(l, err) < 0 ? -1 : describe(l, err);
-}
-
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                    struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
+    size_t ntensor = 0;
 
-    return load(&l, err);
+    if (find_files(&l, err) < 0)
+        return -1;
+    if (ckpt_dir_has_file(dir, "config.json") &&
+        ckpt_config_read(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) < 0)
+        return -1;
+    if (ckpt_parallel(l.files.len, opt->nthread, read_one, &l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l.files.len; i++)
+        ntensor += l.files.ptr[i].st.ntensor;
+    if (ckpt_catalog_reserve(cat, ntensor, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l.files.len; i++)
+        if (add_tensors(&l, &l.files.ptr[i], err) < 0)
+            return -1;
+    /* the tensors of the catalogue are those of the map: equal numbers leave none to look for */
+    if (l.map && cat->tensors.len < l.map->tensors.len &&
+        ckpt_reader_check_map(l.map, l.style->index, dir, opt, cat, err) < 0)
+        return -1;
+    return describe(&l, err);
 }
 
 static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/reader.h"
 
 enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
 
@@ -113,13 +114,8 @@ static enum ckpt_megatron_format format_of(const struct ckpt_dir *dir)
 struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir)
 {
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
-        if (!*places[i])
-            sub = ckpt_dir_ref(dir);
-        else if (!ckpt_dir_has_dir(dir, places[i]) ||
-                 ckpt_dir_open_below(dir, places[i], &sub, NULL) < 0)
-            continue;
-        enum ckpt_megatron_format format = format_of(sub);
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = ckpt_reader_folder(dir, places[i]);
+        const enum ckpt_megatron_format format = sub ? format_of(sub) : CKPT_MEGATRON_NONE;
         if (format != CKPT_MEGATRON_NONE)
             return (struct ckpt_megatron_layout){format, places[i]};
     }

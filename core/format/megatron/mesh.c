@@ -20,7 +20,6 @@ const char *const ckpt_megatron_rank_files[] = {"model_optim_rng.pt", "model_rng
 static void rank_release(struct ckpt_megatron_rank *r)
 {
     ckpt_torch_file_release(&r->file);
-    free(r->folder);
     free(r->path);
 }
 
@@ -67,25 +66,25 @@ static bool parse_folder(const char *s, struct ckpt_megatron_rank *r)
 static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct ckpt_megatron_mesh *m = ctx;
-    struct ckpt_megatron_rank r = {0}, *own;
+    struct ckpt_megatron_rank r = {0};
 
     if (e->kind != CKPT_ENTRY_DIR || !parse_folder(e->name, &r))
         return 0;
-    if (ckpt_vec_add(&m->ranks, &own) < 0)
+    if (!(r.folder = ckpt_dir_intern(m->dir, e->name)))
         return ckpt_nomem(err);
-    *own = r;
-    own->folder = strdup(e->name);
-    for (size_t i = 0; own->folder && ckpt_megatron_rank_files[i]; i++) {
-        own->path = ckpt_asprintf("%s/%s", own->folder, ckpt_megatron_rank_files[i]);
-        if (!own->path || ckpt_dir_has_file(m->dir, own->path))
-            break;
-        free(ckpt_steal(&own->path));
+    for (size_t i = 0; !r.path && ckpt_megatron_rank_files[i]; i++) {
+        if (!(r.path = ckpt_asprintf("%s/%s", r.folder, ckpt_megatron_rank_files[i])))
+            return ckpt_nomem(err);
+        if (!ckpt_dir_has_file(m->dir, r.path))
+            free(ckpt_steal(&r.path));
     }
-    if (!own->folder)
-        return ckpt_nomem(err);
-    return own->path ? 0
-                     : ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no %s", ckpt_dir_path(m->dir),
-                                 own->folder, ckpt_megatron_rank_files[0]);
+    if (!r.path)
+        return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no %s", ckpt_dir_path(m->dir), r.folder,
+                         ckpt_megatron_rank_files[0]);
+    if (ckpt_vec_push(&m->ranks, r) == 0)
+        return 0;
+    free(r.path);
+    return ckpt_nomem(err);
 }
 
 static int read_one(void *ctx, size_t i, struct ckpt_err *err)
@@ -94,17 +93,6 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
     struct ckpt_megatron_rank *r = &m->ranks.ptr[i];
 
     return ckpt_torch_file_open(m->dir, r->path, m->opt->pool, &r->file, err);
-}
-
-static int take_facts(struct ckpt_megatron_mesh *m, const struct ckpt_pickle *p,
-                      struct ckpt_err *err)
-{
-    char name[CKPT_PV_TEXT];
-
-    if (ckpt_pv_kind(p->root) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
-                         ckpt_pv_text(p, p->root, name, sizeof name));
-    return ckpt_megatron_state_take(m->st, p, p->root, err);
 }
 
 int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
@@ -116,9 +104,16 @@ int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
                          ckpt_dir_path(m->dir));
     if (ckpt_parallel(m->ranks.len, m->opt->nthread, read_one, m, err) < 0)
         return -1;
-    for (size_t i = 0; i < m->ranks.len; i++)
-        if (take_facts(m, &m->ranks.ptr[i].file.p, err) < 0)
-            return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(m->dir), m->ranks.ptr[i].path);
+    for (size_t i = 0; i < m->ranks.len; i++) {
+        const struct ckpt_pickle *p = &m->ranks.ptr[i].file.p;
+        char name[CKPT_PV_TEXT];
+        if (ckpt_pv_kind(p->root) != CKPT_PV_DICT)
+            (void)ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
+                            ckpt_pv_text(p, p->root, name, sizeof name));
+        else if (ckpt_megatron_state_take(m->st, p, p->root, err) == 0)
+            continue;
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(m->dir), m->ranks.ptr[i].path);
+    }
     return 0;
 }
 

@@ -12,7 +12,8 @@
 #include "format/reader.h"
 
 struct ckpt_megatron_rank {
-    char *folder, *path;
+    const char *folder;
+    char *path;
     uint64_t field[2]; /* the numbers after mp_rank_TT */
     uint32_t nfield;
     uint64_t tp, pp, ep;

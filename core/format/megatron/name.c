@@ -26,9 +26,11 @@ static const char *const others[] = {
 
 /* Names in the transformer from before Megatron-Core. Models with Transformer Engine of that time
  * had the new names. */
-static const struct {
+struct renaming {
     const char *old, *now;
-} old_parts[] = {
+};
+
+static const struct renaming old_parts[] = {
     {"self_attention.query_key_value.", "self_attention.linear_qkv."},
     {"attention.query_key_value.", "self_attention.linear_qkv."},
     {"self_attention.dense.", "self_attention.linear_proj."},
@@ -40,9 +42,7 @@ static const struct {
     {"mlp.dense_4h_to_h.", "mlp.linear_fc2."},
 };
 
-static const struct {
-    const char *old, *now;
-} old_tops[] = {
+static const struct renaming old_tops[] = {
     {"language_model.embedding.", "embedding."},
     {"language_model.output_layer.", "output_layer."},
     {"language_model.encoder.final_layernorm.", "decoder.final_layernorm."},
@@ -51,6 +51,16 @@ static const struct {
     {"language_model.encoder.", "decoder."},
     {"language_model.transformer.", "decoder."},
 };
+
+/* If the text begins with an old name, move it past that, and put the new one. */
+static void put_renamed(const struct renaming *list, size_t n, const char **s, struct ckpt_str *out)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ckpt_take_text(s, list[i].old)) {
+            ckpt_str_puts(out, list[i].now);
+            return;
+        }
+}
 
 static bool is_top(const char *name)
 {
@@ -151,11 +161,7 @@ static void put_inner(const char *s, uint64_t first_expert, struct ckpt_str *out
 {
     const char *experts;
 
-    for (size_t i = 0; i < COUNT(old_parts); i++)
-        if (ckpt_take_text(&s, old_parts[i].old)) {
-            ckpt_str_puts(out, old_parts[i].now);
-            break;
-        }
+    put_renamed(old_parts, COUNT(old_parts), &s, out);
     if (!(experts = strstr(s, "mlp.experts."))) {
         ckpt_str_puts(out, s);
         return;
@@ -174,11 +180,7 @@ bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
     ckpt_str_clear(out);
     if (!is_weight(s))
         return false;
-    for (size_t i = 0; i < COUNT(old_tops); i++)
-        if (ckpt_take_text(&s, old_tops[i].old)) {
-            ckpt_str_puts(out, old_tops[i].now);
-            break;
-        }
+    put_renamed(old_tops, COUNT(old_tops), &s, out);
     bool layers = out->len
                       ? strcmp(ckpt_str_get(out), "decoder.") == 0 && ckpt_take_text(&s, "layers.")
                       : ckpt_take_text(&s, "decoder.layers.");

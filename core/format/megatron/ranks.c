@@ -185,14 +185,12 @@ static bool is_expert(const char *name) { return strstr(name, ".mlp.experts.") !
 
 static int find_ranked(struct load *l, const char *name, struct ranked **ret, struct ckpt_err *err)
 {
-    uint32_t at;
-    bool is_new;
+    uint32_t at = ckpt_map_find(&l->by_name, name);
 
-    if (!ckpt_map_get(&l->by_name, name, strlen(name), &at)) {
+    if (at == CKPT_NONE) {
         char *own = ckpt_arena_strdup(&l->names, name);
         if (!own || ckpt_vec_add(&l->tensors, ret) < 0 ||
-            ckpt_map_put(&l->by_name, own, strlen(own), (uint32_t)l->tensors.len - 1, &at,
-                         &is_new) < 0)
+            (at = ckpt_map_add(&l->by_name, own, (uint32_t)l->tensors.len - 1)) == CKPT_NONE)
             return ckpt_nomem(err);
         (*ret)->name = own;
     }
@@ -345,8 +343,7 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
     memcpy(dim + lead, first->dim, first->rank * sizeof *dim);
     for (uint64_t i = 0; i < n; i++) {
         const struct part *p = &t->parts.ptr[i];
-        struct ckpt_box box = {.rank = rank};
-        memcpy(box.n, dim, rank * sizeof *dim);
+        struct ckpt_box box = ckpt_box_whole(dim, rank);
         if (lead) {
             box.lo[0] = i;
             box.n[0] = 1;
@@ -361,19 +358,6 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
     return 0;
 }
 
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_megatron_mesh_read(&l->mesh, err) < 0 ||
-        ckpt_megatron_mesh_place(&l->mesh, l->cat, err) < 0)
-        return -1;
-    if (number_layers(l, err) < 0 || collect(l, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->tensors.len; i++)
-        if (add_ranked(l, &l->tensors.ptr[i], err) < 0)
-            return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->mesh.dir));
-    return 0;
-}
-
 int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                              struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err)
@@ -381,5 +365,12 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
     ckpt_cleanup(load_release) struct load l = {.mesh = {.dir = dir, .opt = opt, .st = st},
                                                 .cat = cat};
 
-    return load(&l, err);
+    if (ckpt_megatron_mesh_read(&l.mesh, err) < 0 ||
+        ckpt_megatron_mesh_place(&l.mesh, cat, err) < 0 || number_layers(&l, err) < 0 ||
+        collect(&l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l.tensors.len; i++)
+        if (add_ranked(&l, &l.tensors.ptr[i], err) < 0)
+            return ckpt_err_in(err, "'%s'", ckpt_dir_path(dir));
+    return 0;
 }

@@ -131,9 +131,9 @@ static int check_tensors(const struct load *l, struct ckpt_err *err)
 
 /* ---- the run's configuration ---- */
 
-static int about(struct load *l, const char *key, json_t *value, struct ckpt_err *err)
+static void about(struct load *l, const char *key, json_t *value)
 {
-    return !value || json_object_set_new(l->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
+    ckpt_json_set(&l->cat->about, key, value);
 }
 
 /* The part of a "_target_" after the last dot. */
@@ -145,23 +145,14 @@ static const char *class_of(const json_t *config)
     return dot ? dot + 1 : target;
 }
 
-static int take_class(struct load *l, const json_t *config, struct ckpt_err *err)
-{
-    const char *name = class_of(config);
-
-    return name ? about(l, "model_class", json_string(name), err) : 0;
-}
-
 /* What Bridge's run says of its adapter, for recipes. */
-static int take_lora(struct load *l, const json_t *peft, struct ckpt_err *err)
+static void take_lora(struct load *l, const json_t *peft)
 {
-    if (!json_is_object(peft))
-        return 0;
-    return about(l, "lora",
-                 json_pack("{s:s*, s:O*, s:O*, s:O*}", "class", class_of(peft), "dim",
-                           json_object_get(peft, "dim"), "alpha", json_object_get(peft, "alpha"),
-                           "dropout", json_object_get(peft, "dropout")),
-                 err);
+    if (json_is_object(peft))
+        about(l, "lora",
+              json_pack("{s:s*, s:O*, s:O*, s:O*}", "class", class_of(peft), "dim",
+                        json_object_get(peft, "dim"), "alpha", json_object_get(peft, "alpha"),
+                        "dropout", json_object_get(peft, "dropout")));
 }
 
 /* Read a configuration file, if it exists, and take its member `part` or the whole object. */
@@ -175,23 +166,22 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
         return ckpt_nomem(err);
     if (ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &whole, err) < 0)
         return -1;
-    if (take_lora(l, json_object_get(whole, "peft"), err) < 0)
-        return -1;
+    take_lora(l, json_object_get(whole, "peft"));
     json_t *config = json_object_get(whole, part);
     if (!config)
         config = whole; /* in NeMo 1 it is the whole file, or below "model" */
     if (!json_is_object(config))
         return 0;
     /* the model part of Bridge is the model's class; NeMo's model has the config as a member */
-    if (take_class(l, class_of(config) && strcmp(part, "model") == 0 ? config : whole, err) < 0 ||
-        about(l, "config_from", json_string(file), err) < 0)
-        return -1;
+    const char *class = class_of(class_of(config) && strcmp(part, "model") == 0 ? config : whole);
     const char *id = ckpt_json_str(config, "hf_model_id");
-    json_t *extra = json_object_get(config, "extra_checkpoint_metadata");
     if (!id)
-        id = ckpt_json_str(extra, "hf_model_id");
-    if (id && about(l, "model_id", json_string(id), err) < 0)
-        return -1;
+        id = ckpt_json_str(json_object_get(config, "extra_checkpoint_metadata"), "hf_model_id");
+    if (class)
+        about(l, "model_class", json_string(class));
+    about(l, "config_from", json_string(file));
+    if (id)
+        about(l, "model_id", json_string(id));
     l->cat->config = json_incref(config);
     return 0;
 }
@@ -206,14 +196,14 @@ static int read_config(struct load *l, struct ckpt_err *err)
         return ckpt_nomem(err);
     if (json_object_size(l->st.args) > 0) {
         l->cat->config = json_incref(l->st.args);
-        if (about(l, "config_from", json_string(from), err) < 0)
-            return -1;
+        about(l, "config_from", json_string(from));
     }
     if (try_file(l, "run_config.yaml", "model", err) < 0 ||
         try_file(l, "context/model.yaml", "config", err) < 0 ||
         try_file(l, "model_config.yaml", "model", err) < 0)
         return -1;
-    return about(l, "config_looked_for", json_incref(l->seen), err);
+    about(l, "config_looked_for", json_incref(l->seen));
+    return 0;
 }
 
 /* ---- facts ---- */
@@ -257,7 +247,9 @@ static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *er
     if (ckpt_config_read_if(l->dir, file, MAX_TOKENIZER, &tokenizer, err) < 0)
         return -1;
     size = count_ids(tokenizer);
-    return size ? about(l, "tokenizer_size", json_integer((json_int_t)size), err) : 0;
+    if (size)
+        about(l, "tokenizer_size", json_integer((json_int_t)size));
+    return 0;
 }
 
 static const char *side_files(const struct load *l)
@@ -271,7 +263,7 @@ static const char *side_files(const struct load *l)
 }
 
 /* The parallel layout of the run that saved it, as far as its arguments say. */
-static int about_layout(struct load *l, struct ckpt_err *err)
+static void about_layout(struct load *l)
 {
     static const char *const keys[][2] = {
         {"tp", "tensor_model_parallel_size"}, {"pp", "pipeline_model_parallel_size"},
@@ -280,25 +272,22 @@ static int about_layout(struct load *l, struct ckpt_err *err)
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const uint64_t n = ckpt_megatron_state_size(&l->st, keys[i][1]);
-        if (n && about(l, keys[i][0], json_integer((json_int_t)n), err) < 0)
-            return -1;
+        if (n)
+            about(l, keys[i][0], json_integer((json_int_t)n));
     }
-    return 0;
 }
 
 static int describe(struct load *l, struct ckpt_err *err)
 {
     const char *sides = side_files(l);
 
-    if (about(l, "format", json_string("megatron"), err) < 0 ||
-        about(l, "container", json_string(containers[l->layout.format]), err) < 0)
-        return -1;
-    if (l->st.has_iteration && about(l, "step", json_integer((json_int_t)l->st.iteration), err) < 0)
-        return -1;
-    if (l->st.has_version && about(l, "checkpoint_version", json_real(l->st.version), err) < 0)
-        return -1;
-    if (about_layout(l, err) < 0)
-        return -1;
+    about(l, "format", json_string("megatron"));
+    about(l, "container", json_string(containers[l->layout.format]));
+    if (l->st.has_iteration)
+        about(l, "step", json_integer((json_int_t)l->st.iteration));
+    if (l->st.has_version)
+        about(l, "checkpoint_version", json_real(l->st.version));
+    about_layout(l);
     if (!sides)
         return 0;
     l->facts->files = CKPT_FILES_CONFIG;
@@ -306,21 +295,14 @@ static int describe(struct load *l, struct ckpt_err *err)
     return read_tokenizer(l, sides, err);
 }
 
-static int find_weights(struct load *l, struct ckpt_err *err)
-{
-    l->layout = ckpt_megatron_layout_of(l->dir);
-    if (*l->layout.below)
-        return ckpt_dir_open_below(l->dir, l->layout.below, &l->weights, err);
-    l->weights = ckpt_dir_ref(l->dir);
-    return 0;
-}
-
 static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                          struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    return find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_weights(&l, err) < 0 ||
+    l.layout = ckpt_megatron_layout_of(dir);
+    return ckpt_dir_open_below(dir, *l.layout.below ? l.layout.below : ".", &l.weights, err) < 0 ||
+                   read_common(&l, err) < 0 || read_weights(&l, err) < 0 ||
                    read_states(&l, err) < 0 || check_tensors(&l, err) < 0 ||
                    read_config(&l, err) < 0 || describe(&l, err) < 0
                ? -1
@@ -335,11 +317,10 @@ static bool is_exported(struct ckpt_dir *dir, const char *below)
         ckpt_has_suffix(below, VERL_WEIGHTS)
             ? ckpt_asprintf("%.*shuggingface", (int)(strlen(below) - strlen(VERL_WEIGHTS)), below)
             : NULL;
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *model = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *model =
+        folder ? ckpt_reader_folder(dir, folder) : NULL;
 
-    return folder && ckpt_dir_has_dir(dir, folder) &&
-           ckpt_dir_open_below(dir, folder, &model, NULL) == 0 &&
-           ckpt_reader_hf.probe(model) != CKPT_NOT_MINE;
+    return model && ckpt_reader_hf.probe(model) != CKPT_NOT_MINE;
 }
 
 static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
@@ -363,22 +344,12 @@ static bool megatron_has_weights_in(struct ckpt_dir *above, const char *name)
 
 #define COMMON "common.pt"
 
-/* The first folder of a rank, in natural order. */
-static int see_folder(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    char **first = ctx;
-
-    if (*first || e->kind != CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, "mp_rank_"))
-        return 0;
-    return (*first = strdup(e->name)) ? 0 : ckpt_nomem(err);
-}
-
 static int add_first_rank(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *folder = NULL;
 
-    if (ckpt_dir_list(dir, see_folder, &folder, err) < 0)
+    if (ckpt_reader_first(dir, true, "mp_rank_", "", &folder, err) < 0)
         return -1;
     for (size_t i = 0; folder && ckpt_megatron_rank_files[i]; i++) {
         ckpt_cleanup(ckpt_freep) char *path =
@@ -426,8 +397,7 @@ static int megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_optio
     const struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(dir);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
 
-    if (*layout.below ? ckpt_dir_open_below(dir, layout.below, &at, err) < 0
-                      : !(at = ckpt_dir_ref(dir)))
+    if (ckpt_dir_open_below(dir, *layout.below ? layout.below : ".", &at, err) < 0)
         return -1;
     if (layout.format == CKPT_MEGATRON_RANKS)
         return add_first_rank(at, opt, out, err);

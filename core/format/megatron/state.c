@@ -25,13 +25,14 @@ static int take_args(struct ckpt_megatron_state *st, const struct ckpt_pickle *p
 {
     json_t *args;
 
-    if (st->args || ckpt_pickle_plain(p, v, &args, err) < 0)
-        return st->args ? 0 : -1;
-    if (!json_is_object(args)) {
-        json_decref(args);
+    if (st->args)
         return 0;
-    }
-    st->args = args;
+    if (ckpt_pickle_plain(p, v, &args, err) < 0)
+        return -1;
+    if (json_is_object(args))
+        st->args = args;
+    else
+        json_decref(args);
     return 0;
 }
 

@@ -172,15 +172,11 @@ static char *key_name(const struct ckpt_tensor *t, const struct ckpt_mg_name *n,
 static int add_key(struct state *s, const struct key *like, const char *name, uint32_t *ret,
                    struct ckpt_err *err)
 {
-    bool is_new;
-    uint32_t old;
     struct key k = *like;
 
     if (!(k.name = ckpt_arena_strdup(s->arena, name)) ||
-        ckpt_map_put(&s->by_name, k.name, strlen(k.name), (uint32_t)s->key.len, &old, &is_new) < 0)
-        return ckpt_nomem(err);
-    *ret = is_new ? (uint32_t)s->key.len : old;
-    if (is_new && ckpt_vec_push(&s->key, k) < 0)
+        (*ret = ckpt_map_add(&s->by_name, k.name, (uint32_t)s->key.len)) == CKPT_NONE ||
+        (*ret == s->key.len && ckpt_vec_push(&s->key, k) < 0))
         return ckpt_nomem(err);
     return 0;
 }
@@ -356,6 +352,8 @@ static int put_in_order(struct state *s, struct ckpt_err *err)
         out[i] = (struct ckpt_dcp_part){.rank = p->rank, .key = p->key, .index = (uint32_t)k->n++};
     }
     qsort(out, s->part.len, sizeof *out, by_rank);
+    s->out.nkey = s->key.len;
+    s->out.npart = s->part.len;
     s->out.part = out;
     return 0;
 }
@@ -365,37 +363,20 @@ static int put_in_order(struct state *s, struct ckpt_err *err)
 /* The tables go to the files' arena, which outlives the state. */
 static int keep_tables(struct state *s, struct ckpt_err *err)
 {
-    struct key *key = ckpt_arena_alloc(s->arena, (s->key.len + 1) * sizeof *key);
-    struct part *part = ckpt_arena_alloc(s->arena, (s->part.len + 1) * sizeof *part);
+    struct key *key = ckpt_arena_dup(s->arena, s->key.ptr, s->key.len * sizeof *key);
+    struct part *part = ckpt_arena_dup(s->arena, s->part.ptr, s->part.len * sizeof *part);
 
     if (!key || !part)
         return ckpt_nomem(err);
-    if (s->key.len)
-        memcpy(key, s->key.ptr, s->key.len * sizeof *key);
-    if (s->part.len)
-        memcpy(part, s->part.ptr, s->part.len * sizeof *part);
     state_release(s);
     s->key.ptr = key;
     s->part.ptr = part;
     return 0;
 }
 
-static int plan(struct state *s, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *cat = s->w->cat;
-
-    if (ckpt_mg_grid_init(&s->grid, s->w, err) < 0)
-        return -1;
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        if (add_tensor(s, &cat->tensors.ptr[i], err) < 0)
-            return -1;
-    s->out.nkey = s->key.len;
-    s->out.npart = s->part.len;
-    return put_in_order(s, err);
-}
-
 static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 {
+    const struct ckpt_catalog *cat = w->cat;
     struct state *s = ckpt_arena_alloc(&w->files->arena, sizeof *s);
     ckpt_cleanup(ckpt_freep) char *folder = ckpt_mg_folder(w);
 
@@ -403,7 +384,10 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
         return ckpt_nomem(err);
     *s = (struct state){
         .out = {.ctx = s, .key = get_key, .chunk = get_chunk}, .w = w, .arena = &w->files->arena};
-    if (plan(s, err) < 0 || keep_tables(s, err) < 0) {
+    int rc = ckpt_mg_grid_init(&s->grid, w, err);
+    for (size_t i = 0; i < cat->tensors.len && rc == 0; i++)
+        rc = add_tensor(s, &cat->tensors.ptr[i], err);
+    if (rc < 0 || put_in_order(s, err) < 0 || keep_tables(s, err) < 0) {
         state_release(s);
         return -1;
     }

@@ -253,23 +253,6 @@ static int add_rank(struct state *s, const struct rank *r, struct ckpt_err *err)
 
 /* ---- all of it ---- */
 
-static struct rank rank_of(const struct ckpt_mg_grid *g, uint32_t stage, uint32_t i)
-{
-    return (struct rank){
-        .stage = stage, .tp = i % g->tp, .ep = i / g->etp % g->ep, .etp = i % g->etp};
-}
-
-/* Files are known by their ranks of tp and ep only. */
-static int check_ranks(const struct ckpt_mg_grid *g, struct ckpt_err *err)
-{
-    if (g->tp % g->etp == 0)
-        return 0;
-    return ckpt_fail(err, CKPT_USAGE,
-                     "option etp: names of files have the ranks of tp and ep only, so that "
-                     "etp=%" PRIu32 " must divide tp=%" PRIu32,
-                     g->etp, g->tp);
-}
-
 static int write_legacy(const struct ckpt_writing *w, struct ckpt_err *err)
 {
     struct state s = {.w = w, .arena = &w->files->arena};
@@ -279,14 +262,21 @@ static int write_legacy(const struct ckpt_writing *w, struct ckpt_err *err)
         return ckpt_nomem(err);
     s.folder = folder;
     s.tied = !ckpt_json_bool(w->config, "untie_embeddings_and_output_weights", true);
-    if (ckpt_mg_grid_init(&s.grid, w, err) < 0 || check_ranks(&s.grid, err) < 0)
+    if (ckpt_mg_grid_init(&s.grid, w, err) < 0)
         return -1;
+    if (s.grid.tp % s.grid.etp) /* files are known by their ranks of tp and ep only */
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option etp: names of files have the ranks of tp and ep only, so that "
+                         "etp=%" PRIu32 " must divide tp=%" PRIu32,
+                         s.grid.etp, s.grid.tp);
     for (size_t i = 0; i < w->cat->tensors.len; i++)
         if (ckpt_mg_check(&s.grid, &w->cat->tensors.ptr[i], err) < 0)
             return -1;
     for (uint32_t p = 0; p < s.grid.pp; p++)
         for (uint32_t i = 0; i < s.grid.size; i++) {
-            const struct rank r = rank_of(&s.grid, p, i);
+            const struct ckpt_mg_grid *g = &s.grid;
+            const struct rank r = {
+                .stage = p, .tp = i % g->tp, .ep = i / g->etp % g->ep, .etp = i % g->etp};
             if (add_rank(&s, &r, err) < 0)
                 return -1;
         }

@@ -17,7 +17,7 @@ struct chunk {
 };
 
 struct array {
-    char *folder;
+    const char *folder;
     const char *name; /* name in the catalogue */
     struct ckpt_zarr z;
     CKPT_VEC(struct chunk) chunks;
@@ -42,7 +42,6 @@ static void load_release(struct load *l)
         for (size_t k = 0; k < a->chunks.len; k++)
             ckpt_source_unref(a->chunks.ptr[k].source);
         ckpt_vec_release(&a->chunks);
-        free(a->folder);
     }
     ckpt_vec_release(&l->arrays);
     ckpt_arena_release(&l->names);
@@ -69,7 +68,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     if (l->buf.failed || ckpt_vec_add(&l->arrays, &a) < 0)
         return ckpt_nomem(err);
     a->state = state;
-    a->folder = strdup(e->name);
+    a->folder = ckpt_dir_intern(l->dir, e->name);
     a->name = ckpt_arena_strdup(&l->names, ckpt_str_get(&l->buf));
     return a->folder && a->name ? 0 : ckpt_nomem(err);
 }
@@ -121,16 +120,8 @@ static int open_chunk(struct load *l, struct array *a, const uint64_t *index, st
     return 0;
 }
 
-/* Is it a chunk file's name? */
-static bool is_chunk(const char *name, char separator)
-{
-    const char set[] = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', separator, '\0'};
-
-    return name[strspn(name, set)] == '\0';
-}
-
 struct counting {
-    char separator;
+    const char set[12]; /* the bytes of a chunk file's name */
     uint64_t n;
 };
 
@@ -139,7 +130,7 @@ static int count_chunk(void *ctx, const struct ckpt_entry *e, struct ckpt_err *e
     struct counting *c = ctx;
 
     (void)err;
-    c->n += is_chunk(e->name, c->separator);
+    c->n += e->name[strspn(e->name, c->set)] == '\0';
     return 0;
 }
 
@@ -148,7 +139,8 @@ static int count_chunk(void *ctx, const struct ckpt_entry *e, struct ckpt_err *e
 static int check_surplus(struct load *l, const struct array *a, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    struct counting found = {.separator = a->z.separator};
+    struct counting found = {
+        .set = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', a->z.separator, '\0'}};
     uint64_t n = 1;
 
     for (uint32_t d = 0; d < a->z.rank; d++)
@@ -205,11 +197,10 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
 static int add_array(struct load *l, const struct array *a, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
+    const struct ckpt_box one = ckpt_box_whole(a->z.chunk, a->z.rank);
     uint64_t stride[CKPT_MAX_RANK];
 
-    ckpt_shape_strides(a->z.chunk, a->z.rank, stride);
-    for (uint32_t d = 0; d < a->z.rank; d++)
-        stride[d] *= ckpt_dtype_size(a->z.dtype);
+    ckpt_box_strides(&one, ckpt_dtype_size(a->z.dtype), stride);
     for (size_t i = 0; i < a->chunks.len; i++) {
         uint32_t source = ckpt_catalog_add_source(l->cat, a->chunks.ptr[i].source, err);
         if (source == UINT32_MAX ||
@@ -219,26 +210,21 @@ static int add_array(struct load *l, const struct array *a, struct ckpt_err *err
     return ckpt_pieces_catalog(&pieces, l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, err);
 }
 
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_dir_list(l->dir, see, l, err) < 0 ||
-        ckpt_parallel(l->arrays.len, l->opt->nthread, read_array, l, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->arrays.len; i++) {
-        const struct array *a = &l->arrays.ptr[i];
-        if (a->missing && a->z.nbyte)
-            ckpt_catalog_warn(l->cat, "left out: tensor '%s' has a missing chunk", a->name);
-        if (!a->missing && add_array(l, a, err) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                             struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                             struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st, .cat = cat};
 
-    return load(&l, err);
+    if (ckpt_dir_list(dir, see, &l, err) < 0 ||
+        ckpt_parallel(l.arrays.len, opt->nthread, read_array, &l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l.arrays.len; i++) {
+        const struct array *a = &l.arrays.ptr[i];
+        if (a->missing && a->z.nbyte)
+            ckpt_catalog_warn(cat, "left out: tensor '%s' has a missing chunk", a->name);
+        if (!a->missing && add_array(&l, a, err) < 0)
+            return -1;
+    }
+    return 0;
 }
