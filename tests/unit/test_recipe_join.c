@@ -166,10 +166,10 @@ TEST(join, what_a_model_needs_can_be_given_as_an_option)
     CHECK_OK(ckpt_recipes_models(all, &set, &err));
     CHECK(set->families.len > 20);
     for (size_t i = 0; i < set->families.len; i++)
-        for (size_t k = 0; k < set->families.ptr[i]->nneeds; k++)
-            if (!ckpt_options_knows(set->families.ptr[i]->needs[k]))
+        for (size_t k = 0; k < set->families.ptr[i]->needs.n; k++)
+            if (!ckpt_options_knows(set->families.ptr[i]->needs.text[k]))
                 fail_msg("%s needs '%s', which is no option", set->families.ptr[i]->name,
-                         set->families.ptr[i]->needs[k]);
+                         set->families.ptr[i]->needs.text[k]);
     ckpt_recipes_free(all);
 }
 

@@ -27,19 +27,15 @@ static void apply_release(struct ckpt_apply *ap)
 /* Join ranked tensors first, before anything uses their shapes. */
 static int join(struct ckpt_apply *ap)
 {
-    struct ckpt_settings draft = {0};
-    int rc;
+    ckpt_cleanup(ckpt_settings_release) struct ckpt_settings draft = {0};
 
     if (!ap->recipe->family || !ckpt_join_needed(ap->src))
         return 0;
-    rc = ckpt_settings_draft(&draft, ap->recipe, ap->src, ap->opt, ap->err) < 0 ||
-                 ckpt_join(ap->recipe, ap->src, &draft, &ap->joined, ap->err) < 0
-             ? -1
-             : 0;
-    ckpt_settings_release(&draft);
-    if (rc == 0)
-        ap->src = ap->joined;
-    return rc;
+    if (ckpt_settings_draft(&draft, ap->recipe, ap->src, ap->opt, ap->err) < 0 ||
+        ckpt_join(ap->recipe, ap->src, &draft, &ap->joined, ap->err) < 0)
+        return -1;
+    ap->src = ap->joined;
+    return 0;
 }
 
 /* Prepare for a checkpoint that is divided over ranks, and padded. */
@@ -59,14 +55,6 @@ static int begin_output(struct ckpt_apply *ap)
 
 /* ---- fused tensors ---- */
 
-/* The name of the tensor that shows that the module is there. It begins with the first `module`
- * bytes of the name if the entry names a witness, otherwise with the first `prefix` bytes. */
-static char *witness_name(const struct ckpt_fused *f, const char *name, int module, int prefix)
-{
-    return f->witness ? ckpt_asprintf("%.*s%s", module, name, f->witness)
-                      : ckpt_asprintf("%.*sweight", prefix, name);
-}
-
 /* Make *name that of a tensor which is stored by itself, unless the entry is about other names, or
  * the module that would contain the tensor is there. */
 static int rename_one(const struct ckpt_fused *f, struct ckpt_catalog *cat, const char **name,
@@ -77,8 +65,10 @@ static int rename_one(const struct ckpt_fused *f, struct ckpt_catalog *cat, cons
 
     if (!at || !ckpt_has_prefix(rest, f->prefix))
         return 0;
+    /* the tensor that shows that the module is there: beside it, or in its place */
     ckpt_cleanup(ckpt_freep) char *witness =
-        witness_name(f, *name, (int)(at - *name), (int)(rest - *name));
+        f->witness ? ckpt_asprintf("%.*s%s", (int)(at - *name), *name, f->witness)
+                   : ckpt_asprintf("%.*sweight", (int)(rest - *name), *name);
     if (!witness)
         return ckpt_nomem(err);
     if (ckpt_catalog_find(cat, witness))
@@ -174,26 +164,24 @@ int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *s
                       const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
                       struct ckpt_err *err)
 {
-    struct ckpt_apply ap = {.src = src, .opt = opt, .err = err};
-    int rc = run(&ap, r) < 0 ? -1 : make_model(&ap, ret);
+    ckpt_cleanup(apply_release) struct ckpt_apply ap = {.src = src, .opt = opt, .err = err};
 
-    apply_release(&ap);
-    return rc;
+    return run(&ap, r) < 0 ? -1 : make_model(&ap, ret);
 }
 
 int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
                         struct ckpt_err *err)
 {
-    struct ckpt_apply ap = {.src = src, .opt = opt, .explain = name, .err = err};
-    int rc = run(&ap, r);
+    ckpt_cleanup(apply_release) struct ckpt_apply ap = {
+        .src = src, .opt = opt, .explain = name, .err = err};
 
-    if (rc == 0 && !ap.explanation)
-        rc = ckpt_fail(err, CKPT_MISSING, "the model has no tensor '%.200s'", name);
-    if (rc == 0)
-        *ret = ckpt_steal(&ap.explanation);
-    apply_release(&ap);
-    return rc;
+    if (run(&ap, r) < 0)
+        return -1;
+    if (!ap.explanation)
+        return ckpt_fail(err, CKPT_MISSING, "the model has no tensor '%.200s'", name);
+    *ret = ckpt_steal(&ap.explanation);
+    return 0;
 }
 
 void ckpt_model_free(struct ckpt_model *m)

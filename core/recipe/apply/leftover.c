@@ -116,24 +116,19 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
     return 0;
 }
 
-static int check_copy(const struct ckpt_tied_copies *c, size_t i, bool allow,
-                      struct ckpt_catalog *model, struct ckpt_err *err)
-{
-    const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
-    const struct ckpt_tensor *original = ckpt_catalog_find(model, c->original.ptr[i]);
-    bool same = false;
-
-    if (original && ckpt_tensor_same(copy, original, &same, err) < 0)
-        return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it", copy->name,
-                           c->original.ptr[i]);
-    return same ? 0 : ckpt_copy_differs(model, copy->name, c->original.ptr[i], allow, err);
-}
-
 int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
                            struct ckpt_err *err)
 {
-    for (size_t i = 0; i < c->original.len; i++)
-        if (check_copy(c, i, allow, model, err) < 0)
+    for (size_t i = 0; i < c->original.len; i++) {
+        const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
+        const char *of = c->original.ptr[i];
+        const struct ckpt_tensor *original = ckpt_catalog_find(model, of);
+        bool same = false;
+        if (original && ckpt_tensor_same(copy, original, &same, err) < 0)
+            return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it",
+                               copy->name, of);
+        if (!same && ckpt_copy_differs(model, copy->name, of, allow, err) < 0)
             return -1;
+    }
     return 0;
 }

@@ -15,18 +15,18 @@ static int index_add(struct ckpt_resolver *rs, struct ckpt_name_index *ix,
                      const struct ckpt_name *n, uint32_t rule, uint32_t side, uint32_t spelling)
 {
     struct ckpt_name_entry *e;
-    uint32_t at = (uint32_t)ix->entry.len, old;
-    bool is_new;
+    const uint32_t at = (uint32_t)ix->entry.len;
+    uint32_t old;
 
     ckpt_str_clear(&rs->buf);
     ckpt_name_template_skeleton(n, &rs->buf);
     char *key = rs->buf.failed ? NULL : ckpt_arena_strdup(&rs->keys, ckpt_str_get(&rs->buf));
     if (!key || ckpt_vec_add(&ix->entry, &e) < 0 ||
-        ckpt_map_put(&ix->map, key, strlen(key), at, &old, &is_new) < 0)
+        (old = ckpt_map_add(&ix->map, key, at)) == CKPT_NONE)
         return ckpt_nomem(rs->err);
     *e = (struct ckpt_name_entry){
         .rule = rule, .side = side, .spelling = spelling, .next = UINT32_MAX};
-    if (is_new)
+    if (old == at)
         return 0;
     while (ix->entry.ptr[old].next != UINT32_MAX) /* keep the order of the file */
         old = ix->entry.ptr[old].next;
@@ -38,12 +38,9 @@ static int index_add(struct ckpt_resolver *rs, struct ckpt_name_index *ix,
 static uint32_t index_find(struct ckpt_resolver *rs, const struct ckpt_name_index *ix,
                            const char *name, size_t len)
 {
-    uint32_t at = UINT32_MAX;
-
     ckpt_str_clear(&rs->buf);
     ckpt_name_skeleton(name, len, &rs->buf);
-    (void)ckpt_map_get(&ix->map, ckpt_str_get(&rs->buf), rs->buf.len, &at);
-    return at;
+    return ckpt_map_find(&ix->map, ckpt_str_get(&rs->buf));
 }
 
 static int build_indices(struct ckpt_resolver *rs)
@@ -267,19 +264,17 @@ static int collect(struct ckpt_resolver *rs, struct ckpt_instance *in, uint32_t 
             axis[naxis++] = a;
         }
     for (uint64_t i = 0; i < total; i++) {
-        uint32_t index;
         for (uint64_t k = naxis, rest = i; k-- > 0; rest /= size[k])
             use.at[axis[k]] = rest % size[k];
         if (!ckpt_resolver_render(rs, n, &in->sizes, use.at, &rs->buf))
             continue;
         if (rs->buf.failed)
             return ckpt_nomem(rs->err);
-        if (!ckpt_map_get(&rs->src->by_name, ckpt_str_get(&rs->buf), rs->buf.len, &index)) {
+        if (!(use.tensor = ckpt_catalog_find(rs->src, ckpt_str_get(&rs->buf)))) {
             if (!*ret_missing && !(*ret_missing = strdup(ckpt_str_get(&rs->buf))))
                 return ckpt_nomem(rs->err);
             continue;
         }
-        use.tensor = &rs->src->tensors.ptr[index];
         if (ckpt_vec_push(&in->use, use) < 0)
             return ckpt_nomem(rs->err);
         found++;

@@ -86,12 +86,6 @@ static int check_dtypes(struct ckpt_apply *ap)
     return 0;
 }
 
-static void mark_used(struct ckpt_apply *ap)
-{
-    for (size_t i = 0; i < ap->in.use.len; i++)
-        ap->used[ap->in.use.ptr[i].tensor - ap->src->tensors.ptr] = true;
-}
-
 static int explain(struct ckpt_apply *ap)
 {
     const struct ckpt_instance *in = &ap->in;
@@ -111,13 +105,6 @@ static int explain(struct ckpt_apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
-static uint8_t way_of(const struct ckpt_share *s)
-{
-    if (s->way == CKPT_TP)
-        return s->of_experts ? CKPT_CUT_OVER_ETP : CKPT_CUT_OVER_TP;
-    return s->way == CKPT_EP ? CKPT_CUT_OVER_EP : CKPT_CUT_NOT;
-}
-
 /* Append the shares of a dimension that is divided. */
 static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cut *cut,
                    struct ckpt_arena *arena, struct ckpt_err *err)
@@ -129,7 +116,10 @@ static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cu
                                    .groups = s->groups,
                                    .what = ckpt_arena_strdup(arena, s->what ? s->what : ""),
                                    .dim = dim,
-                                   .way = way_of(s),
+                                   .way = s->way == CKPT_TP && s->of_experts ? CKPT_CUT_OVER_ETP
+                                          : s->way == CKPT_TP                ? CKPT_CUT_OVER_TP
+                                          : s->way == CKPT_EP                ? CKPT_CUT_OVER_EP
+                                                                             : CKPT_CUT_NOT,
                                    .shared = s->shared};
         if (!cut[i].what)
             return ckpt_nomem(err);
@@ -169,17 +159,6 @@ static int cuts_of(struct ckpt_apply *ap, const struct ckpt_tensor *t, struct ck
     return 0;
 }
 
-/* How the job whose checkpoint is made divides the tensor. */
-static int set_cuts(struct ckpt_apply *ap, struct ckpt_tensor *t, struct ckpt_catalog *cat)
-{
-    if (ap->in.padded)
-        ckpt_catalog_warn(ap->cat,
-                          "'%s' is padded with zeros: dimension 0 becomes %" PRIu64
-                          ", a multiple of %" PRIu64,
-                          t->name, t->dim[0], ap->opt->output->pad_to);
-    return cuts_of(ap, t, &cat->arena, &t->cuts);
-}
-
 /* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model
  * file's item, or NULL. */
 static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct ckpt_model_item *it,
@@ -189,7 +168,8 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
     uint32_t rank;
     size_t index;
 
-    mark_used(ap);
+    for (size_t i = 0; i < ap->in.use.len; i++)
+        ap->used[ap->in.use.ptr[i].tensor - ap->src->tensors.ptr] = true;
     ap->drafts.len = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0 || check_dtypes(ap) < 0 ||
         ckpt_instance_shape(&ap->in, dim, &rank, ap->err) < 0 ||
@@ -201,11 +181,17 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
     if (ckpt_catalog_add(cat, ckpt_str_get(&ap->name), ap->in.use.ptr[0].tensor->dtype, dim, rank,
                          &index, ap->err) < 0)
         return -1;
-    cat->tensors.ptr[index].block = ap->block;
-    cat->tensors.ptr[index].wanted = ap->in.use.ptr[0].tensor->wanted;
+    struct ckpt_tensor *t = &cat->tensors.ptr[index];
+    t->block = ap->block;
+    t->wanted = ap->in.use.ptr[0].tensor->wanted;
     if (ckpt_catalog_set_pieces(cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
         return -1;
-    if (ap->opt->output && set_cuts(ap, &cat->tensors.ptr[index], cat) < 0)
+    if (ap->opt->output && ap->in.padded)
+        ckpt_catalog_warn(ap->cat,
+                          "'%s' is padded with zeros: dimension 0 becomes %" PRIu64
+                          ", a multiple of %" PRIu64,
+                          t->name, t->dim[0], ap->opt->output->pad_to);
+    if (ap->opt->output && cuts_of(ap, t, &cat->arena, &t->cuts) < 0)
         return -1;
     return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;
 }

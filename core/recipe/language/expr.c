@@ -211,11 +211,8 @@ static int parse_args(struct parser *p, struct ckpt_expr *e, const struct builti
     if (given < b->min)
         return ckpt_pattern_fail(&p->t, at, p->err, "%s() takes %d arguments", b->name, b->min);
     e->narg = n;
-    e->args = ckpt_arena_alloc(p->arena, (n + 1) * sizeof *e->args);
-    if (!e->args)
-        return ckpt_nomem(p->err);
-    memcpy(e->args, arg, n * sizeof *arg);
-    return 0;
+    e->args = ckpt_arena_dup(p->arena, arg, n * sizeof *arg);
+    return e->args ? 0 : ckpt_nomem(p->err);
 }
 
 static struct ckpt_expr *parse_call(struct parser *p, size_t len)

@@ -41,9 +41,18 @@ int ckpt_field_object(const json_t *j, const char *where, const char *const *kno
     return 0;
 }
 
-int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *where,
-                       const char *const **ret, size_t *ret_n, struct ckpt_err *err)
+bool ckpt_texts_have(const struct ckpt_texts *w, const char *word, size_t len)
 {
+    for (size_t i = 0; i < w->n; i++)
+        if (strlen(w->text[i]) == len && memcmp(w->text[i], word, len) == 0)
+            return true;
+    return false;
+}
+
+int ckpt_field_strings(struct ckpt_arena *arena, const json_t *obj, const char *key,
+                       const char *where, struct ckpt_texts *ret, struct ckpt_err *err)
+{
+    const json_t *j = key ? json_object_get(obj, key) : obj;
     size_t n = !j ? 0 : json_is_array(j) ? json_array_size(j) : 1;
     const char **list = ckpt_arena_alloc(arena, (n + 1) * sizeof *list);
 
@@ -58,8 +67,7 @@ int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *wh
         if (!list[i])
             return ckpt_nomem(err);
     }
-    *ret = list;
-    *ret_n = n;
+    *ret = (struct ckpt_texts){list, n};
     return 0;
 }
 

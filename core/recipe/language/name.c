@@ -294,12 +294,10 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
         return ckpt_pattern_fail(nm->t, 0, nm->err, "the name is empty");
     if (sp->absent && absent_axis(nm, sp, &name->lead) < 0)
         return -1;
-    struct ckpt_name_part *copy = ckpt_arena_alloc(nm->sc->arena, n * sizeof *copy);
+    name->part = ckpt_arena_dup(nm->sc->arena, part, n * sizeof *part);
     name->text = ckpt_arena_strndup(nm->sc->arena, sp->s, sp->len);
-    if (!copy || !name->text)
+    if (!name->part || !name->text)
         return ckpt_nomem(nm->err);
-    memcpy(copy, part, n * sizeof *copy);
-    name->part = copy;
     name->npart = n;
     nm->n++;
     return 0;

@@ -212,14 +212,9 @@ static int parse_axis(struct parser *p, struct ckpt_factor *f)
 static int keep_children(struct parser *p, struct ckpt_factor *f, const struct ckpt_factor *child,
                          uint32_t n)
 {
-    struct ckpt_factor *copy = ckpt_arena_alloc(p->sc->arena, n * sizeof *copy);
-
-    if (!copy)
-        return ckpt_nomem(p->err);
-    memcpy(copy, child, n * sizeof *copy);
-    f->child = copy;
     f->nchild = (uint16_t)n;
-    return 0;
+    f->child = ckpt_arena_dup(p->sc->arena, child, n * sizeof *child);
+    return f->child ? 0 : ckpt_nomem(p->err);
 }
 
 static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth);
@@ -420,11 +415,9 @@ int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_pattern_text *t,
                 return ckpt_fail(err, CKPT_FORMAT, "%s: '%.*s' has the term '%s' twice", t->what,
                                  MAX_SHOWN, t->whole,
                                  ckpt_axes_text(sc, all->term[i].axes, text, sizeof text));
-    struct ckpt_term *copy = ckpt_arena_alloc(sc->arena, all->n * sizeof *copy);
-    if (!copy)
+    p->term = ckpt_arena_dup(sc->arena, all->term, all->n * sizeof *all->term);
+    if (!p->term)
         return ckpt_nomem(err);
-    memcpy(copy, all->term, all->n * sizeof *copy);
-    p->term = copy;
     p->nterm = all->n;
     return 0;
 }

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "recipe/language/field.h"
+
 enum { MAX_SIDE = 2 * CKPT_NAME_LEN };
 
 /* A side while it is being compiled, for one choice of words. */
@@ -27,17 +29,14 @@ struct compiler {
 
 static int draft_join(struct compiler *c, struct draft *d, const char *at, const char *side)
 {
-    size_t a = strlen(at), b = strlen(side);
+    const size_t len = strlen(at) + strlen(side);
 
-    if (a + b > MAX_SIDE)
+    if (len > MAX_SIDE)
         return ckpt_fail(c->err, CKPT_LIMIT,
                          "%s: one side of a rule has %zu bytes, which is too many", c->cx->where,
-                         a + b);
-    if (!(d->whole = ckpt_arena_alloc(c->cx->arena, a + b + 1)))
-        return ckpt_nomem(c->err);
-    memcpy(d->whole, at, a);
-    memcpy(d->whole + a, side, b + 1);
-    return 0;
+                         len);
+    d->whole = ckpt_field_text(c->cx->arena, c->err, "%s%s", at, side);
+    return d->whole ? 0 : -1;
 }
 
 static int draft_choose(struct compiler *c, struct draft *d, const struct ckpt_words *words,
@@ -240,31 +239,11 @@ static int common_words(struct compiler *c, struct ckpt_words *ret)
     return 0;
 }
 
-static int expand(struct compiler *c, ckpt_rules *out)
-{
-    struct ckpt_words w;
-
-    if (common_words(c, &w) < 0)
-        return -1;
-    for (uint32_t k = 0; k < w.total; k++) {
-        c->scope = ckpt_arena_alloc(c->cx->arena, sizeof *c->scope);
-        if (!c->scope)
-            return ckpt_nomem(c->err);
-        *c->scope = (struct ckpt_scope){.arena = c->cx->arena};
-        for (int dir = 0; dir < 2; dir++)
-            for (uint32_t i = 0; i < c->n[dir]; i++)
-                if (draft_choose(c, &c->draft[dir][i], &w, k) < 0)
-                    return -1;
-        if (compile(c, out) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 int ckpt_rule_parse(const struct ckpt_rule_context *cx, const char *const *from, uint32_t nfrom,
                     const char *const *to, uint32_t nto, ckpt_rules *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct compiler *c = calloc(1, sizeof *c);
+    struct ckpt_words w;
 
     if (!c)
         return ckpt_nomem(err);
@@ -278,5 +257,18 @@ int ckpt_rule_parse(const struct ckpt_rule_context *cx, const char *const *from,
     for (uint32_t i = 0; i < nto; i++)
         if (draft_join(c, &c->draft[1][i], cx->to_at, to[i]) < 0)
             return -1;
-    return expand(c, out);
+    if (common_words(c, &w) < 0)
+        return -1;
+    for (uint32_t k = 0; k < w.total; k++) {
+        if (!(c->scope = ckpt_arena_alloc(cx->arena, sizeof *c->scope)))
+            return ckpt_nomem(err);
+        *c->scope = (struct ckpt_scope){.arena = cx->arena};
+        for (int dir = 0; dir < 2; dir++)
+            for (uint32_t i = 0; i < c->n[dir]; i++)
+                if (draft_choose(c, &c->draft[dir][i], &w, k) < 0)
+                    return -1;
+        if (compile(c, out) < 0)
+            return -1;
+    }
+    return 0;
 }

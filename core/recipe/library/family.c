@@ -29,16 +29,12 @@ bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name)
 
 bool ckpt_family_has_key(const struct ckpt_family *f, const char *key)
 {
-    uint32_t v;
-    return ckpt_map_get(&f->keys, key, strlen(key), &v);
+    return ckpt_map_find(&f->keys, key) != CKPT_NONE;
 }
 
 bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type)
 {
-    for (size_t i = 0; i < f->ntypes; i++)
-        if (strcmp(f->types[i], model_type) == 0)
-            return true;
-    return false;
+    return ckpt_texts_have(&f->types, model_type, strlen(model_type));
 }
 
 /* ---- keys and dims ---- */
@@ -46,11 +42,9 @@ bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type)
 static int add_key(void *ctx, const char *key)
 {
     struct reader *r = ctx;
-    uint32_t v;
-    bool is_new;
-    char *copy = ckpt_arena_strdup(r->arena, key);
+    const char *copy = ckpt_arena_strdup(r->arena, key);
 
-    if (!copy || ckpt_map_put(&r->f->keys, copy, strlen(copy), 1, &v, &is_new) < 0)
+    if (!copy || ckpt_map_add(&r->f->keys, copy, 1) == CKPT_NONE)
         return ckpt_nomem(r->err);
     return 0;
 }
@@ -65,7 +59,8 @@ static int add_key_of_dim(void *ctx, const char *key)
 static int read_dim(struct reader *r, const char *name, const json_t *j)
 {
     struct ckpt_dim *d = &r->f->dim[r->f->ndim];
-    const char *const *text, *where;
+    const char *where;
+    struct ckpt_texts text;
 
     if (!(where = ckpt_field_text(r->arena, r->err, "%s: dims.%s", r->f->name, name)) ||
         !(d->name = ckpt_arena_strdup(r->arena, name)))
@@ -74,14 +69,15 @@ static int read_dim(struct reader *r, const char *name, const json_t *j)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a dim's name has two letters or more", where);
     if (r->f->ndim == CKPT_FAMILY_DIMS)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d dims", where, CKPT_FAMILY_DIMS);
-    if (ckpt_field_strings(r->arena, j, where, &text, &d->nexpr, r->err) < 0)
+    if (ckpt_field_strings(r->arena, j, NULL, where, &text, r->err) < 0)
         return -1;
+    d->nexpr = text.n;
     d->expr = ckpt_arena_alloc(r->arena, (d->nexpr + 1) * sizeof *d->expr);
     if (!d->expr)
         return ckpt_nomem(r->err);
     d->option = NULL;
     for (size_t i = 0; i < d->nexpr; i++) {
-        if (ckpt_expr_parse(r->arena, where, text[i], &d->expr[i], r->err) < 0)
+        if (ckpt_expr_parse(r->arena, where, text.text[i], &d->expr[i], r->err) < 0)
             return -1;
         const char *key = ckpt_expr_key(d->expr[i]);
         if (key && !d->option && !ckpt_family_has_dim(r->f, key))
@@ -90,19 +86,6 @@ static int read_dim(struct reader *r, const char *name, const json_t *j)
             return -1;
     }
     r->f->ndim++;
-    return 0;
-}
-
-static int read_dims(struct reader *r, const json_t *dims)
-{
-    const char *name;
-    json_t *v;
-
-    if (dims && !json_is_object(dims))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'dims' must be an object", r->f->name);
-    json_object_foreach((json_t *)dims, name, v)
-        if (read_dim(r, name, v) < 0)
-            return -1;
     return 0;
 }
 
@@ -184,18 +167,6 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
 static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
                       int depth, struct ckpt_model_items *ret);
 
-static int keep_items(struct reader *r, const item_vec *v, struct ckpt_model_items *ret)
-{
-    struct ckpt_model_item *copy = ckpt_arena_alloc(r->arena, (v->len + 1) * sizeof *copy);
-
-    if (!copy)
-        return ckpt_nomem(r->err);
-    if (v->len)
-        memcpy(copy, v->ptr, v->len * sizeof *copy);
-    *ret = (struct ckpt_model_items){copy, v->len};
-    return 0;
-}
-
 /* "tensors" or "either" of a group. */
 static int read_group_lists(struct reader *r, const char *where, const char *at, const json_t *j,
                             int depth, struct ckpt_model_item *it)
@@ -276,8 +247,11 @@ static int read_items(struct reader *r, const char *where, const char *at, const
         if (rc < 0)
             break;
     }
-    if (rc == 0)
-        rc = keep_items(r, &v, ret);
+    if (rc == 0) {
+        ret->n = v.len;
+        ret->item = ckpt_arena_dup(r->arena, v.ptr, v.len * sizeof *v.ptr);
+        rc = ret->item ? 0 : ckpt_nomem(r->err);
+    }
     ckpt_vec_release(&v);
     return rc;
 }
@@ -289,18 +263,15 @@ static int read_family(struct reader *r, const json_t *j)
     static const char *const known[] = {"note",  "model_types", "config",  "needs",
                                         "takes", "dims",        "tensors", NULL};
     struct ckpt_family *f = r->f;
-    const json_t *config = json_object_get(j, "config");
-    const char *const *takes, *key, *where;
-    size_t ntakes;
-    json_t *v;
+    const json_t *config = json_object_get(j, "config"), *tensors = json_object_get(j, "tensors");
+    json_t *dims = json_object_get(j, "dims"), *v;
+    const char *key, *where;
+    struct ckpt_texts takes;
 
     if (ckpt_field_object(j, f->name, known, r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "model_types"), f->name, &f->types,
-                           &f->ntypes, r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "needs"), f->name, &f->needs, &f->nneeds,
-                           r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "takes"), f->name, &takes, &ntakes,
-                           r->err) < 0)
+        ckpt_field_strings(r->arena, j, "model_types", f->name, &f->types, r->err) < 0 ||
+        ckpt_field_strings(r->arena, j, "needs", f->name, &f->needs, r->err) < 0 ||
+        ckpt_field_strings(r->arena, j, "takes", f->name, &takes, r->err) < 0)
         return -1;
     if (config && !json_is_object(config))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'config' must be an object", f->name);
@@ -310,18 +281,21 @@ static int read_family(struct reader *r, const json_t *j)
     json_object_foreach(f->config, key, v)
         if (add_key(r, key) < 0)
             return -1;
-    for (size_t i = 0; i < f->nneeds; i++)
-        if (add_key(r, f->needs[i]) < 0)
+    for (size_t i = 0; i < f->needs.n; i++)
+        if (add_key(r, f->needs.text[i]) < 0)
             return -1;
-    for (size_t i = 0; i < ntakes; i++)
-        if (add_key(r, takes[i]) < 0)
+    for (size_t i = 0; i < takes.n; i++)
+        if (add_key(r, takes.text[i]) < 0)
             return -1;
     if (!(where = ckpt_field_text(r->arena, r->err, "%s: tensors", f->name)))
         return -1;
-    if (read_dims(r, json_object_get(j, "dims")) < 0)
-        return -1;
-    f->open = json_object_get(j, "tensors") == NULL;
-    return f->open ? 0 : read_items(r, where, "", json_object_get(j, "tensors"), 0, &f->tensors);
+    if (dims && !json_is_object(dims))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'dims' must be an object", f->name);
+    json_object_foreach(dims, key, v)
+        if (read_dim(r, key, v) < 0)
+            return -1;
+    f->open = tensors == NULL;
+    return f->open ? 0 : read_items(r, where, "", tensors, 0, &f->tensors);
 }
 
 int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,

@@ -12,6 +12,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "recipe/language/expr.h"
+#include "recipe/language/field.h"
 #include "recipe/language/name.h"
 #include "recipe/language/pattern.h"
 
@@ -50,12 +51,10 @@ struct ckpt_model_item {
 };
 
 struct ckpt_family {
-    const char *name;         /* "models/llama" */
-    const char *const *types; /* model_type values that this family describes */
-    size_t ntypes;
-    json_t *config; /* fixed members of config.json; the family owns it */
-    const char *const *needs;
-    size_t nneeds;
+    const char *name;        /* "models/llama" */
+    struct ckpt_texts types; /* model_type values that this family describes */
+    json_t *config;          /* fixed members of config.json; the family owns it */
+    struct ckpt_texts needs;
     struct ckpt_map keys; /* every config key the file names */
     struct ckpt_dim dim[CKPT_FAMILY_DIMS];
     size_t ndim;

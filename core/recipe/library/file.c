@@ -169,8 +169,8 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     struct ckpt_rule_context cx = *outer;
     const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
                  *rules = json_object_get(j, "rules");
-    const char *const *src, *const *dst, *name;
-    size_t nsrc, ndst;
+    struct ckpt_texts src, dst;
+    const char *name;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
         read_value(r, where, j, &cx) < 0 ||
@@ -187,16 +187,17 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
         const char *inner = ckpt_field_text(r->arena, r->err, "%s.rules", where);
         return inner ? read_rules(r, inner, rules, &cx, depth + 1) : -1;
     }
-    if (ckpt_field_strings(r->arena, r->backwards ? to : from, where, &src, &nsrc, r->err) < 0 ||
-        ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
+    if (ckpt_field_strings(r->arena, j, r->backwards ? "to" : "from", where, &src, r->err) < 0 ||
+        ckpt_field_strings(r->arena, j, r->backwards ? "from" : "to", where, &dst, r->err) < 0)
         return -1;
     if (r->backwards && cx.value && !json_is_false(json_object_get(j, "read")))
         return 0; /* what was computed is undone by a rule of its own, or not at all */
-    if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
+    if (src.n > CKPT_RULE_SIDES || dst.n > CKPT_RULE_SIDES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
     if (r->out->rules.len > MAX_RULES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d rules", where, MAX_RULES);
-    return ckpt_rule_parse(&cx, src, (uint32_t)nsrc, dst, (uint32_t)ndst, &r->out->rules, r->err);
+    return ckpt_rule_parse(&cx, src.text, (uint32_t)src.n, dst.text, (uint32_t)dst.n,
+                           &r->out->rules, r->err);
 }
 
 static int read_rules(struct reader *r, const char *where, const json_t *list,
@@ -221,20 +222,19 @@ static int read_rules(struct reader *r, const char *where, const json_t *list,
 
 /* ---- the rest ---- */
 
-static int read_evidence(struct reader *r, const char *name, const json_t *file, bool has)
+static int read_evidence(struct reader *r, const char *name, const json_t *file, const char *key,
+                         ckpt_evidence *out)
 {
-    const char *key = has ? "has" : "lacks", *const * text;
     const char *where = ckpt_field_text(r->arena, r->err, "%s: %s", name, key);
-    size_t n;
+    struct ckpt_texts names;
 
-    if (!where ||
-        ckpt_field_strings(r->arena, json_object_get(file, key), where, &text, &n, r->err) < 0)
+    if (!where || ckpt_field_strings(r->arena, file, key, where, &names, r->err) < 0)
         return -1;
-    for (size_t i = 0; i < n; i++) {
-        struct ckpt_evidence_name e = {.text = text[i]};
-        if (ckpt_name_parse_alone(r->arena, where, text[i], &e.name, &e.n, r->err) < 0)
+    for (size_t i = 0; i < names.n; i++) {
+        struct ckpt_evidence_name e = {.text = names.text[i]};
+        if (ckpt_name_parse_alone(r->arena, where, e.text, &e.name, &e.n, r->err) < 0)
             return -1;
-        if ((has ? ckpt_vec_push(&r->out->has, e) : ckpt_vec_push(&r->out->lacks, e)) < 0)
+        if (ckpt_vec_push(out, e) < 0)
             return ckpt_nomem(r->err);
     }
     return 0;
@@ -367,27 +367,14 @@ static int read_block(struct reader *r, const char *where, const json_t *j)
 
 static int read_fused(struct reader *r, const char *where, const json_t *j)
 {
-    const char *const *text;
-    size_t n;
+    struct ckpt_texts t;
 
-    if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+    if (ckpt_field_strings(r->arena, j, NULL, where, &t, r->err) < 0)
         return -1;
-    if (n != 3 && n != 4)
+    if (t.n != 3 && t.n != 4)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: three or four texts are expected here", where);
-    const struct ckpt_fused f = {text[0], text[1], text[2], n == 4 ? text[3] : NULL};
+    const struct ckpt_fused f = {t.text[0], t.text[1], t.text[2], t.n == 4 ? t.text[3] : NULL};
     return ckpt_vec_push(&r->out->fused, f) < 0 ? ckpt_nomem(r->err) : 0;
-}
-
-/* What only a recipe that is read backwards needs. */
-static int read_makes(struct reader *r, const char *name, const json_t *j)
-{
-    if (!r->backwards)
-        return 0;
-    return read_keys(r, &r->out->makes, false, name, j, "makes") < 0 ||
-                   read_list(r, name, j, "pipeline", read_block) < 0 ||
-                   read_list(r, name, j, "fused", read_fused) < 0
-               ? -1
-               : 0;
 }
 
 /* Read conditions; those of included files count too. */
@@ -413,14 +400,17 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
         read_list(r, name, j, "ignores", read_ignored) < 0)
         return -1;
     if (json_object_get(j, "may_lack") &&
-        ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
-                           &r->out->nmay_lack, r->err) < 0)
+        ckpt_field_strings(r->arena, j, "may_lack", name, &r->out->may_lack, r->err) < 0)
         return -1;
-    return read_when(r, name, j) < 0 || read_evidence(r, name, j, true) < 0 ||
-                   read_evidence(r, name, j, false) < 0 ||
-                   read_keys(r, &r->out->config, r->backwards, name, j, "config") < 0 ||
-                   read_makes(r, name, j) < 0 ||
-                   read_list(r, name, j, "refuse", read_refusal) < 0 ||
+    if (read_when(r, name, j) < 0 || read_evidence(r, name, j, "has", &r->out->has) < 0 ||
+        read_evidence(r, name, j, "lacks", &r->out->lacks) < 0 ||
+        read_keys(r, &r->out->config, r->backwards, name, j, "config") < 0)
+        return -1;
+    if (r->backwards && (read_keys(r, &r->out->makes, false, name, j, "makes") < 0 ||
+                         read_list(r, name, j, "pipeline", read_block) < 0 ||
+                         read_list(r, name, j, "fused", read_fused) < 0))
+        return -1;
+    return read_list(r, name, j, "refuse", read_refusal) < 0 ||
                    read_list(r, name, j, "warn", read_warning) < 0
                ? -1
                : 0;
@@ -456,17 +446,16 @@ static int read_file(struct reader *r, const struct ckpt_file *file, unsigned pa
         "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
         "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    const char *const *included, *name = file->name;
+    const char *name = file->name;
     const char *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
-    size_t n;
+    struct ckpt_texts included;
 
     if (!where || ckpt_json_parse(file->text, file->len, name, &j, r->err) < 0 ||
         ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) <
-            0)
+        ckpt_field_strings(r->arena, j, "include", name, &included, r->err) < 0)
         return -1;
-    for (size_t i = 0; i < n; i++)
-        if (include(r, name, included[i], parts, cx) < 0)
+    for (size_t i = 0; i < included.n; i++)
+        if (include(r, name, included.text[i], parts, cx) < 0)
             return -1;
     if ((parts & PART_REST) && read_rest(r, name, j) < 0)
         return -1;

@@ -22,6 +22,7 @@ struct ckpt_evidence_name {
     const struct ckpt_name *name;
     uint32_t n;
 };
+typedef CKPT_VEC(struct ckpt_evidence_name) ckpt_evidence;
 
 /* An entry of "refuse" or "warn": a text that is given if the condition is true. {key} in the text
  * is replaced by the key's value. */
@@ -84,11 +85,10 @@ struct ckpt_recipe {
     when;          /* conditions on the framework's config, all of which must hold */
     bool fallback; /* used only if no other recipe matches */
     bool given;    /* the file is from the user's directory */
-    const char *const
-        *may_lack; /* keys that the model needs but that some checkpoints do not record */
-    size_t nmay_lack;
-    CKPT_VEC(struct ckpt_evidence_name) has; /* read backwards: what the result must have */
-    CKPT_VEC(struct ckpt_evidence_name) lacks;
+    struct ckpt_texts
+        may_lack;      /* keys that the model needs but that some checkpoints do not record */
+    ckpt_evidence has; /* read backwards: what the result must have */
+    ckpt_evidence lacks;
     ckpt_config_keys config; /* read backwards: those that begin with '_' only */
     ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
     CKPT_VEC(struct ckpt_pipeline_block) pipeline; /* read backwards */

@@ -406,8 +406,8 @@ enum { NTIER = 8 };
 static int tier_of(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
 {
     const char *type = ckpt_settings_type(opt);
-    const bool other = r->backwards && type && r->family && r->family->ntypes &&
-                       strcmp(r->family->types[0], type) != 0;
+    const bool other = r->backwards && type && r->family && r->family->types.n &&
+                       strcmp(r->family->types.text[0], type) != 0;
 
     return 4 * other + 2 * r->fallback + !r->given;
 }
@@ -415,7 +415,7 @@ static int tier_of(const struct ckpt_recipe *r, const struct ckpt_recipe_options
 static int choice_error(const struct ckpt_recipe_folder *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
 {
-    struct ckpt_str names = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
     const char *format = format_of(src, opt);
     size_t nother = 0;
 
@@ -431,23 +431,20 @@ static int choice_error(const struct ckpt_recipe_folder *set, const struct ckpt_
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (tier < NTIER)
-        (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "several recipes fit: %s; choose one with model_type=... or "
-                        "recipe=FILE",
-                        ckpt_str_get(&names));
-    else if (nother)
-        (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
-                        ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
-                                                                     : "the base model is of type",
-                        ckpt_settings_type(opt), ckpt_str_get(&names));
-    else
-        (void)ckpt_fail(err, CKPT_MISSING,
-                        "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
-                        "with recipe=FILE, or look at its tensors with view=raw",
-                        format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
-    ckpt_str_release(&names);
-    return -1;
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "several recipes fit: %s; choose one with model_type=... or "
+                         "recipe=FILE",
+                         ckpt_str_get(&names));
+    if (nother)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
+                         ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
+                                                                      : "the base model is of type",
+                         ckpt_settings_type(opt), ckpt_str_get(&names));
+    return ckpt_fail(err, CKPT_MISSING,
+                     "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
+                     "with recipe=FILE, or look at its tensors with view=raw",
+                     format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
 }
 
 int ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,

@@ -155,14 +155,6 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
     return 0;
 }
 
-static bool may_lack(const struct ckpt_recipe *r, const char *key)
-{
-    for (size_t i = 0; i < r->nmay_lack; i++)
-        if (strcmp(r->may_lack[i], key) == 0)
-            return true;
-    return false;
-}
-
 /* Append " (model_config.yaml)": the places in which a config was looked for. */
 static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
 {
@@ -175,19 +167,12 @@ static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
         ckpt_str_putc(out, ')');
 }
 
-/* Append "a, b" and "a=..., b=..." for one more key. */
-static void add_key(const char *key, struct ckpt_str *keys, struct ckpt_str *options)
-{
-    ckpt_str_printf(keys, "%s'%s'", *ckpt_str_get(keys) ? ", " : "", key);
-    ckpt_str_printf(options, "%s%s=...", *ckpt_str_get(options) ? ", " : "", key);
-}
-
 /* Without any config a base is the way out; a config that lacks some keys may be completed. */
 static int fail_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
                       const char *places, const char *keys, const char *options,
                       struct ckpt_err *err)
 {
-    const char *type = s->family->ntypes ? s->family->types[0] : s->family->name;
+    const char *type = s->family->types.n ? s->family->types.text[0] : s->family->name;
     const size_t framework = strcspn(r->name, "/");
 
     if (!s->src->config)
@@ -205,30 +190,27 @@ static int fail_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r
 static int check_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
                        struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
-    struct ckpt_str places = {0}, keys = {0}, options = {0};
-    int result = 0;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str places = {0}, keys = {0}, options = {0};
 
     put_places(s, &places);
-    for (size_t i = 0; i < s->family->nneeds; i++) {
-        const char *key = s->family->needs[i];
+    for (size_t i = 0; i < s->family->needs.n; i++) {
+        const char *key = s->family->needs.text[i];
         const json_t *v = json_object_get(s->hf, key);
         if (v && !json_is_null(v))
             continue;
-        if (may_lack(r, key))
+        if (ckpt_texts_have(&r->may_lack, key, strlen(key))) {
             ckpt_catalog_warn(warnings,
                               "the checkpoint's config%s does not say '%s': config.json leaves it "
                               "to transformers' default (option %s=...)",
                               ckpt_str_get(&places), key, key);
-        else
-            add_key(key, &keys, &options);
+            continue;
+        }
+        ckpt_str_printf(&keys, "%s'%s'", keys.len ? ", " : "", key);
+        ckpt_str_printf(&options, "%s%s=...", options.len ? ", " : "", key);
     }
-    if (*ckpt_str_get(&keys))
-        result = fail_needs(s, r, ckpt_str_get(&places), ckpt_str_get(&keys),
-                            ckpt_str_get(&options), err);
-    ckpt_str_release(&places);
-    ckpt_str_release(&keys);
-    ckpt_str_release(&options);
-    return result;
+    return keys.len ? fail_needs(s, r, ckpt_str_get(&places), ckpt_str_get(&keys),
+                                 ckpt_str_get(&options), err)
+                    : 0;
 }
 
 /* ---- dims ---- */
@@ -325,22 +307,20 @@ static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r,
                    struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
     const struct ckpt_expr_env env = {ckpt_settings_after, s, s->src};
-    struct ckpt_str text = {0};
-    int rc = 0;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 
-    for (size_t i = 0; i < r->refuse.len && rc == 0; i++)
+    for (size_t i = 0; i < r->refuse.len; i++)
         if (ckpt_expr_truth(r->refuse.ptr[i].when, &env) == CKPT_TRUE) {
             say(s, r->refuse.ptr[i].why, &text);
-            rc = ckpt_fail(err, CKPT_UNSUPPORTED, "%s: %s", r->name, ckpt_str_get(&text));
+            return ckpt_fail(err, CKPT_UNSUPPORTED, "%s: %s", r->name, ckpt_str_get(&text));
         }
-    for (size_t i = 0; i < r->warn.len && rc == 0; i++)
+    for (size_t i = 0; i < r->warn.len; i++)
         if (ckpt_expr_truth(r->warn.ptr[i].when, &env) == CKPT_TRUE) {
             ckpt_str_clear(&text);
             say(s, r->warn.ptr[i].why, &text);
             ckpt_catalog_warn(warnings, "%s", ckpt_str_get(&text));
         }
-    ckpt_str_release(&text);
-    return rc;
+    return 0;
 }
 
 /* ---- life ---- */
@@ -373,9 +353,7 @@ int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                        struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
-    if (ckpt_settings_draft(s, r, src, opt, err) < 0)
-        return -1;
-    if (remarks(s, r, warnings, err) < 0)
+    if (ckpt_settings_draft(s, r, src, opt, err) < 0 || remarks(s, r, warnings, err) < 0)
         return -1;
     if (!r->family)
         return ckpt_fail(err, CKPT_UNSUPPORTED,

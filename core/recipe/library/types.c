@@ -36,14 +36,6 @@ struct reader {
 
 /* ---- texts ---- */
 
-bool ckpt_texts_have(const struct ckpt_texts *w, const char *word, size_t len)
-{
-    for (size_t i = 0; i < w->n; i++)
-        if (strlen(w->text[i]) == len && memcmp(w->text[i], word, len) == 0)
-            return true;
-    return false;
-}
-
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name)
 {
     for (size_t i = 0; i < w->n; i++)
@@ -69,10 +61,9 @@ static int fail(const struct reader *r, const char *key, const char *why)
 
 static int read_texts(const struct reader *r, const char *key, const json_t *v, void *out)
 {
-    struct ckpt_texts *w = out;
     const char *where = ckpt_field_text(&r->types->arena, r->err, "%s: %s", r->name, key);
 
-    return where ? ckpt_field_strings(&r->types->arena, v, where, &w->text, &w->n, r->err) : -1;
+    return where ? ckpt_field_strings(&r->types->arena, v, NULL, where, out, r->err) : -1;
 }
 
 static int read_text(const struct reader *r, const char *key, const json_t *v, void *out)
@@ -313,18 +304,6 @@ static const struct field fields[] = {
 };
 #undef AT
 
-static int read_json(struct reader *r, const struct ckpt_file *file, json_t **ret)
-{
-    r->name = ckpt_arena_strdup(&r->types->arena, file->name);
-    if (!r->name)
-        return ckpt_nomem(r->err);
-    if (ckpt_json_parse(file->text, file->len, r->name, ret, r->err) < 0)
-        return -1;
-    return json_is_object(*ret)
-               ? 0
-               : ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", r->name);
-}
-
 /* Read a file. Facts that it does not state are those of the file that it names ("like"), else of
  * the common one. */
 static int read_file(const struct reader *from, const struct ckpt_file *file, int depth,
@@ -334,8 +313,13 @@ static int read_file(const struct reader *from, const struct ckpt_file *file, in
     struct reader r = *from;
     const struct ckpt_file *other;
 
-    if (read_json(&r, file, &j) < 0)
+    r.name = ckpt_arena_strdup(&r.types->arena, file->name);
+    if (!r.name)
+        return ckpt_nomem(r.err);
+    if (ckpt_json_parse(file->text, file->len, r.name, &j, r.err) < 0)
         return -1;
+    if (!json_is_object(j))
+        return ckpt_fail(r.err, CKPT_FORMAT, "%s: an object is expected here", r.name);
     const json_t *like = json_object_get(j, "like");
     if (like && (!json_is_string(like) ||
                  !(other = ckpt_files_find(r.files, FOLDER, json_string_value(like)))))
@@ -349,33 +333,22 @@ static int read_file(const struct reader *from, const struct ckpt_file *file, in
     return read_fields(&r, j, fields, COUNT(fields), out);
 }
 
-/* The first file that lists a type counts. */
-static int index_types(const struct reader *r, const struct ckpt_type *t)
-{
-    const uint32_t place = (uint32_t)r->types->list.len;
-    uint32_t at;
-    bool is_new;
-
-    for (size_t i = 0; i < t->model_types.n; i++) {
-        const char *type = t->model_types.text[i];
-        if (ckpt_map_put(&r->types->by_type, type, strlen(type), place, &at, &is_new) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 static int add_file(const struct reader *r, const struct ckpt_file *file)
 {
-    struct ckpt_type *t = ckpt_arena_alloc(&r->types->arena, sizeof *t);
+    struct ckpt_types *all = r->types;
+    struct ckpt_type *t = ckpt_arena_dup(&all->arena, &all->common, sizeof *t);
 
     if (!t)
         return ckpt_nomem(r->err);
-    *t = r->types->common;
     if (read_file(r, file, 0, t) < 0)
         return -1;
     if (t->model_types.n == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model_types' is missing", t->name);
-    return index_types(r, t) < 0 || ckpt_vec_push(&r->types->list, t) < 0 ? ckpt_nomem(r->err) : 0;
+    for (size_t i = 0; i < t->model_types.n; i++) /* the first file that lists a type counts */
+        if (ckpt_map_add(&all->by_type, t->model_types.text[i], (uint32_t)all->list.len) ==
+            CKPT_NONE)
+            return ckpt_nomem(r->err);
+    return ckpt_vec_push(&all->list, t) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
 /* ---- a type that no file lists ---- */
@@ -402,11 +375,8 @@ static int unite_texts(struct ckpt_types *t, size_t at, struct ckpt_err *err)
 
     for (size_t i = 0; rc == 0 && i < t->list.len; i++)
         rc = add_texts(&all, (const struct ckpt_texts *)((char *)t->list.ptr[i] + at));
-    if (rc == 0 && (copy = ckpt_arena_alloc(&t->arena, (all.len + 1) * sizeof *copy))) {
-        if (all.len)
-            memcpy(copy, all.ptr, all.len * sizeof *copy);
+    if (rc == 0 && (copy = ckpt_arena_dup(&t->arena, all.ptr, all.len * sizeof *copy)))
         *(struct ckpt_texts *)((char *)&t->any + at) = (struct ckpt_texts){copy, all.len};
-    }
     ckpt_vec_release(&all);
     return copy ? 0 : ckpt_nomem(err);
 }
@@ -439,23 +409,14 @@ static int unite_ties(struct ckpt_types *t, struct ckpt_err *err)
     return 0;
 }
 
-static int make_any(struct ckpt_types *t, struct ckpt_err *err)
+int ckpt_types_load(const struct ckpt_files *files, struct ckpt_types **ret, struct ckpt_err *err)
 {
-    t->any = t->common;
-    return unite_texts(t, offsetof(struct ckpt_type, embedding), err) < 0 ||
-                   unite_texts(t, offsetof(struct ckpt_type, widths), err) < 0 ||
-                   unite_ties(t, err) < 0
-               ? -1
-               : 0;
-}
-
-/* ---- all files ---- */
-
-static int load(struct ckpt_types *t, const struct ckpt_files *files, struct ckpt_err *err)
-{
+    ckpt_cleanup(ckpt_types_freep) struct ckpt_types *t = calloc(1, sizeof *t);
     const struct ckpt_file *common = ckpt_files_find(files, FOLDER, COMMON);
     const struct reader r = {.types = t, .files = files, .err = err};
 
+    if (!t)
+        return ckpt_nomem(err);
     if (common && read_file(&r, common, 0, &t->common) < 0)
         return -1;
     for (size_t i = 0; i < files->list.len; i++) {
@@ -463,16 +424,9 @@ static int load(struct ckpt_types *t, const struct ckpt_files *files, struct ckp
         if (f != common && ckpt_has_prefix(f->name, FOLDER) && add_file(&r, f) < 0)
             return -1;
     }
-    return make_any(t, err);
-}
-
-int ckpt_types_load(const struct ckpt_files *files, struct ckpt_types **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_types_freep) struct ckpt_types *t = calloc(1, sizeof *t);
-
-    if (!t)
-        return ckpt_nomem(err);
-    if (load(t, files, err) < 0)
+    t->any = t->common;
+    if (unite_texts(t, offsetof(struct ckpt_type, embedding), err) < 0 ||
+        unite_texts(t, offsetof(struct ckpt_type, widths), err) < 0 || unite_ties(t, err) < 0)
         return -1;
     *ret = ckpt_steal(&t);
     return 0;
@@ -499,11 +453,9 @@ void ckpt_types_freep(struct ckpt_types **t)
 
 const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *model_type)
 {
-    uint32_t at;
+    const uint32_t at = model_type ? ckpt_map_find(&t->by_type, model_type) : CKPT_NONE;
 
-    return model_type && ckpt_map_get(&t->by_type, model_type, strlen(model_type), &at)
-               ? t->list.ptr[at]
-               : &t->any;
+    return at == CKPT_NONE ? &t->any : t->list.ptr[at];
 }
 
 const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t) { return &t->any; }

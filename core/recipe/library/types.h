@@ -13,13 +13,9 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/regex.h"
+#include "recipe/language/field.h"
 
 struct ckpt_files;
-
-struct ckpt_texts {
-    const char *const *text;
-    size_t n;
-};
 
 /* A tie: the tensor `from` is a copy of `to` (NULL: of the input embedding). A renaming: the
  * pattern `from`, in Python's syntax, becomes `to`. */
@@ -124,9 +120,6 @@ const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *
 
 /* The facts about a type that no file lists. */
 const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t);
-
-/* Is the word among them? */
-bool ckpt_texts_have(const struct ckpt_texts *w, const char *word, size_t len);
 
 /* Does the name contain, or end with, one of them? */
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name);
