@@ -322,7 +322,6 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
         if (ckpt_map_find(&l->by_name, name) != CKPT_NONE ||
             (n && n->may_lack(n->ctx, l->layout.config, name)))
             continue;
-        continue;
         hint_rank(l, hint, sizeof hint);
         if (!l->opt->allow_partial)
             return ckpt_fail(err, CKPT_MISSING,

@@ -30,11 +30,17 @@ static void blob_release(struct blob *b)
 
 struct reading {
     struct ckpt_dcp_items *items;
-    const struct ckpt_dcp_metadata *m;
+    struct ckpt_dcp_metadata *m;
     struct ckpt_source *const *source;
-    uint32_t *order;        /* items by file and offset */
-    CKPT_VEC(size_t) tasks; /* first item of each task, and the end */
+    CKPT_VEC(struct ckpt_dcp_chunk *) order; /* the chunks by file and offset */
+    CKPT_VEC(size_t) tasks;                  /* first chunk of each task, and the end */
 };
+
+static void reading_release(struct reading *r)
+{
+    ckpt_vec_release(&r->order);
+    ckpt_vec_release(&r->tasks);
+}
 
 /* The data of one thread. */
 struct task {
@@ -50,14 +56,14 @@ static void task_release(struct task *t)
 }
 
 static int keep_strides(struct reading *r, const struct ckpt_torch_tensor *t,
-                        struct ckpt_dcp_item *item, struct ckpt_err *err)
+                        struct ckpt_dcp_chunk *c, struct ckpt_err *err)
 {
     int result = 0;
 
     if (t->contiguous)
         return 0;
     (void)pthread_mutex_lock(&r->items->lock);
-    item->strides = (uint32_t)r->items->strides.len + 1;
+    c->strides = (uint32_t)r->items->strides.len + 1;
     for (uint32_t d = 0; d < t->rank && result == 0; d++)
         result = ckpt_vec_push(&r->items->strides, t->stride[d]);
     (void)pthread_mutex_unlock(&r->items->lock);
@@ -84,16 +90,15 @@ static int check_item(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_c
 }
 
 static int read_zip(struct task *t, struct ckpt_source *s, uint64_t off, uint64_t len,
-                    const struct ckpt_dcp_chunk *c, struct ckpt_dcp_item *item,
-                    struct ckpt_err *err)
+                    struct ckpt_dcp_chunk *c, struct ckpt_err *err)
 {
     struct ckpt_torch_tensor tensor;
 
     if (ckpt_torch_item(s, off, len, &t->memo, &tensor, err) < 0 ||
         check_item(t->r->m, c, tensor.dtype, tensor.dim, tensor.rank, err) < 0)
         return -1;
-    item->off = tensor.off;
-    return keep_strides(t->r, &tensor, item, err);
+    c->data = tensor.off;
+    return keep_strides(t->r, &tensor, c, err);
 }
 
 /* ---- compressed items ---- */
@@ -121,19 +126,10 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
     return result < 0 ? -1 : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
 }
 
-static int keep_plain(struct ckpt_dcp_items *items, struct ckpt_source *plain,
-                      struct ckpt_dcp_item *item, struct ckpt_err *err)
+static int read_zstd(struct task *t, struct ckpt_source *s, struct ckpt_dcp_chunk *c,
+                     struct ckpt_err *err)
 {
-    (void)pthread_mutex_lock(&items->lock);
-    const int result = ckpt_vec_push(&items->plain, plain);
-    item->plain = (uint32_t)items->plain.len;
-    (void)pthread_mutex_unlock(&items->lock);
-    return result < 0 ? ckpt_nomem(err) : 0;
-}
-
-static int read_zstd(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
-                     struct ckpt_dcp_item *item, struct ckpt_err *err)
-{
+    struct ckpt_dcp_items *items = t->r->items;
     const struct ckpt_dcp_metadata *m = t->r->m;
     const size_t esize = ckpt_dtype_size(m->tensors.ptr[c->tensor].dtype);
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *plain = NULL;
@@ -142,12 +138,16 @@ static int read_zstd(struct task *t, struct ckpt_source *s, const struct ckpt_dc
     if (!ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &bytes) ||
         ckd_mul(&bytes, bytes, esize))
         return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 bytes");
-    if (ckpt_dcp_decompress(t->r->items, s, c->off, c->len, bytes, &plain, err) < 0 ||
-        read_zip(t, plain, 0, plain->size, c, item, err) < 0)
+    if (ckpt_dcp_decompress(items, s, c->off, c->len, bytes, &plain, err) < 0 ||
+        read_zip(t, plain, 0, plain->size, c, err) < 0)
         return -1;
     ckpt_source_zstd_settle(plain);
-    if (keep_plain(t->r->items, plain, item, err) < 0)
-        return -1;
+    (void)pthread_mutex_lock(&items->lock);
+    const int result = ckpt_vec_push(&items->plain, plain);
+    c->plain = (uint32_t)items->plain.len;
+    (void)pthread_mutex_unlock(&items->lock);
+    if (result < 0)
+        return ckpt_nomem(err);
     (void)ckpt_steal(&plain);
     return 0;
 }
@@ -172,10 +172,11 @@ static int open_blob(struct task *t, struct ckpt_source *s, uint64_t off, struct
     return 0;
 }
 
-static int read_blob(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
-                     struct ckpt_dcp_item *item, struct ckpt_err *err)
+static int read_blob(struct task *t, struct ckpt_source *s, struct ckpt_dcp_chunk *c,
+                     struct ckpt_err *err)
 {
     const char *name = t->r->m->tensors.ptr[c->tensor].name;
+
     if (open_blob(t, s, c->off, err) < 0)
         return -1;
     const uint32_t at = ckpt_map_find(&t->blob.by_name, name);
@@ -184,23 +185,17 @@ static int read_blob(struct task *t, struct ckpt_source *s, const struct ckpt_dc
     const struct ckpt_st_tensor *st = &t->blob.st.tensor[at];
     if (check_item(t->r->m, c, st->dtype, st->dim, st->rank, err) < 0)
         return -1;
-    item->off = c->off + st->off;
+    c->data = c->off + st->off;
     return 0;
 }
 
 /* ---- all items ---- */
 
-static const struct ckpt_dcp_chunk *chunk_of(const struct reading *r, uint32_t item)
-{
-    return &r->m->chunks.ptr[r->items->item.ptr[item].chunk];
-}
-
 /* Fail if two chunks claim the same archive, since only one of them can be right. k is the position
  * in the order. */
 static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
 {
-    const struct ckpt_dcp_chunk *c = chunk_of(r, r->order[k]);
-    const struct ckpt_dcp_chunk *before = k ? chunk_of(r, r->order[k - 1]) : NULL;
+    const struct ckpt_dcp_chunk *c = r->order.ptr[k], *before = k ? r->order.ptr[k - 1] : NULL;
 
     if (!before || before->file != c->file || c->off - before->off >= before->len)
         return 0;
@@ -209,31 +204,23 @@ static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
                      r->m->tensors.ptr[before->tensor].name);
 }
 
-static int read_item(struct task *t, size_t k, struct ckpt_dcp_item *item, struct ckpt_err *err)
+static int read_item(struct task *t, size_t k, struct ckpt_err *err)
 {
     static const unsigned char zip[4] = {'P', 'K', 3, 4};
-    const struct ckpt_dcp_chunk *c = &t->r->m->chunks.ptr[item->chunk];
+    struct ckpt_dcp_chunk *c = t->r->order.ptr[k];
     struct ckpt_source *s = t->r->source[c->file];
     unsigned char head[9];
 
     if (ckpt_source_pread(s, head, sizeof head, c->off, err) < 0)
         return -1;
     if (memcmp(head, zip, sizeof zip) == 0)
-        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c->off, c->len, c, item, err);
+        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c->off, c->len, c, err);
     if (ckpt_zstd_is_frame(head))
-        return check_own(t->r, k, err) < 0 ? -1 : read_zstd(t, s, c, item, err);
+        return check_own(t->r, k, err) < 0 ? -1 : read_zstd(t, s, c, err);
     if (head[8] == '{' && head[7] == 0 && head[6] == 0)
-        return read_blob(t, s, c, item, err);
+        return read_blob(t, s, c, err);
     return ckpt_fail(err, CKPT_FORMAT,
                      "the item is neither a torch.save archive nor part of a safetensors file");
-}
-
-static int fail_item(const struct reading *r, const struct ckpt_dcp_item *item,
-                     struct ckpt_err *err)
-{
-    const struct ckpt_dcp_chunk *c = &r->m->chunks.ptr[item->chunk];
-    return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
-                       r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);
 }
 
 static int read_task(void *ctx, size_t i, struct ckpt_err *err)
@@ -242,31 +229,52 @@ static int read_task(void *ctx, size_t i, struct ckpt_err *err)
     ckpt_cleanup(task_release) struct task t = {.r = r};
 
     for (size_t k = r->tasks.ptr[i]; k < r->tasks.ptr[i + 1]; k++) {
-        struct ckpt_dcp_item *item = &r->items->item.ptr[r->order[k]];
-        if (read_item(&t, k, item, err) < 0)
-            return fail_item(r, item, err);
+        const struct ckpt_dcp_chunk *c = r->order.ptr[k];
+        if (read_item(&t, k, err) < 0)
+            return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
+                               r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);
     }
     return 0;
 }
 
-static int by_place(const void *a, const void *b, void *ctx)
+static int by_place(const void *a, const void *b)
 {
-    const struct ckpt_dcp_chunk *p = chunk_of(ctx, *(const uint32_t *)a);
-    const struct ckpt_dcp_chunk *q = chunk_of(ctx, *(const uint32_t *)b);
-
+    const struct ckpt_dcp_chunk *p = *(struct ckpt_dcp_chunk *const *)a;
+    const struct ckpt_dcp_chunk *q = *(struct ckpt_dcp_chunk *const *)b;
     const int c = ckpt_u64_cmp(p->file, q->file);
 
     return c ? c : ckpt_u64_cmp(p->off, q->off);
 }
 
-/* Divide the items into tasks, each within one file. */
+static int sort_chunks(struct reading *r, struct ckpt_err *err)
+{
+    const struct ckpt_dcp_metadata *m = r->m;
+
+    for (size_t i = 0; i < m->tensors.len; i++) {
+        const struct ckpt_dcp_tensor *t = &m->tensors.ptr[i];
+        for (size_t k = t->first; k < t->first + t->nchunk; k++) {
+            struct ckpt_dcp_chunk *c = &m->chunks.ptr[k];
+            uint64_t numel = 0;
+            (void)ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &numel);
+            if (numel && ckpt_vec_push(&r->order, c) < 0)
+                return ckpt_nomem(err);
+        }
+    }
+    if (r->order.len)
+        qsort(r->order.ptr, r->order.len, sizeof(struct ckpt_dcp_chunk *), by_place);
+    return 0;
+}
+
+/* Divide the chunks into tasks, each within one file. */
 static int split(struct reading *r, struct ckpt_err *err)
 {
-    size_t n = r->items->item.len, begin = 0;
+    struct ckpt_dcp_chunk *const *order = r->order.ptr;
+    const size_t n = r->order.len;
+    size_t begin = 0;
 
     for (size_t k = 0; k <= n; k++) {
-        bool is_new = k == 0 || k == n || k - begin == TASK_ITEMS ||
-                      chunk_of(r, r->order[k])->file != chunk_of(r, r->order[k - 1])->file;
+        bool is_new =
+            k == 0 || k == n || k - begin == TASK_ITEMS || order[k]->file != order[k - 1]->file;
         if (!is_new)
             continue;
         begin = k;
@@ -276,31 +284,14 @@ static int split(struct reading *r, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
+int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err)
 {
-    struct reading r = {.items = items, .m = m, .source = source};
-    int result = -1;
+    ckpt_cleanup(reading_release) struct reading r = {.items = items, .m = m, .source = source};
 
-    if (items->item.len == 0)
-        return 0;
-    if (!(r.order = malloc(items->item.len * sizeof *r.order)))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < items->item.len; i++)
-        r.order[i] = (uint32_t)i;
-    qsort_r(r.order, items->item.len, sizeof *r.order, by_place, &r);
-    if (split(&r, err) == 0)
-        result = ckpt_parallel(r.tasks.len - 1, nthread, read_task, &r, err);
-    ckpt_vec_release(&r.tasks);
-    free(r.order);
-    return result;
-}
-
-int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt_err *err)
-{
-    return ckpt_vec_push(&items->item, ((struct ckpt_dcp_item){.chunk = chunk})) < 0
-               ? ckpt_nomem(err)
-               : 0;
+    return sort_chunks(&r, err) < 0 || split(&r, err) < 0
+               ? -1
+               : ckpt_parallel(r.tasks.len - 1, nthread, read_task, &r, err);
 }
 
 void ckpt_dcp_items_init(struct ckpt_dcp_items *items)
@@ -316,15 +307,14 @@ void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
     ckpt_vec_release(&items->plain);
     ckpt_zstd_store_unref(items->store);
     (void)pthread_mutex_destroy(&items->lock);
-    ckpt_vec_release(&items->item);
     ckpt_vec_release(&items->strides);
 }
 
-void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
-                           const struct ckpt_box *box, size_t esize, uint64_t *ret)
+void ckpt_dcp_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_chunk *c,
+                      const struct ckpt_box *box, size_t esize, uint64_t *ret)
 {
-    if (item->strides == 0)
+    if (c->strides == 0)
         ckpt_box_strides(box, esize, ret);
     else
-        memcpy(ret, items->strides.ptr + item->strides - 1, box->rank * sizeof *ret);
+        memcpy(ret, items->strides.ptr + c->strides - 1, box->rank * sizeof *ret);
 }

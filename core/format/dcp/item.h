@@ -9,15 +9,7 @@
 #include "format/dcp/metadata.h"
 #include "io/source.h"
 
-struct ckpt_dcp_item {
-    uint64_t off;     /* offset of the first element in the file, or in `plain` */
-    uint32_t chunk;   /* number of the chunk in the metadata */
-    uint32_t strides; /* position in `strides` + 1; 0: contiguous */
-    uint32_t plain;   /* position in `plain` + 1; 0: the item is not compressed */
-};
-
 struct ckpt_dcp_items {
-    CKPT_VEC(struct ckpt_dcp_item) item;  /* ascending by chunk */
     CKPT_VEC(uint64_t) strides;           /* in bytes */
     CKPT_VEC(struct ckpt_source *) plain; /* the compressed items, decompressed */
     struct ckpt_zstd_store *store;        /* of these; NULL: none is compressed */
@@ -30,11 +22,9 @@ void ckpt_dcp_items_init(struct ckpt_dcp_items *items);
 /* Free the lists. The struct can be released in any state. */
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
 
-/* Add a chunk that is not empty and has a file. Chunks are added in ascending order. */
-int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt_err *err);
-
-/* Read and check the headers of all items; source[] has the order of m->files. */
-int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
+/* Read and check the headers of the items of all tensors' chunks that are not empty, and set these
+ * chunks' `data`, `strides` and `plain`; source[] has the order of m->files. */
+int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
 
 /* If bytes [off, off+len) of s begin with a frame of zstd, *ret is a source of the decompressed
@@ -43,6 +33,6 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                         struct ckpt_err *err);
 
-/* The strides in bytes of an item whose chunk is that box. */
-void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
-                           const struct ckpt_box *box, size_t esize, uint64_t *ret);
+/* The strides in bytes of the item of a chunk that is that box. */
+void ckpt_dcp_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_chunk *c,
+                      const struct ckpt_box *box, size_t esize, uint64_t *ret);

@@ -290,23 +290,6 @@ static int check_one(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- items ---- */
 
-static int add_items(struct load *l, struct ckpt_err *err)
-{
-    const struct ckpt_dcp_metadata *m = &l->m;
-
-    for (size_t i = 0; i < m->tensors.len; i++) {
-        const struct ckpt_dcp_tensor *t = &m->tensors.ptr[m->order[i]];
-        for (size_t k = t->first; k < t->first + t->nchunk; k++) {
-            const struct ckpt_dcp_chunk *c = &m->chunks.ptr[k];
-            uint64_t numel = 0;
-            (void)ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &numel);
-            if (numel && ckpt_dcp_items_add(&l->items, (uint32_t)k, err) < 0)
-                return -1;
-        }
-    }
-    return 0;
-}
-
 static int read_items(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_source **source =
@@ -316,9 +299,7 @@ static int read_items(struct load *l, struct ckpt_err *err)
         return ckpt_nomem(err);
     for (size_t i = 0; i < l->files.len; i++)
         source[i] = l->files.ptr[i].source;
-    return add_items(l, err) < 0
-               ? -1
-               : ckpt_dcp_items_read(&l->items, &l->m, source, l->opt->nthread, err);
+    return ckpt_dcp_items_read(&l->items, &l->m, source, l->opt->nthread, err);
 }
 
 /* ---- tensors ---- */
@@ -333,36 +314,28 @@ static int add_sources(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-static bool is_chunk_of(const struct ckpt_dcp_tensor *t, uint32_t chunk)
-{
-    return chunk >= t->first && chunk < t->first + t->nchunk;
-}
-
-/* The catalogue's number of the source that holds an item: its file, or what the item is when it is
- * decompressed. UINT32_MAX: no memory. */
-static uint32_t source_of(struct load *l, const struct ckpt_dcp_item *item, struct ckpt_err *err)
-{
-    return item->plain ? ckpt_catalog_add_source(l->cat, l->items.plain.ptr[item->plain - 1], err)
-                       : l->files.ptr[l->m.chunks.ptr[item->chunk].file].index;
-}
-
-static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name, size_t *at,
+static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name,
                       struct ckpt_err *err)
 {
     const struct ckpt_dcp_metadata *m = &l->m;
     const uint64_t *dim = ckpt_dcp_ints(m, t->dim);
     ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
 
-    for (; *at < l->items.item.len && is_chunk_of(t, l->items.item.ptr[*at].chunk); ++*at) {
-        const struct ckpt_dcp_item *item = &l->items.item.ptr[*at];
+    for (size_t i = t->first; i < t->first + t->nchunk; i++) {
+        const struct ckpt_dcp_chunk *c = &m->chunks.ptr[i];
         uint64_t stride[CKPT_MAX_RANK];
         struct ckpt_box box;
-        uint32_t source;
-        if (box_of(m, t, &m->chunks.ptr[item->chunk], &box, err) < 0 ||
-            (source = source_of(l, item, err)) == UINT32_MAX)
+        if (box_of(m, t, c, &box, err) < 0)
             return -1;
-        ckpt_dcp_item_strides(&l->items, item, &box, ckpt_dtype_size(t->dtype), stride);
-        if (ckpt_pieces_add(&pieces, dim, &box, source, item->off, stride, err) < 0)
+        if (ckpt_box_numel(&box) == 0)
+            continue;
+        const uint32_t source =
+            c->plain ? ckpt_catalog_add_source(l->cat, l->items.plain.ptr[c->plain - 1], err)
+                     : l->files.ptr[c->file].index;
+        if (source == UINT32_MAX)
+            return -1;
+        ckpt_dcp_strides(&l->items, c, &box, ckpt_dtype_size(t->dtype), stride);
+        if (ckpt_pieces_add(&pieces, dim, &box, source, c->data, stride, err) < 0)
             return -1;
     }
     return ckpt_pieces_catalog(&pieces, l->cat, name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), err);
@@ -370,29 +343,16 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
 
 static int add_tensors(struct load *l, struct ckpt_err *err)
 {
-    size_t at = 0;
-
     for (size_t i = 0; i < l->m.tensors.len; i++) {
         const uint32_t k = l->m.order[i];
         if (l->names.ptr[k] && (ckpt_foreign_tensor(l->names.ptr[k], err) < 0 ||
-                                add_tensor(l, &l->m.tensors.ptr[k], l->names.ptr[k], &at, err) < 0))
+                                add_tensor(l, &l->m.tensors.ptr[k], l->names.ptr[k], err) < 0))
             return -1;
     }
     return 0;
 }
 
-/* Read a pickled object, which is compressed if it begins like that. */
-static int read_object(struct load *l, const struct ckpt_dcp_object *o, struct ckpt_source *s,
-                       struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *own = NULL;
-
-    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_PICKLE, &own, err) < 0 ||
-        (!own && ckpt_source_window_new(s, o->off, o->len, &own, err) < 0))
-        return -1;
-    return l->format->object(l->format->ctx, o->name, own, err);
-}
-
+/* Read the pickled objects, of which each is compressed if it begins like that. */
 static int read_objects(struct load *l, struct ckpt_err *err)
 {
     for (size_t i = 0; i < l->m.objects.len; i++) {
@@ -403,7 +363,11 @@ static int read_objects(struct load *l, struct ckpt_err *err)
         if (!ckpt_range_ok(o->off, o->len, s->size))
             return ckpt_fail(err, CKPT_FORMAT, "'%s' is too short for object '%s'",
                              l->m.files.ptr[o->file], o->name);
-        if (read_object(l, o, s, err) < 0)
+        ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *own = NULL;
+        if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_PICKLE, &own, err) <
+                0 ||
+            (!own && ckpt_source_window_new(s, o->off, o->len, &own, err) < 0) ||
+            l->format->object(l->format->ctx, o->name, own, err) < 0)
             return ckpt_err_in(err, "object '%s' in '%s'", o->name, l->m.files.ptr[o->file]);
     }
     return 0;

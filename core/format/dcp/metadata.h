@@ -26,6 +26,9 @@ struct ckpt_dcp_chunk {
     uint32_t lo, n;    /* tuples: positions in ints, where the tuple's length is */
     uint32_t file;     /* NOWHERE: no entry in storage_data */
     uint64_t off, len; /* offset and length of the item in the file */
+    uint64_t data;     /* offset of the first element in the file, or in `plain` (dcp/item.h) */
+    uint32_t strides;  /* position in `strides` + 1; 0: contiguous */
+    uint32_t plain;    /* position in `plain` + 1; 0: the item is not compressed */
 };
 
 struct ckpt_dcp_tensor {

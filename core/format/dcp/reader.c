@@ -13,7 +13,6 @@
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
 /* Find the directory of the model's DCP; new, or NULL if there is none. */
-/* Find the directory of the model's DCP; new, or NULL if there is none. */
 static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
 {
     *ret = CKPT_NOT_MINE;
