@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/opening.h"
-#include "recipe/apply/rearrange.h"
+#include "recipe/apply/instance.h"
 #include "tensor/dequant.h"
 
 #define SCALE_INV "_scale_inv"

@@ -12,7 +12,7 @@
 #include "base/str.h"
 #include "model/experts.h"
 #include "model/lora_config.h"
-#include "recipe/apply/rearrange.h"
+#include "recipe/apply/instance.h"
 #include "recipe/language/field.h"
 #include "tensor/lora.h"
 #include "tensor/value.h"

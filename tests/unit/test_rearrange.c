@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "recipe/apply/rearrange.h"
+#include "recipe/apply/instance.h"
 
 #include "stored.h"
 #include "tensor/value.h"

@@ -25,11 +25,6 @@ struct walk {
 
 static int walk(const struct walk *w, const struct ckpt_model_items *list);
 
-static bool leaves_out(enum pass pass)
-{
-    return pass == PASS_LEAVE_OUT || pass == PASS_CHECK_COPIES;
-}
-
 /* Looks up a key of the model file's conditions, which can also use the numbers of the loops. */
 static json_t *item_key(void *ctx, const char *key)
 {
@@ -41,13 +36,6 @@ static json_t *item_key(void *ctx, const char *key)
     return ckpt_settings_after(&ap->set, key);
 }
 
-static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_model_item *it)
-{
-    const struct ckpt_expr_env env = {item_key, ap, ap->src};
-
-    return ckpt_expr_truth(it->when, &env);
-}
-
 /* The tensor with the model's name, where a recipe is read backwards: the checkpoint has it. */
 static const struct ckpt_tensor *stored(const struct ckpt_apply *ap)
 {
@@ -57,10 +45,7 @@ static const struct ckpt_tensor *stored(const struct ckpt_apply *ap)
 static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
-    struct ckpt_sizes sizes;
 
-    if (ckpt_apply_name(ap, it, &sizes) < 0)
-        return -1;
     t->need += !it->optional;
     if (ap->recipe->backwards) {
         t->have += !it->optional && stored(ap);
@@ -88,16 +73,11 @@ static int leave_out_missing(struct ckpt_apply *ap, const char *missing)
 /* Is the model's tensor there? */
 static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 {
-    struct ckpt_sizes sizes;
-
-    if (ckpt_apply_name(ap, it, &sizes) < 0)
-        return -1;
     const struct ckpt_tensor *t = stored(ap);
+
     if (t && ap->lacks)
         ap->used[t - ap->src->tensors.ptr] = true;
-    if (it->optional || t)
-        return 0;
-    if (ap->opt->allow_missing)
+    if (it->optional || t || ap->opt->allow_missing)
         return 0;
     if (ap->opt->allow_partial)
         return leave_out_missing(ap, ckpt_str_get(&ap->name));
@@ -108,14 +88,11 @@ static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 
 /* A tensor that the config ties to another, but that is stored too: are they equal? The framework
  * stores ties in its own way: the copy counts as used. */
-static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
+static int check_copy(struct ckpt_apply *ap)
 {
     const struct ckpt_tensor *of = ckpt_catalog_find(ap->src, ap->tied), *copy;
-    struct ckpt_sizes sizes;
     bool same;
 
-    if (ckpt_apply_name(ap, it, &sizes) < 0)
-        return -1;
     if (!of || ap->lacks || !(copy = stored(ap)))
         return 0;
     ap->used[copy - ap->src->tensors.ptr] = true;
@@ -132,14 +109,15 @@ static int walk_tensor(const struct walk *w, const struct ckpt_model_item *it)
     struct ckpt_apply *ap = w->ap;
     struct ckpt_sizes sizes;
 
+    if (ckpt_apply_name(ap, it, &sizes) < 0)
+        return -1;
     if (w->pass == PASS_PROBE)
         return probe_tensor(ap, it, w->tally);
     if (w->pass == PASS_CHECK)
         return check_tensor(ap, it);
     if (w->pass == PASS_CHECK_COPIES)
-        return check_copy(ap, it);
-    if (ckpt_apply_name(ap, it, &sizes) < 0 ||
-        ckpt_apply_resolve(ap, w->pass == PASS_LEAVE_OUT, &r) < 0)
+        return check_copy(ap);
+    if (ckpt_apply_resolve(ap, w->pass == PASS_LEAVE_OUT, &r) < 0)
         return -1;
     if (w->pass == PASS_LEAVE_OUT)
         return r.presence == CKPT_PRESENT ? ckpt_apply_add_copy(ap, it, &sizes) : 0;
@@ -181,7 +159,7 @@ static int walk_lists(const struct walk *w, const struct ckpt_model_item *it)
 {
     size_t first = 0, end = it->nlist;
 
-    if (it->nlist > 1 && !leaves_out(w->pass)) {
+    if (it->nlist > 1 && w->pass != PASS_LEAVE_OUT && w->pass != PASS_CHECK_COPIES) {
         if (choose_list(w->ap, it, &first) < 0)
             return -1;
         end = first + 1;
@@ -210,9 +188,10 @@ static int leave_out(const struct walk *w, const struct ckpt_model_item *it)
 /* Walk through a group for one value of its loop. */
 static int walk_once(const struct walk *w, const struct ckpt_model_item *it)
 {
+    const struct ckpt_expr_env env = {item_key, w->ap, w->ap->src};
     struct tally inner = {0};
 
-    switch (it->when ? item_truth(w->ap, it) : CKPT_TRUE) {
+    switch (it->when ? ckpt_expr_truth(it->when, &env) : CKPT_TRUE) {
     case CKPT_TRUE:
         return walk_lists(w, it);
     case CKPT_FALSE:

@@ -321,7 +321,7 @@ bool ckpt_join_needed(const struct ckpt_catalog *src)
     return false;
 }
 
-/* Join a tensor. All rules that use it must join it in the same way. */
+/* Copy a tensor, joined if it is ranked. All rules that use it must join it in the same way. */
 static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                        struct ckpt_catalog *cat, struct ckpt_err *err)
 {
@@ -329,7 +329,7 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
     const struct ckpt_rule *rule = NULL;
     struct ckpt_source_side at = {0};
 
-    while (ckpt_resolver_next_side(rs, t, &at)) {
+    while (t->ranks && ckpt_resolver_next_side(rs, t, &at)) {
         ckpt_cleanup(plan_release) struct plan plan = {0};
         struct joiner j = {t, &at.rule->from[at.side], at.sizes, rule ? &plan : &first, 0, err};
         bool fits;
@@ -357,11 +357,9 @@ int ckpt_join(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
     if (ckpt_resolver_init(&rs, recipe, src, set, err) < 0 ||
         ckpt_catalog_new_like(src, &cat, err) < 0)
         return -1;
-    for (size_t i = 0; i < src->tensors.len; i++) {
-        const struct ckpt_tensor *t = &src->tensors.ptr[i];
-        if ((t->ranks ? join_tensor(&rs, t, cat, err) : ckpt_catalog_copy(cat, t, 0, err)) < 0)
+    for (size_t i = 0; i < src->tensors.len; i++)
+        if (join_tensor(&rs, &src->tensors.ptr[i], cat, err) < 0)
             return -1;
-    }
     *ret = ckpt_steal(&cat);
     return 0;
 }

@@ -18,14 +18,6 @@ struct list {
     struct ckpt_str names;
 };
 
-static void add(struct list *l, const char *name)
-{
-    if (l->n++ < MAX_SHOWN)
-        ckpt_str_printf(&l->names, "%s'%.200s'", l->names.len ? ", " : "", name);
-    else if (l->n == MAX_SHOWN + 1)
-        ckpt_str_puts(&l->names, " ...");
-}
-
 static void list_release(struct list *l) { ckpt_str_release(&l->names); }
 
 /* Collect, and remove from left[], the tensors that match pattern g (NULL: those that match no
@@ -43,7 +35,10 @@ static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ig
         if (g && !replaced)
             continue;
         left[i] = false;
-        add(ret, name);
+        if (ret->n++ < MAX_SHOWN)
+            ckpt_str_printf(&ret->names, "%s'%.200s'", ret->names.len ? ", " : "", name);
+        else if (ret->n == MAX_SHOWN + 1)
+            ckpt_str_puts(&ret->names, " ...");
     }
     return 0;
 }

@@ -8,45 +8,29 @@
 #include "recipe/library/recipes.h"
 #include "recipe/library/settings.h"
 
-static bool same_value(const json_t *want, const json_t *got);
-
-static bool same_list(const json_t *want, const json_t *got)
-{
-    const json_t *v;
-    size_t i;
-
-    if (!json_is_array(got) || json_array_size(got) != json_array_size(want))
-        return false;
-    json_array_foreach(want, i, v)
-        if (!same_value(v, json_array_get(got, i)))
-            return false;
-    return true;
-}
-
-/* Members that only `got` has are additions, not losses. */
-static bool same_members(const json_t *want, const json_t *got)
+/* Null says as little as nothing does. 1 and 1.0 are the same number. Members that only `got` has
+ * are additions, not losses. */
+static bool same_value(const json_t *want, const json_t *got)
 {
     const char *key;
     json_t *v;
+    size_t i;
 
-    if (!json_is_object(got))
-        return false;
-    json_object_foreach((json_t *)want, key, v)
-        if (!same_value(v, json_object_get(got, key)))
-            return false;
-    return true;
-}
-
-/* Null says as little as nothing does. 1 and 1.0 are the same number. */
-static bool same_value(const json_t *want, const json_t *got)
-{
     if (!want || json_is_null(want))
         return !got || json_is_null(got);
     if (json_is_number(want))
         return json_is_number(got) && json_number_value(want) == json_number_value(got);
-    if (json_is_array(want))
-        return same_list(want, got);
-    return json_is_object(want) ? same_members(want, got) : json_equal(want, got);
+    if (json_typeof(want) != json_typeof(got) || json_array_size(want) != json_array_size(got))
+        return false;
+    if (!json_is_array(want) && !json_is_object(want))
+        return json_equal(want, got);
+    json_array_foreach(want, i, v)
+        if (!same_value(v, json_array_get(got, i)))
+            return false;
+    json_object_foreach((json_t *)want, key, v)
+        if (!same_value(v, json_object_get(got, key)))
+            return false;
+    return true;
 }
 
 /* The rotary embedding in transformers 5's spelling, of a config in the older one: a new

@@ -23,9 +23,8 @@ struct line {
 struct ckpt_cutter {
     struct ckpt_instance *in;
     const struct ckpt_source_use *use; /* NULL: of no source, zeros */
-    const uint64_t *dim;               /* of the target */
-    uint32_t rank;
-    uint64_t unit[CKPT_MAX_RANK]; /* strides of the target in elements */
+    uint32_t rank;                     /* of the target */
+    uint64_t unit[CKPT_MAX_RANK];      /* strides of the target in elements */
     struct line to[CKPT_MAX_RANK], from[CKPT_MAX_RANK];
     struct {
         uint8_t dim, index; /* in `from` */
@@ -193,21 +192,11 @@ static int cut_box(void *ctx, const struct ckpt_piece *piece, struct ckpt_err *e
     }
 }
 
-static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, struct ckpt_err *err)
-{
-    const struct ckpt_tensor *t = c->use->tensor;
-    struct ckpt_box box;
-
-    if (ckpt_piece_box(piece, t->dim, t->rank, &box))
-        return cut_box(c, piece, err);
-    c->composed = true;
-    return ckpt_compose_boxes(t, piece, cut_box, c, err);
-}
-
 static int cut_term(struct ckpt_cutter *c, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = c->use->tensor;
     uint64_t unit[CKPT_MAX_RANK], first = 0, last = 0;
+    struct ckpt_box box;
 
     ckpt_shape_strides(t->dim, t->rank, unit);
     for (uint32_t d = 0; d < t->rank; d++) {
@@ -224,9 +213,13 @@ static int cut_term(struct ckpt_cutter *c, struct ckpt_err *err)
         last += end * unit[d];
     }
     for (size_t i = ckpt_tensor_first_piece(t, first); i < t->npiece && t->piece[i].dst <= last;
-         i++)
-        if (cut_piece(c, &t->piece[i], err) < 0)
+         i++) {
+        const bool is_box = ckpt_piece_box(&t->piece[i], t->dim, t->rank, &box);
+        c->composed |= !is_box;
+        if ((is_box ? cut_box(c, &t->piece[i], err)
+                    : ckpt_compose_boxes(t, &t->piece[i], cut_box, c, err)) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -301,7 +294,6 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
     if (!ckpt_shape_numel(dim, rank, &numel))
         return ckpt_fail(err, CKPT_LIMIT, "the size of '%s' overflows", in->target);
     c->in = in;
-    c->dim = dim;
     c->rank = rank;
     c->out = out;
     c->numel = 0;

@@ -69,14 +69,6 @@ static int build_indices(struct ckpt_resolver *rs)
 
 /* ---- numbers in names ---- */
 
-/* The list of {list:axis}, or NULL. Borrowed from *keep, which the caller releases. */
-static const json_t *list_of(struct ckpt_resolver *rs, const struct ckpt_name_part *part,
-                             json_t **keep)
-{
-    *keep = ckpt_settings_after(rs->set, part->list);
-    return json_is_array(*keep) ? *keep : NULL;
-}
-
 /* What is added to the axis: {k+layers}. */
 static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes *sizes,
                       uint64_t *ret)
@@ -100,8 +92,7 @@ static bool bind_number(struct ckpt_resolver *rs, const struct ckpt_name_part *p
         return false;
     value -= plus;
     if (part->list) {
-        ckpt_cleanup(ckpt_json_decrefp) json_t *keep = NULL;
-        const json_t *list = list_of(rs, part, &keep);
+        ckpt_cleanup(ckpt_json_decrefp) json_t *list = ckpt_settings_after(rs->set, part->list);
         for (size_t i = 0; i < json_array_size(list); i++)
             if (json_is_integer(json_array_get(list, i)) &&
                 (uint64_t)json_integer_value(json_array_get(list, i)) == value) {
@@ -126,8 +117,8 @@ static bool number_of(struct ckpt_resolver *rs, const struct ckpt_name_part *par
     uint64_t v = at[part->axis[0]], plus, size;
 
     if (part->list) {
-        ckpt_cleanup(ckpt_json_decrefp) json_t *keep = NULL;
-        const json_t *list = list_of(rs, part, &keep), *item = json_array_get(list, v);
+        ckpt_cleanup(ckpt_json_decrefp) json_t *list = ckpt_settings_after(rs->set, part->list);
+        const json_t *item = json_array_get(list, v);
         if (!json_is_integer(item) || json_integer_value(item) < 0)
             return false;
         v = (uint64_t)json_integer_value(item);

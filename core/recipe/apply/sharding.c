@@ -74,13 +74,6 @@ static int add_share(struct walk *w, const struct ckpt_share *s)
     return 0;
 }
 
-static int add_whole(struct walk *w, uint64_t lo, uint64_t n)
-{
-    const struct ckpt_share s = {.lo = lo, .n = n, .way = CKPT_WAYS};
-
-    return add_share(w, &s);
-}
-
 /* The name of an axis, or of its size where it has one of its own. */
 static const char *axis_name(const struct walk *w, const struct ckpt_factor *f)
 {
@@ -98,10 +91,8 @@ static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
     struct ckpt_share s = {.lo = lo, .n = size * inner, .way = CKPT_WAYS};
     const struct ckpt_factor *g = f; /* the content of the parentheses */
 
-    if (strcmp(f->rank, "tp") == 0)
-        s.way = CKPT_TP;
     s.of_experts = strcmp(f->rank, "etp") == 0;
-    if (s.of_experts)
+    if (s.of_experts || strcmp(f->rank, "tp") == 0)
         s.way = CKPT_TP;
     if (strcmp(f->rank, "ep") == 0)
         s.way = CKPT_EP;
@@ -129,7 +120,7 @@ static int add_factor(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
     if (f->rank)
         return add_marked(w, f, lo, size, inner);
     if (!ckpt_factor_is_marked(f))
-        return add_whole(w, lo, size * inner);
+        return add_share(w, &(struct ckpt_share){.lo = lo, .n = size * inner, .way = CKPT_WAYS});
     if (f->kind == CKPT_FACTOR_SUM) {
         for (uint16_t i = 0; i < f->nchild; i++) {
             if (add_factor(w, &f->child[i], lo, inner) < 0 ||
@@ -166,7 +157,7 @@ int ckpt_shares_of(const struct ckpt_factor *f, uint64_t n, struct ckpt_sizes *s
 
     ret->n = 0;
     if (!f || !ckpt_factor_is_marked(f))
-        return add_whole(&w, 0, n);
+        return add_share(&w, &(struct ckpt_share){.n = n, .way = CKPT_WAYS});
     (void)ckpt_factor_solve(f, sizes, n, true); /* for a size that the config does not give */
     if (add_factor(&w, f, 0, 1) < 0)
         return -1;
@@ -221,27 +212,11 @@ static void bound_release(struct bound_file *b)
     ckpt_vec_release(&b->items);
 }
 
-static bool is_head(const struct ckpt_annotations *m, const char *name)
-{
-    return ckpt_texts_in(&m->type->stages.last, name);
-}
-
-static int bind_files(struct ckpt_annotations *m, const struct ckpt_recipes *set, const char *type,
-                      struct ckpt_err *err)
-{
-    const struct ckpt_family *own, *common;
-
-    if (ckpt_recipes_family(set, type, &own, err) < 0 || ckpt_recipes_common(set, &common, err) < 0)
-        return -1;
-    if (own && bind_file(&m->own, m->config, own, err) < 0)
-        return -1;
-    return bind_file(&m->common, m->config, common, err);
-}
-
 int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
                          const json_t *config, struct ckpt_annotations **ret, struct ckpt_err *err)
 {
     const char *type = ckpt_json_str(config, "model_type");
+    const struct ckpt_family *own = NULL, *common = NULL;
     struct ckpt_annotations *m = calloc(1, sizeof *m);
 
     if (!m)
@@ -250,8 +225,11 @@ int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catal
     m->config = config;
     m->type = ckpt_types_find(ckpt_recipes_types(set), type);
     for (size_t i = 0; i < cat->tensors.len; i++)
-        m->has_head |= is_head(m, cat->tensors.ptr[i].name);
-    if (type && bind_files(m, set, type, err) < 0) {
+        m->has_head |= ckpt_texts_in(&m->type->stages.last, cat->tensors.ptr[i].name);
+    if (type && (ckpt_recipes_family(set, type, &own, err) < 0 ||
+                 ckpt_recipes_common(set, &common, err) < 0 ||
+                 (own && bind_file(&m->own, config, own, err) < 0) ||
+                 bind_file(&m->common, config, common, err) < 0)) {
         ckpt_annotations_free(m);
         return -1;
     }
@@ -492,7 +470,8 @@ static void find_place(const struct ckpt_annotations *m, const struct ckpt_tenso
     ret->has_layer = ret->has_layer && bound_dim(b, "layer", &ret->layers);
     ret->has_expert =
         name_number(e, "expert", &ret->expert) && bound_dim(b, "expert", &ret->experts);
-    ret->embedding = !is_head(m, t->name) && !beside && ckpt_texts_in(&stages->embedding, t->name);
+    ret->embedding = !ckpt_texts_in(&stages->last, t->name) && !beside &&
+                     ckpt_texts_in(&stages->embedding, t->name);
     ret->first = ret->embedding || beside || ckpt_texts_in(&stages->first, t->name);
 }
 

@@ -124,14 +124,6 @@ static int gather_side(struct ckpt_apply *ap, uint32_t side)
     return r.presence == CKPT_PRESENT ? ckpt_apply_add(ap, NULL, NULL) : ckpt_apply_missing(ap, &r);
 }
 
-/* Is a target of the rule made of more tensors than the one in in->use? */
-static bool is_gathered(const struct ckpt_instance *in, uint32_t side)
-{
-    const uint32_t bound = in->use.ptr[0].bound, named = in->rule->to[side].name->axes;
-
-    return in->rule->nfrom > 1 || ((bound & ~named) && !(named & ~bound));
-}
-
 /* The tensor t, as if it had the name `as`. */
 static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const char *as)
 {
@@ -148,8 +140,10 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const cha
         return ap->recipe->family->open || name_kept(ap, as) ? keep_tensor(ap, t)
                                                              : leave_out(ap, t);
     rule = ap->in.rule;
-    if (is_gathered(&ap->in, 0)) {
-        const struct ckpt_source_use use = ap->in.use.ptr[0];
+    const struct ckpt_source_use use = ap->in.use.ptr[0];
+    const uint32_t numbered = rule->to[0].name->axes;
+    if (rule->nfrom > 1 || ((use.bound & ~numbered) && !(numbered & ~use.bound))) {
+        /* its targets are made of more tensors than this one */
         for (uint32_t side = 0; side < rule->nto; side++) {
             ap->in.rule = rule; /* replaced by the sides' own instances */
             ap->in.use.ptr[0] = use;

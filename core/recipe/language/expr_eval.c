@@ -306,33 +306,24 @@ static json_t *eval_list(struct eval *ev, const struct ckpt_expr *e)
     return NULL;
 }
 
-static json_t *eval_to_number(struct eval *ev, const struct ckpt_expr *e)
+static json_t *to_number(enum ckpt_expr_call call, const json_t *v)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *v = eval(ev, e->args[0]);
+    const double r = json_number_value(v);
 
-    if (json_is_boolean(v) && e->call == CKPT_CALL_INT)
+    if (json_is_boolean(v) && call == CKPT_CALL_INT)
         return json_integer(json_is_true(v));
     if (!json_is_number(v))
         return NULL;
-    if (e->call == CKPT_CALL_FLOAT)
-        return json_real(json_number_value(v));
-    double r = json_number_value(v);
+    if (call == CKPT_CALL_FLOAT)
+        return json_real(r);
     if (json_is_integer(v))
-        return json_incref(v);
+        return json_integer(json_integer_value(v));
     return r >= -0x1p62 && r <= 0x1p62 ? json_integer((json_int_t)r) : NULL;
 }
 
-static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *v = eval(ev, e->args[0]);
-
-    return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
-}
-
 /* Texts, one behind the other. */
-static json_t *eval_join(struct eval *ev, const struct ckpt_expr *e)
+static json_t *join(const json_t *list)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *list = eval(ev, e->args[0]);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str all = {0};
 
     if (!json_is_array(list))
@@ -346,26 +337,31 @@ static json_t *eval_join(struct eval *ev, const struct ckpt_expr *e)
     return all.failed ? NULL : json_string(ckpt_str_get(&all));
 }
 
-/* The search ignores the case of letters, because names are written in different ways. */
-static json_t *eval_contains(struct eval *ev, const struct ckpt_expr *e)
+/* A function of the values of its arguments, which may be unknown. */
+static json_t *eval_function(struct eval *ev, const struct ckpt_expr *e)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *s = eval(ev, e->args[0]);
-    ckpt_cleanup(ckpt_json_decrefp) json_t *part = eval(ev, e->args[1]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *a = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *b = e->narg > 1 ? eval(ev, e->args[1]) : NULL;
 
-    return json_is_string(s) && json_is_string(part)
-               ? json_boolean(strcasestr(json_string_value(s), json_string_value(part)) != NULL)
-               : NULL;
-}
-
-static json_t *eval_at(struct eval *ev, const struct ckpt_expr *e)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *list = eval(ev, e->args[0]);
-    ckpt_cleanup(ckpt_json_decrefp) json_t *i = eval(ev, e->args[1]);
-
-    if (!json_is_array(list) || !json_is_integer(i) || json_integer_value(i) < 0)
-        return NULL;
-    json_t *v = json_array_get(list, (size_t)json_integer_value(i));
-    return v && !json_is_null(v) ? json_incref(v) : NULL;
+    switch (e->call) {
+    case CKPT_CALL_KNOWN:
+        return json_boolean(a != NULL);
+    case CKPT_CALL_LEN:
+        return json_is_array(a) ? json_integer((json_int_t)json_array_size(a)) : NULL;
+    case CKPT_CALL_JOIN:
+        return join(a);
+    case CKPT_CALL_CONTAINS: /* the case of letters is ignored, because names differ in it */
+        if (!json_is_string(a) || !json_is_string(b))
+            return NULL;
+        return json_boolean(strcasestr(json_string_value(a), json_string_value(b)) != NULL);
+    case CKPT_CALL_AT:
+        if (!json_is_array(a) || !json_is_integer(b) || json_integer_value(b) < 0)
+            return NULL;
+        json_t *v = json_array_get(a, (size_t)json_integer_value(b));
+        return v && !json_is_null(v) ? json_incref(v) : NULL;
+    default:
+        return to_number(e->call, a);
+    }
 }
 
 static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
@@ -384,14 +380,6 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
         return eval_layers(ev, e);
     case CKPT_CALL_HAS:
         return ev->env->cat ? json_boolean(find_tensor(ev, e) != NULL) : NULL;
-    case CKPT_CALL_FLOAT:
-    case CKPT_CALL_INT:
-        return eval_to_number(ev, e);
-    case CKPT_CALL_KNOWN:
-        v = eval(ev, e->args[0]);
-        c = v ? CKPT_TRUE : CKPT_FALSE;
-        json_decref(v);
-        return truth_value(c);
     case CKPT_CALL_DEFAULT:
         for (uint32_t i = 0; i < e->narg && !v; i++)
             v = eval(ev, e->args[i]);
@@ -402,16 +390,9 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
     case CKPT_CALL_EACH:
     case CKPT_CALL_WHERE:
         return eval_list(ev, e);
-    case CKPT_CALL_LEN:
-        return eval_len(ev, e);
-    case CKPT_CALL_JOIN:
-        return eval_join(ev, e);
-    case CKPT_CALL_CONTAINS:
-        return eval_contains(ev, e);
-    case CKPT_CALL_AT:
-        return eval_at(ev, e);
+    default:
+        return eval_function(ev, e);
     }
-    return NULL;
 }
 
 static json_t *eval_negate(struct eval *ev, const struct ckpt_expr *e)

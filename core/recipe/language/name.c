@@ -248,14 +248,6 @@ static int absent_axis(struct namer *nm, const struct spelling *sp, int8_t *ret)
     return 0;
 }
 
-static int add_text(struct namer *nm, const struct spelling *sp, size_t from, size_t to,
-                    struct ckpt_name_part *part)
-{
-    *part = (struct ckpt_name_part){.plus_var = -1, .len = to - from};
-    part->text = ckpt_arena_strndup(nm->sc->arena, sp->s + from, to - from);
-    return part->text ? 0 : ckpt_nomem(nm->err);
-}
-
 static int parse_spelling(struct namer *nm, const struct spelling *sp)
 {
     struct ckpt_name_part part[CKPT_NAME_PARTS];
@@ -284,8 +276,9 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
                 to++;
             if (n > 0 && isdigit((unsigned char)sp->s[i]))
                 return ckpt_pattern_fail(nm->t, at, nm->err, "a digit follows a number");
-            if (add_text(nm, sp, i, to, &part[n]) < 0)
-                return -1;
+            part[n] = (struct ckpt_name_part){.plus_var = -1, .len = to - i};
+            if (!(part[n].text = ckpt_arena_strndup(nm->sc->arena, sp->s + i, to - i)))
+                return ckpt_nomem(nm->err);
             i = to;
         }
         n++;
@@ -376,9 +369,7 @@ int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, si
     if (spell(&nm, sp, 0) < 0)
         return -1;
     for (uint32_t i = 1; i < nm.n; i++) {
-        uint32_t a = nm.out[0].axes | (nm.out[0].lead >= 0 ? 1u << nm.out[0].lead : 0);
-        uint32_t b = nm.out[i].axes | (nm.out[i].lead >= 0 ? 1u << nm.out[i].lead : 0);
-        if (a != b)
+        if (ckpt_name_axes(&nm.out[0]) != ckpt_name_axes(&nm.out[i]))
             return ckpt_fail(err, CKPT_FORMAT, "%s: '%.200s': spellings have different numbers",
                              t->what, t->whole);
     }

@@ -45,6 +45,12 @@ struct ckpt_name {
                       instead; or -1 */
 };
 
+/* The axes in the numbers, and `lead`. */
+static inline uint32_t ckpt_name_axes(const struct ckpt_name *n)
+{
+    return n->axes | (n->lead >= 0 ? 1u << n->lead : 0);
+}
+
 /* The length of the name at the beginning of a side, which ends at the first blank outside of
  * braces. */
 size_t ckpt_name_extent(const char *side);

@@ -93,15 +93,15 @@ static int parse_side(struct compiler *c, int dir, uint32_t i)
     return parse_pattern(c, dir, i);
 }
 
-/* The axes of a side's name. A number whose axis begins with '_' is free: the targets that differ
- * in it only are equal. */
-static uint32_t name_axes(const struct ckpt_scope *sc, const struct ckpt_side *s)
+/* The axes whose names begin with '_'. In a name, they are free: the targets that differ in them
+ * only are equal. Terms with one are padding, which exists on one side only. */
+static uint32_t free_axes(const struct ckpt_scope *sc)
 {
-    uint32_t axes = s->name[0].axes | (s->name[0].lead >= 0 ? 1u << s->name[0].lead : 0);
+    uint32_t axes = 0;
 
     for (uint32_t a = 0; a < sc->naxis; a++)
         if (sc->axis[a].name[0] == '_')
-            axes &= ~(1u << a);
+            axes |= 1u << a;
     return axes;
 }
 
@@ -125,15 +125,6 @@ static int check_distinct(struct compiler *c, int dir)
     return 0;
 }
 
-/* Terms with an axis whose name begins with '_' exist on one side only. */
-static bool is_padding(const struct ckpt_scope *sc, uint32_t axes)
-{
-    for (uint32_t i = 0; i < sc->naxis; i++)
-        if ((axes >> i & 1) && sc->axis[i].name[0] == '_')
-            return true;
-    return false;
-}
-
 static bool find_partner(struct compiler *c, int dir, struct ckpt_term *term)
 {
     for (uint32_t k = 0; k < c->n[!dir]; k++)
@@ -155,7 +146,7 @@ static int pair_terms(struct compiler *c, int dir)
         struct ckpt_term *term =
             (struct ckpt_term *)p->term; /* not shared yet, so it can be modified */
         for (uint32_t a = 0; a < p->nterm; a++) {
-            bool padding = is_padding(c->scope, term[a].axes);
+            bool padding = term[a].axes & free_axes(c->scope);
             if (padding && dir == 1 && !c->cx->backwards)
                 return ckpt_fail(c->err, CKPT_FORMAT,
                                  "%s: '%.200s': nothing gives the bytes of '%s' in a target",
@@ -192,16 +183,14 @@ static int compile(struct compiler *c, ckpt_rules *out)
     for (int dir = 0; dir < 2; dir++)
         for (uint32_t i = 0; i < c->n[dir]; i++) {
             struct ckpt_pattern_text t = draft_text(c, &c->draft[dir][i]);
-            if (ckpt_pattern_terms(c->scope, &t, name_axes(c->scope, &c->side[dir][i]),
-                                   &c->side[dir][i].pattern, c->err) < 0)
+            struct ckpt_side *s = &c->side[dir][i];
+            const uint32_t axes = ckpt_name_axes(s->name) & ~free_axes(c->scope);
+            if (ckpt_pattern_terms(c->scope, &t, axes, &s->pattern, c->err) < 0)
                 return -1;
         }
-    for (int dir = 0; dir < 2; dir++)
-        if (check_distinct(c, dir) < 0)
-            return -1;
-    for (int dir = 0; dir < 2; dir++)
-        if (pair_terms(c, dir) < 0)
-            return -1;
+    if (check_distinct(c, 0) < 0 || check_distinct(c, 1) < 0 || pair_terms(c, 0) < 0 ||
+        pair_terms(c, 1) < 0)
+        return -1;
     struct ckpt_rule *r;
     if (ckpt_vec_add(out, &r) < 0)
         return ckpt_nomem(c->err);
