@@ -3,6 +3,7 @@
  * and where each is stored. */
 #pragma once
 
+#include "io/source.h"
 #include "tensor/catalog.h"
 
 /* All zero: no pieces. */
@@ -27,3 +28,22 @@ int ckpt_pieces_cover(const struct ckpt_pieces *p, const struct ckpt_catalog *ca
 int ckpt_pieces_catalog(const struct ckpt_pieces *p, struct ckpt_catalog *cat, const char *name,
                         enum ckpt_dtype dtype, const uint64_t *dim, uint32_t rank,
                         struct ckpt_err *err);
+
+/* ---- a few elements that two files should have in common: else they are of different saves ----
+ */
+
+/* Elements of a dtype that lie one behind the other at byte `off` of a source. */
+struct ckpt_spot {
+    struct ckpt_source *source;
+    enum ckpt_dtype dtype;
+    uint64_t off;
+};
+
+/* No more bytes than this of either file are compared in one call. */
+enum { CKPT_SPOT_BYTES = 1024 };
+
+/* Compare n elements: *ret is the number of the first that differs, n if none does. Elements of one
+ * dtype are equal if their bytes are. Of two dtypes, which are castable, a is rounded to b's, and a
+ * NaN is equal to any NaN. */
+int ckpt_spot_compare(const struct ckpt_spot *a, const struct ckpt_spot *b, size_t n, size_t *ret,
+                      struct ckpt_err *err);

@@ -8,6 +8,8 @@
 
 #include "format/output.h"
 #include "tensor/catalog.h"
+#include "tensor/cut.h"
+#include "tensor/slice.h"
 #include "view/files.h"
 #include "view/view.h"
 
@@ -58,3 +60,20 @@ extern const struct ckpt_writer *const ckpt_writers[];
 /* Does the format have all the dimensions that were given? `view` is the word of the option view,
  * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
+
+/* ---- what one rank has of a tensor that is divided over ranks (tensor/cut.h) ---- */
+
+/* The dimension that is divided this way; the tensor's rank if none is. */
+uint32_t ckpt_cut_dim(const struct ckpt_tensor *t, enum ckpt_cut_way way);
+
+/* The part of one of the cuts that rank `rank` of `ranks` has. */
+struct ckpt_interval ckpt_cut_part(const struct ckpt_cut *c, uint32_t rank, uint32_t ranks);
+
+/* Can the tensor be divided so? `key` is the option that says it. USAGE: it does not divide, or is
+ * divided in two dimensions. */
+int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t ranks,
+                   const char *key, struct ckpt_err *err);
+
+/* Make *ret what the rank has; t itself if it is not divided. Memory is cat's. */
+int ckpt_cut_tensor(struct ckpt_catalog *cat, const struct ckpt_tensor *t, enum ckpt_cut_way way,
+                    uint32_t rank, uint32_t ranks, struct ckpt_tensor *ret, struct ckpt_err *err);

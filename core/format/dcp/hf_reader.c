@@ -14,7 +14,6 @@
 #include "base/str.h"
 #include "format/automodel/run_folder.h"
 #include "format/dcp/hf_layout.h"
-#include "format/dcp/hf_shard.h"
 #include "format/pieces.h"
 #include "format/reader.h"
 

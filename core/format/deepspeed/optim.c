@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading an optimizer file of DeepSpeed. */
-#include "format/deepspeed/optim.h"
+#include "format/deepspeed/zero.h"
 
 #include <inttypes.h>
 #include <math.h>

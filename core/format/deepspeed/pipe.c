@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the lists of parameters of a pipeline's ranks. */
-#include "format/deepspeed/pipe.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -15,7 +15,6 @@
 #include "base/str.h"
 #include "base/take.h"
 #include "format/megatron/load.h"
-#include "format/megatron/mesh.h"
 #include "format/megatron/name.h"
 #include "format/pieces.h"
 

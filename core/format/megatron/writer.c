@@ -13,9 +13,9 @@
 #include "base/map.h"
 #include "base/sort.h"
 #include "base/str.h"
-#include "format/cut_parts.h"
 #include "format/dcp/out.h"
 #include "format/megatron/writer_plan.h"
+#include "format/writer.h"
 #include "tensor/slice.h"
 
 enum {

@@ -12,8 +12,8 @@
 #include "base/str.h"
 #include "container/pickle_out.h"
 #include "container/torch_out.h"
-#include "format/cut_parts.h"
 #include "format/megatron/writer_plan.h"
+#include "format/writer.h"
 
 /* What one rank's file has. */
 struct rank {

@@ -13,7 +13,6 @@
 #include "base/str.h"
 #include "container/st_header.h"
 #include "container/yaml_out.h"
-#include "format/cut_parts.h"
 #include "format/writer.h"
 
 enum { MOST_FILES = 1 << 24 };

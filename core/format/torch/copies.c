@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing the copies of tensors in ranks' files. */
-#include "format/torch/copies.h"
+#include "format/torch/piece.h"
 
 #include <string.h>
 
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "format/spot.h"
+#include "format/pieces.h"
 
 /* The places that are compared in all copies of a step. Each is read from two files. */
 enum { ALL_PLACES = 4096 };

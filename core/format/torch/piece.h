@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/vec.h"
+#include "format/reader.h"
 #include "io/source.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
@@ -32,3 +33,29 @@ struct ckpt_rank_pieces {
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
                           struct ckpt_err *err);
 void ckpt_rank_pieces_release(struct ckpt_rank_pieces *p);
+
+/* ---- copies of tensors in the files of several ranks ---- */
+
+/* A piece in the file `name`, which is `source`. All are borrowed. */
+struct ckpt_rank_holder {
+    const char *name;
+    struct ckpt_source *source;
+    const struct ckpt_rank_piece *piece;
+};
+
+/* Two pieces of one tensor with the same box, which is not empty. */
+struct ckpt_rank_copy {
+    struct ckpt_rank_holder first, other;
+    bool part;        /* the files are parts of one model, each of which has tensors of its own */
+    bool differs;     /* set by ckpt_rank_copies_check, as is the next */
+    uint64_t element; /* the first that differs, of the box in row-major order */
+};
+
+/* Compare the copies: all their bytes if there are few copies, otherwise a number of samples that
+ * does not grow with the number of copies, so that opening stays fast. CONFLICT names the first
+ * copy that differs; with opt->allow_mixed it is a warning. If a buffer or a counter differs, of
+ * which each rank has its own, that is a warning, too. `dir` is the directory's path for messages.
+ */
+int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
+                           const struct ckpt_reader_options *opt, const char *dir,
+                           struct ckpt_catalog *cat, struct ckpt_err *err);

@@ -22,7 +22,7 @@
 #include "container/torch_file.h"
 #include "format/pieces.h"
 #include "format/reader.h"
-#include "format/torch/copies.h"
+#include "format/torch/piece.h"
 
 /* The information in a file's name. */
 struct rank_name {

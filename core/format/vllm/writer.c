@@ -20,7 +20,6 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "container/st_header.h"
-#include "format/cut_parts.h"
 #include "format/writer.h"
 #include "tensor/fqn.h"
 
