@@ -15,28 +15,21 @@ const struct ckpt_writer *const ckpt_writers[] = {
     NULL,
 };
 
-/* "view=nanotron, view=megatron": the views that have an option. */
-static void list_views(unsigned bit, char *buf, size_t cap)
-{
-    size_t at = 0;
-
-    buf[0] = '\0';
-    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
-        if (((*w)->keys & bit) && at < cap)
-            at += (size_t)snprintf(buf + at, cap - at, "%sview=%s", at ? ", " : "", (*w)->name);
-}
-
 static int check_key(const struct ckpt_output *o, const char *view, const char *key, unsigned bit,
                      struct ckpt_err *err)
 {
-    char views[256];
+    char views[256] = ""; /* "view=nanotron, view=megatron": the views that have the option */
+    size_t at = 0;
 
     if (o->writer && (o->writer->keys & bit))
         return 0;
     if (o->writer)
         return ckpt_fail(err, CKPT_USAGE, "option %s does not apply to view=%s: %s", key, view,
                          o->writer->layout);
-    list_views(bit, views, sizeof views);
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        if (((*w)->keys & bit) && at < sizeof views)
+            at += (size_t)snprintf(views + at, sizeof views - at, "%sview=%s", at ? ", " : "",
+                                   (*w)->name);
     return ckpt_fail(err, CKPT_USAGE,
                      "option %s: view=%s shows whole tensors, in files of a Hugging Face model; "
                      "the option is for %s",

@@ -51,21 +51,18 @@ static int stop_at_shard(void *ctx, const struct ckpt_entry *e, struct ckpt_err 
     return *found ? -1 : 0;
 }
 
-static bool has_shards(struct ckpt_dir *dir, const char *below)
-{
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = ckpt_reader_folder(dir, below);
-    bool found = false;
-
-    if (sub)
-        (void)ckpt_dir_list(sub, stop_at_shard, &found, NULL);
-    return found;
-}
-
 static const struct place *find_place(struct ckpt_dir *dir)
 {
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
-        if (has_shards(dir, places[i].shards))
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub =
+            ckpt_reader_folder(dir, places[i].shards);
+        if (sub)
+            (void)ckpt_dir_list(sub, stop_at_shard, &found, NULL);
+        if (found)
             return &places[i];
+    }
     return NULL;
 }
 

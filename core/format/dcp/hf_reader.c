@@ -228,15 +228,6 @@ static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckp
     return 0;
 }
 
-static int group(struct load *l, struct ckpt_err *err)
-{
-    for (size_t s = 0; s < l->shards.len; s++)
-        for (size_t i = 0; i < l->shards.ptr[s].st.ntensor; i++)
-            if (add_chunk(l, (uint32_t)s, (uint32_t)i, err) < 0)
-                return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->shard_dir));
-    return 0;
-}
-
 static int whole_cmp(const void *a, const void *b, void *ctx)
 {
     const struct load *l = ctx;
@@ -335,7 +326,8 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
 /* ---- facts ---- */
 
 /* Make the weight map of the finished model by Automodel's mapping (a tensor that is not in the
- * mapping goes into the last file), or by the names of the shards. */
+ * mapping goes into the last file), or by the names of the shards. It stays NULL if the checkpoint
+ * does not prescribe one. */
 static int map_weights(struct load *l, struct ckpt_err *err)
 {
     const json_t *index = l->layout.file_index;
@@ -343,6 +335,14 @@ static int map_weights(struct load *l, struct ckpt_err *err)
     const char *name;
     json_t *value;
 
+    if (!index && l->layout.weight_map) {
+        l->facts->weight_map = ckpt_weight_map_ref(l->layout.weight_map);
+        return 0;
+    }
+    if (!index && nfile <= 1)
+        return 0;
+    if (ckpt_weight_map_new(&l->facts->weight_map, err) < 0)
+        return -1;
     json_object_foreach((json_t *)index, name, value) {
         nfile = ckpt_max_u64(nfile, (uint64_t)json_integer_value(value));
     }
@@ -362,18 +362,6 @@ static int map_weights(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* Make the weight map; it stays NULL if the checkpoint does not prescribe one. */
-static int make_weight_map(struct load *l, struct ckpt_err *err)
-{
-    if (!l->layout.file_index && l->layout.weight_map) {
-        l->facts->weight_map = ckpt_weight_map_ref(l->layout.weight_map);
-        return 0;
-    }
-    if (!l->layout.file_index && l->shards.ptr[0].id.nfile <= 1)
-        return 0;
-    return ckpt_weight_map_new(&l->facts->weight_map, err) < 0 ? -1 : map_weights(l, err);
-}
-
 static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t **about = &l->cat->about;
@@ -389,7 +377,7 @@ static int describe(struct load *l, struct ckpt_err *err)
     ckpt_json_set(about, "format", json_string("dcp_hf"));
     ckpt_json_set(about, "shards", json_integer((json_int_t)l->shards.len));
     ckpt_automodel_describe_step(l->dir, l->cat);
-    if (make_weight_map(l, err) < 0)
+    if (map_weights(l, err) < 0)
         return -1;
     l->cat->config = json_incref(l->layout.config);
     return 0;
@@ -416,8 +404,12 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
         if (ckpt_source_file_prepare(l.shard_dir, l.shards.ptr[i].name, opt->pool,
                                      &l.shards.ptr[i].source, err) < 0)
             return -1;
-    if (ckpt_parallel(l.shards.len, opt->nthread, read_one, &l, err) < 0 || group(&l, err) < 0)
+    if (ckpt_parallel(l.shards.len, opt->nthread, read_one, &l, err) < 0)
         return -1;
+    for (size_t s = 0; s < l.shards.len; s++)
+        for (size_t i = 0; i < l.shards.ptr[s].st.ntensor; i++)
+            if (add_chunk(&l, (uint32_t)s, (uint32_t)i, err) < 0)
+                return ckpt_err_in(err, "'%s'", ckpt_dir_path(l.shard_dir));
     /* torch writes through the safetensors library, which sorts by name; Automodel has written in
      * the model's order since 0.3 */
     if (l.wholes.len && !is_automodel(&l))

@@ -213,12 +213,6 @@ static int box_of(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_tenso
     return 0;
 }
 
-/* torch's own codec; the number is its version, of which the first part must be 1. */
-static bool is_zstd(const char *codec)
-{
-    return strcmp(codec, "stream.zstd/1") == 0 || ckpt_has_prefix(codec, "stream.zstd/1.");
-}
-
 /* Check the place of the item of a non-empty chunk. */
 static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
                        const struct ckpt_dcp_chunk *c, const struct ckpt_box *box,
@@ -234,7 +228,9 @@ static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
     const struct ckpt_source *s = l->files.ptr[c->file].source;
     if (!s)
         return fail_missing(l, t->name, err);
-    if (t->codec && !is_zstd(t->codec))
+    /* torch's own codec; the number is its version, of which the first part must be 1 */
+    if (t->codec && strcmp(t->codec, "stream.zstd/1") != 0 &&
+        !ckpt_has_prefix(t->codec, "stream.zstd/1."))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "its items are transformed by %s, which is not supported", t->codec);
     if (!ckpt_range_ok(c->off, c->len, s->size))
@@ -297,22 +293,18 @@ static int read_items(struct load *l, struct ckpt_err *err)
 
     if (!source)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < l->files.len; i++)
-        source[i] = l->files.ptr[i].source;
+    for (size_t i = 0; i < l->files.len; i++) {
+        struct file *f = &l->files.ptr[i];
+        if (f->source && (f->index = ckpt_catalog_add_source(l->cat, f->source, err)) == UINT32_MAX)
+            return -1;
+        source[i] = f->source;
+    }
     return ckpt_dcp_items_read(&l->items, &l->m, source, l->opt->nthread, err);
 }
 
 /* ---- tensors ---- */
 
-static int add_sources(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->files.len; i++) {
-        struct file *f = &l->files.ptr[i];
-        if (f->source && (f->index = ckpt_catalog_add_source(l->cat, f->source, err)) == UINT32_MAX)
-            return -1;
-    }
-    return 0;
-}
+/* ---- tensors ---- */
 
 static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name,
                       struct ckpt_err *err)
@@ -432,8 +424,7 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     if (read_metadata(&l, err) < 0 || name_tensors(&l, err) < 0 || open_files(&l, err) < 0)
         return -1;
     if (ckpt_reader_add_each(opt, cat, l.m.tensors.len, check_one, &l, err) < 0 ||
-        read_items(&l, err) < 0 || add_sources(&l, err) < 0 || add_tensors(&l, err) < 0 ||
-        read_objects(&l, err) < 0)
+        read_items(&l, err) < 0 || add_tensors(&l, err) < 0 || read_objects(&l, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(dir));
     describe(&l);
     return 0;

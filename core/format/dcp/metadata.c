@@ -92,13 +92,6 @@ static int check_name(const char *name, struct ckpt_err *err)
 
 #define NO_OFFSET ((ckpt_pv)0)
 
-static uint64_t hash_key(const struct adding *a, uint64_t name, ckpt_pv offset)
-{
-    size_t n = 0;
-    const int64_t *t = offset == NO_OFFSET ? NULL : ckpt_pv_ints(&a->p, offset, &n);
-    return XXH3_64bits_withSeed(t, n * sizeof *t, name);
-}
-
 static bool same_ints(const struct adding *a, ckpt_pv x, ckpt_pv y)
 {
     size_t nx, ny;
@@ -120,7 +113,9 @@ static ckpt_pv offset_of(const struct adding *a, ckpt_pv key)
 /* Find the slot that has the pair, or the free slot where it belongs. */
 static size_t find_slot(const struct adding *a, uint64_t name, ckpt_pv offset)
 {
-    size_t h = (size_t)hash_key(a, name, offset) & (a->cap - 1);
+    size_t n = 0;
+    const int64_t *t = offset == NO_OFFSET ? NULL : ckpt_pv_ints(&a->p, offset, &n);
+    size_t h = (size_t)XXH3_64bits_withSeed(t, n * sizeof *t, name) & (a->cap - 1);
 
     for (; a->slot[h]; h = (h + 1) & (a->cap - 1)) {
         ckpt_pv key = ckpt_pv_key(&a->p, a->storage, a->slot[h] - 1);
@@ -168,16 +163,6 @@ static int add_name(struct ckpt_map *map, struct ckpt_arena *arena, const char *
     return 0;
 }
 
-static int find_file(struct ckpt_dcp_metadata *m, const char *path, uint32_t *ret,
-                     struct ckpt_err *err)
-{
-    const char *own;
-
-    if (add_name(&m->by_file, &m->arena, path, m->files.len, &own, ret, err) < 0)
-        return -1;
-    return own && ckpt_vec_push(&m->files, own) < 0 ? ckpt_nomem(err) : 0;
-}
-
 static int read_codec(struct adding *a, ckpt_pv list, const char **ret, struct ckpt_err *err)
 {
     const size_t n = ckpt_pv_len(&a->p, list);
@@ -192,7 +177,8 @@ static int read_codec(struct adding *a, ckpt_pv list, const char **ret, struct c
 static int read_place(struct adding *a, ckpt_pv info, struct ckpt_dcp_tensor *t,
                       struct ckpt_dcp_chunk *c, struct ckpt_err *err)
 {
-    const char *path = ckpt_pv_str(&a->p, ckpt_pv_slot(&a->p, info, S_PATH));
+    struct ckpt_dcp_metadata *m = a->m;
+    const char *path = ckpt_pv_str(&a->p, ckpt_pv_slot(&a->p, info, S_PATH)), *own;
     int64_t off, len;
 
     if (ckpt_pv_rule(&a->p, info) != STORAGE)
@@ -204,9 +190,11 @@ static int read_place(struct adding *a, ckpt_pv info, struct ckpt_dcp_tensor *t,
                          "an entry of storage_data has no path, offset and length");
     c->off = (uint64_t)off;
     c->len = (uint64_t)len;
-    return find_file(a->m, path, &c->file, err) < 0
-               ? -1
-               : read_codec(a, ckpt_pv_slot(&a->p, info, S_TRANSFORMS), &t->codec, err);
+    if (add_name(&m->by_file, &m->arena, path, m->files.len, &own, &c->file, err) < 0)
+        return -1;
+    if (own && ckpt_vec_push(&m->files, own) < 0)
+        return ckpt_nomem(err);
+    return read_codec(a, ckpt_pv_slot(&a->p, info, S_TRANSFORMS), &t->codec, err);
 }
 
 /* ---- state_dict_metadata ---- */

@@ -139,14 +139,6 @@ static void put_properties(struct ckpt_pickle_out *p, enum ckpt_dtype dtype)
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
 }
 
-static void put_chunk(struct ckpt_pickle_out *p, const struct ckpt_dcp_data *d, uint32_t rank)
-{
-    open_object(p, CHUNK);
-    put_size(p, OFFSETS_KEY, d->off, rank);
-    put_size(p, SIZES_KEY, d->dim, rank);
-    close_object(p);
-}
-
 static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i,
                        const struct ckpt_dcp_key *key)
 {
@@ -158,8 +150,12 @@ static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s
     ckpt_pickle_out_get(p, CHUNKS_KEY);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
-    for (size_t k = 0; s->chunk(s->ctx, i, k, &d); k++)
-        put_chunk(p, &d, key->rank);
+    for (size_t k = 0; s->chunk(s->ctx, i, k, &d); k++) {
+        open_object(p, CHUNK);
+        put_size(p, OFFSETS_KEY, d.off, key->rank);
+        put_size(p, SIZES_KEY, d.dim, key->rank);
+        close_object(p);
+    }
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
     close_object(p);
 }
@@ -250,15 +246,6 @@ static void end_dict(struct ckpt_pickle_out *p, const char *next)
     open_dict(p, next);
 }
 
-static void put_head(struct ckpt_pickle_out *p)
-{
-    ckpt_pickle_out_begin(p);
-    put_memo(p);
-    ckpt_pickle_out_global(p, metadata_module, "Metadata");
-    open_new(p);
-    open_dict(p, "state_dict_metadata");
-}
-
 static void put_tail(struct ckpt_pickle_out *p)
 {
     static const char *const unknown[] = {"checkpoint_id", "save_id", "load_id"};
@@ -298,7 +285,11 @@ static void put_entry(const void *ctx, size_t i, struct ckpt_str *out)
     struct ckpt_pickle_out p = {.out = out, .memo = N_ENTRIES};
 
     if (i == 0) {
-        put_head(&p);
+        ckpt_pickle_out_begin(&p);
+        put_memo(&p);
+        ckpt_pickle_out_global(&p, metadata_module, "Metadata");
+        open_new(&p);
+        open_dict(&p, "state_dict_metadata");
     } else if (i <= n) {
         next_item(&p, i - 1);
         put_key(&p, s, i - 1);

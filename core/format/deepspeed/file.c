@@ -27,18 +27,6 @@ void ckpt_ds_unwrapped_release(struct ckpt_ds_unwrapped *u)
     ckpt_vec_release(&u->original);
 }
 
-/* Take the word out of a string of the pickle. */
-static int unwrap(struct ckpt_pickle *p, struct ckpt_pickle_str *s, struct ckpt_ds_unwrapped *u)
-{
-    char *own = ckpt_arena_strdup(&p->text, s->ptr);
-
-    if (!own || ckpt_vec_push(&u->original, s->ptr) < 0)
-        return -1;
-    ckpt_remove_word(own, WRAPPER);
-    *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
-    return ckpt_map_add(&u->by_name, own, (uint32_t)u->original.len - 1) == CKPT_NONE ? -1 : 0;
-}
-
 int ckpt_ds_file_unwrap(struct ckpt_torch_file *f, struct ckpt_ds_unwrapped *ret,
                         struct ckpt_err *err)
 {
@@ -48,7 +36,12 @@ int ckpt_ds_file_unwrap(struct ckpt_torch_file *f, struct ckpt_ds_unwrapped *ret
         struct ckpt_pickle_str *s = &f->p.strs.ptr[i];
         if (strlen(s->ptr) != s->len || !strstr(s->ptr, WRAPPER))
             continue;
-        if (unwrap(&f->p, s, ret) < 0)
+        char *own = ckpt_arena_strdup(&f->p.text, s->ptr);
+        if (!own || ckpt_vec_push(&ret->original, s->ptr) < 0)
+            return ckpt_nomem(err);
+        ckpt_remove_word(own, WRAPPER);
+        *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
+        if (ckpt_map_add(&ret->by_name, own, (uint32_t)ret->original.len - 1) == CKPT_NONE)
             return ckpt_nomem(err);
     }
     return 0;

@@ -54,17 +54,6 @@ static int refuse_megatron(const struct ckpt_ds_zero *z, struct ckpt_err *err)
                      ckpt_dir_path(z->job->dir), z->model_name);
 }
 
-/* The number n of ranks: 0 to n - 1 have model files. 0: one is missing. */
-static uint64_t count_mp(const struct ckpt_ds_tag *tag)
-{
-    uint64_t n = 0;
-
-    while (ckpt_ds_tag_find(tag, CKPT_DS_MODEL, n, 0) ||
-           ckpt_ds_tag_find(tag, CKPT_DS_ZERO3_MODEL, n, 0))
-        n++;
-    return n;
-}
-
 /* The ranks of a job that have model files: tensor-parallel ranks, or stages of a pipeline. Each
  * has a part of the model. */
 struct ranks {
@@ -89,8 +78,12 @@ static void ranks_release(struct ranks *r)
 /* Open the first rank's model file, which says what the checkpoint is, and make room for all. */
 static int open_first(struct ranks *r, struct ckpt_err *err)
 {
-    const uint64_t n = ckpt_max_u64(count_mp(r->job->tag), 1);
+    uint64_t n = 0;
 
+    while (ckpt_ds_tag_find(r->job->tag, CKPT_DS_MODEL, n, 0) ||
+           ckpt_ds_tag_find(r->job->tag, CKPT_DS_ZERO3_MODEL, n, 0))
+        n++;
+    n = ckpt_max_u64(n, 1); /* if the first is missing, opening it says so */
     if (!(r->zero = calloc(n, sizeof *r->zero)) || !(r->weights = calloc(n, sizeof *r->weights)) ||
         !(r->moments = calloc(n, sizeof *r->moments)))
         return ckpt_nomem(err);

@@ -57,18 +57,6 @@ static int add_rank(struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *z, struct
     return 0;
 }
 
-/* A layer that is not tied is in one stage, so that as many ranks list its parameters as are
- * tensor-parallel. */
-static uint64_t count_tp(const struct ckpt_ds_pipe *p)
-{
-    uint64_t n = 1;
-
-    for (size_t i = 0; i < p->listed.len; i++)
-        if (!ckpt_has_prefix(p->listed.ptr[i].param->name, TIED))
-            n = ckpt_max_u64(n, p->listed.ptr[i].nrank);
-    return n;
-}
-
 /* ---- checks ---- */
 
 /* The values of buffers were in the layers' files, which ds_to_universal does not copy. */
@@ -184,7 +172,12 @@ int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_d
     for (uint64_t i = 0; i < n; i++)
         if (add_rank(ret, &rank[i], err) < 0)
             return -1;
-    ret->ntp = count_tp(ret);
+    /* a layer that is not tied is in one stage, so that as many ranks list its parameters as are
+     * tensor-parallel */
+    ret->ntp = 1;
+    for (size_t i = 0; i < ret->listed.len; i++)
+        if (!ckpt_has_prefix(ret->listed.ptr[i].param->name, TIED))
+            ret->ntp = ckpt_max_u64(ret->ntp, ret->listed.ptr[i].nrank);
     if (!(ret->has_trained = find_dtype(&rank[0], &ret->trained)) && !rank[0].job->opt->masters)
         ckpt_catalog_warn(rank[0].job->cat,
                           "'%s/%s': its ds_config does not say in which dtype the pipeline was "

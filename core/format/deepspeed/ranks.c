@@ -144,17 +144,6 @@ static int read_rank_model(void *ctx, size_t i, struct ckpt_err *err)
                : 0;
 }
 
-static int make_room(struct ckpt_ds_zero *z, struct ckpt_err *err)
-{
-    for (uint64_t r = 0; r < z->world; r++) {
-        struct ckpt_ds_optim *o;
-        struct ckpt_ds_rank_model *m;
-        if (ckpt_vec_add(&z->optim, &o) < 0 || (z->zero3 && ckpt_vec_add(&z->rank_model, &m) < 0))
-            return ckpt_nomem(err);
-    }
-    return 0;
-}
-
 static int add_sources(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     for (size_t r = 0; r < z->optim.len; r++) {
@@ -179,8 +168,15 @@ int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say dp_world_size",
                          ckpt_dir_path(z->job->dir), z->model_name);
     if ((z->zero3 && check_ranks(z, CKPT_DS_ZERO3_MODEL, err) < 0) ||
-        check_ranks(z, CKPT_DS_OPTIM, err) < 0 || make_room(z, err) < 0 ||
-        ckpt_parallel(z->optim.len, nthread, read_optim, z, err) < 0 ||
+        check_ranks(z, CKPT_DS_OPTIM, err) < 0)
+        return -1;
+    for (uint64_t r = 0; r < z->world; r++) {
+        struct ckpt_ds_optim *o;
+        struct ckpt_ds_rank_model *m;
+        if (ckpt_vec_add(&z->optim, &o) < 0 || (z->zero3 && ckpt_vec_add(&z->rank_model, &m) < 0))
+            return ckpt_nomem(err);
+    }
+    if (ckpt_parallel(z->optim.len, nthread, read_optim, z, err) < 0 ||
         ckpt_parallel(z->rank_model.len, nthread, read_rank_model, z, err) < 0)
         return -1;
     return check_agreement(z, err) < 0 || add_sources(z, err) < 0 || ckpt_ds_zero_lay(z, err) < 0

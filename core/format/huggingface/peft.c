@@ -33,17 +33,6 @@ static const char *find(struct ckpt_dir *dir)
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
 }
 
-static int describe(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
-                    struct ckpt_err *err)
-{
-    facts->names = CKPT_NAMES_HUB;
-    facts->is_adapter = true;
-    facts->files = CKPT_FILES_COMPLETE;
-    ckpt_json_set(&cat->about, "format", json_string("peft"));
-    ckpt_automodel_describe_step(dir, cat);
-    return ckpt_facts_map_all(facts, cat, WEIGHTS, err);
-}
-
 static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat, bool *ret_bare,
                             struct ckpt_err *err)
 {
@@ -103,7 +92,12 @@ static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     if ((old ? load_torch(source, cat, err)
              : load_safetensors(source, cat, &facts->bare_header, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
-    return describe(dir, facts, cat, err);
+    facts->names = CKPT_NAMES_HUB;
+    facts->is_adapter = true;
+    facts->files = CKPT_FILES_COMPLETE;
+    ckpt_json_set(&cat->about, "format", json_string("peft"));
+    ckpt_automodel_describe_step(dir, cat);
+    return ckpt_facts_map_all(facts, cat, WEIGHTS, err);
 }
 
 static enum ckpt_evidence peft_probe(struct ckpt_dir *dir)

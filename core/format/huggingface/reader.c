@@ -86,12 +86,6 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-/* A tensor that the index gives to another file, or to none, is not part of the model. */
-static bool is_mapped(const struct load *l, const struct file *f, const char *tensor)
-{
-    return !l->map || ckpt_weight_map_find(l->map, tensor) == (uint32_t)(f - l->files.ptr);
-}
-
 static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
 {
     uint32_t source = ckpt_catalog_add_source(l->cat, f->source, err);
@@ -100,7 +94,8 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
         return -1;
     for (size_t i = 0; i < f->st.ntensor; i++) {
         const struct ckpt_st_tensor *t = &f->st.tensor[i];
-        if (!is_mapped(l, f, t->name))
+        /* a tensor that the index gives to another file, or to none, is not part of the model */
+        if (l->map && ckpt_weight_map_find(l->map, t->name) != (uint32_t)(f - l->files.ptr))
             ckpt_catalog_warn(l->cat, "'%s' is in '%s', but the index does not say so: left out",
                               t->name, f->name);
         else if (ckpt_st_catalog(t, source, l->cat, err) < 0)

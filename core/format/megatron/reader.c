@@ -145,16 +145,6 @@ static const char *class_of(const json_t *config)
     return dot ? dot + 1 : target;
 }
 
-/* What Bridge's run says of its adapter, for recipes. */
-static void take_lora(struct load *l, const json_t *peft)
-{
-    if (json_is_object(peft))
-        about(l, "lora",
-              json_pack("{s:s*, s:O*, s:O*, s:O*}", "class", class_of(peft), "dim",
-                        json_object_get(peft, "dim"), "alpha", json_object_get(peft, "alpha"),
-                        "dropout", json_object_get(peft, "dropout")));
-}
-
 /* Read a configuration file, if it exists, and take its member `part` or the whole object. */
 static int try_file(struct load *l, const char *file, const char *part, struct ckpt_err *err)
 {
@@ -166,7 +156,12 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
         return ckpt_nomem(err);
     if (ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &whole, err) < 0)
         return -1;
-    take_lora(l, json_object_get(whole, "peft"));
+    const json_t *peft = json_object_get(whole, "peft");
+    if (json_is_object(peft)) /* what Bridge's run says of its adapter, for recipes */
+        about(l, "lora",
+              json_pack("{s:s*, s:O*, s:O*, s:O*}", "class", class_of(peft), "dim",
+                        json_object_get(peft, "dim"), "alpha", json_object_get(peft, "alpha"),
+                        "dropout", json_object_get(peft, "dropout")));
     json_t *config = json_object_get(whole, part);
     if (!config)
         config = whole; /* in NeMo 1 it is the whole file, or below "model" */

@@ -94,15 +94,6 @@ static int add_text(const struct ckpt_writing *w, const char *folder, const char
                 : ckpt_nomem(err);
 }
 
-static int add_tracker(const struct ckpt_writing *w, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text =
-        w->step ? ckpt_asprintf("%" PRIu64, w->step) : strdup("release");
-
-    return text ? add_text(w, "", "latest_checkpointed_iteration.txt", text, strlen(text), err)
-                : ckpt_nomem(err);
-}
-
 static int add_common(const struct ckpt_writing *w, const char *folder,
                       const struct ckpt_mg_grid *g, const char *format, struct ckpt_err *err)
 {
@@ -134,8 +125,12 @@ int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struc
     static const char metadata[] =
         "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
         "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
+    ckpt_cleanup(ckpt_freep) char *step =
+        w->step ? ckpt_asprintf("%" PRIu64, w->step) : strdup("release");
 
-    if (add_tracker(w, err) < 0)
+    if (!step)
+        return ckpt_nomem(err);
+    if (add_text(w, "", "latest_checkpointed_iteration.txt", step, strlen(step), err) < 0)
         return -1;
     if (strcmp(format, "torch_dist") != 0)
         return 0;

@@ -69,17 +69,6 @@ bool ckpt_mg_is_projection(const struct ckpt_tensor *t, const char *name, size_t
 
 /* ---- the grid ---- */
 
-static void count(const struct ckpt_catalog *cat, struct ckpt_mg_grid *g)
-{
-    for (size_t i = 0; i < cat->tensors.len; i++) {
-        const struct ckpt_mg_name n = ckpt_mg_name_parse(cat->tensors.ptr[i].name);
-        if (n.in_layer && n.layer >= g->layers)
-            g->layers = n.layer + 1;
-        if (n.leaf && n.expert >= g->experts)
-            g->experts = n.expert + 1;
-    }
-}
-
 static uint32_t lcm(uint32_t a, uint32_t b)
 {
     uint32_t x = a, y = b;
@@ -101,7 +90,13 @@ int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, stru
                                .vpp = ckpt_output_parts(o, CKPT_CUT_VPP),
                                .ep = ckpt_output_parts(o, CKPT_CUT_EP),
                                .etp = ckpt_output_parts(o, CKPT_CUT_ETP)};
-    count(w->cat, g);
+    for (size_t i = 0; i < w->cat->tensors.len; i++) {
+        const struct ckpt_mg_name n = ckpt_mg_name_parse(w->cat->tensors.ptr[i].name);
+        if (n.in_layer && n.layer >= g->layers)
+            g->layers = n.layer + 1;
+        if (n.leaf && n.expert >= g->experts)
+            g->experts = n.expert + 1;
+    }
     if ((uint64_t)g->etp * g->ep > CKPT_CUT_MOST ||
         (uint64_t)lcm(g->tp, g->etp * g->ep) * g->pp > CKPT_CUT_MOST)
         return ckpt_fail(err, CKPT_USAGE, "the layout has more than %d ranks", CKPT_CUT_MOST);

@@ -24,22 +24,18 @@ static void folder_release(struct ckpt_nt_folder *f)
     ckpt_vec_release(&f->files);
 }
 
-static void shard_release(struct ckpt_nt_shard *s)
-{
-    free(s->dim);
-    free(s->local_dim);
-    free(s->pair);
-    ckpt_source_unref(s->source);
-}
-
 void ckpt_nt_shards_release(struct ckpt_nt_shards *set)
 {
     for (size_t i = 0; i < set->folders.len; i++) {
         folder_release(&set->folders.ptr[i]);
         ckpt_dir_unref(set->folders.ptr[i].dir);
     }
-    for (size_t i = 0; i < set->shards.len; i++)
-        shard_release(&set->shards.ptr[i]);
+    for (size_t i = 0; i < set->shards.len; i++) {
+        free(set->shards.ptr[i].dim);
+        free(set->shards.ptr[i].local_dim);
+        free(set->shards.ptr[i].pair);
+        ckpt_source_unref(set->shards.ptr[i].source);
+    }
     ckpt_vec_release(&set->folders);
     ckpt_vec_release(&set->shards);
     ckpt_vec_release(&set->params);

@@ -87,23 +87,16 @@ static bool take_slices(const char **s, const uint64_t *dim, uint32_t rank, stru
     return true;
 }
 
-static size_t count_pairs(const char *text)
-{
-    size_t n = 1;
-
-    for (; (text = strchr(text, ';')); text++)
-        n++;
-    return n;
-}
-
 int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
                         uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
                         struct ckpt_err *err)
 {
-    const size_t n = count_pairs(text);
     ckpt_cleanup(ckpt_freep) struct ckpt_nt_pair *pairs = NULL;
     const char *s = text;
+    size_t n = 1;
 
+    for (const char *at = text; (at = strchr(at, ';')); at++)
+        n++;
     if (n > CKPT_NT_MAX_PAIRS)
         return ckpt_fail(err, CKPT_LIMIT, "local_global_slices_pairs: more than %d pairs",
                          CKPT_NT_MAX_PAIRS);

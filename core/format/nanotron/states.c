@@ -106,21 +106,6 @@ static int add_masters(struct state_file *f, struct ckpt_err *err)
     return 0;
 }
 
-static int read_state_file(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
-                           struct state_file *ret, struct ckpt_err *err)
-{
-    return ckpt_torch_file_open(dir, name, pool, &ret->file, err) < 0 ||
-                   add_numbered(ret, err) < 0 || add_masters(ret, err) < 0
-               ? -1
-               : 0;
-}
-
-static void state_file_release(struct state_file *f)
-{
-    ckpt_vec_release(&f->states);
-    ckpt_torch_file_release(&f->file);
-}
-
 /* ---- all files ---- */
 
 struct file {
@@ -280,14 +265,6 @@ static int find_files(struct load *l, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-static int index_params(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->set->params.len; i++)
-        if (ckpt_map_add(&l->params, l->set->params.ptr[i].name, (uint32_t)i) == CKPT_NONE)
-            return ckpt_nomem(err);
-    return 0;
-}
-
 /* Find the shard of a parameter that these ranks wrote; of a parameter that is not sharded, the
  * only one. NULL: there is none. */
 static const struct ckpt_nt_shard *find_shard(const struct load *l, const char *param,
@@ -441,7 +418,10 @@ static int read_file(void *ctx, size_t i, struct ckpt_err *err)
     struct reading *f = (struct reading *)ctx + i;
 
     (void)err; /* if a file cannot be read, only its own tensors are left out */
-    (void)read_state_file(f->l->dir, f->file->name, f->l->set->opt->pool, &f->held, &f->err);
+    if (ckpt_torch_file_open(f->l->dir, f->file->name, f->l->set->opt->pool, &f->held.file,
+                             &f->err) == 0 &&
+        add_numbered(&f->held, &f->err) == 0)
+        (void)add_masters(&f->held, &f->err);
     return 0;
 }
 
@@ -477,7 +457,8 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
     for (size_t i = 0; i < n; i++) {
         if (rc == 0)
             rc = add_file(&f[i], err);
-        state_file_release(&f[i].held);
+        ckpt_vec_release(&f[i].held.states);
+        ckpt_torch_file_release(&f[i].held.file);
     }
     return rc;
 }
@@ -599,9 +580,11 @@ int ckpt_nt_states_add(const struct ckpt_nt_shards *set, const struct ckpt_nt_to
 
     if (!ckpt_dir_has_dir(set->dir, FOLDER))
         return 0;
-    if (ckpt_dir_open_below(set->dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0 ||
-        index_params(&l, err) < 0)
+    if (ckpt_dir_open_below(set->dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
         return -1;
+    for (size_t i = 0; i < set->params.len; i++)
+        if (ckpt_map_add(&l.params, set->params.ptr[i].name, (uint32_t)i) == CKPT_NONE)
+            return ckpt_nomem(err);
     for (size_t i = 0; i < l.files.len; i += AT_ONCE)
         if (add_files(&l, i, ckpt_min_u64(AT_ONCE, l.files.len - i), err) < 0)
             return -1;

@@ -160,16 +160,6 @@ static const struct ckpt_rank_copy *first_conflict(const struct ckpt_rank_copy *
     return bad;
 }
 
-static void tell_drifted(const struct ckpt_rank_copy *c, size_t n, struct ckpt_catalog *cat)
-{
-    ckpt_cleanup(ckpt_freep) char *more = n > 1 ? ckpt_asprintf(", and %zu more,", n - 1) : NULL;
-
-    ckpt_catalog_warn(cat,
-                      "'%s' in '%s'%s is not the one in '%s': of buffers and counters, of which "
-                      "each rank has its own, the lowest rank's are shown",
-                      c->first.piece->name, c->other.name, more ? more : "", c->first.name);
-}
-
 int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
                            const struct ckpt_reader_options *opt, const char *dir,
                            struct ckpt_catalog *cat, struct ckpt_err *err)
@@ -189,7 +179,14 @@ int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
             return ckpt_err_move(err, &mixed);
         ckpt_catalog_warn(cat, "%s", mixed.text);
     }
-    if (drifted)
-        tell_drifted(drifted, ndrifted, cat);
+    if (!drifted)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *more =
+        ndrifted > 1 ? ckpt_asprintf(", and %zu more,", ndrifted - 1) : NULL;
+    ckpt_catalog_warn(cat,
+                      "'%s' in '%s'%s is not the one in '%s': of buffers and counters, of which "
+                      "each rank has its own, the lowest rank's are shown",
+                      drifted->first.piece->name, drifted->other.name, more ? more : "",
+                      drifted->first.name);
     return 0;
 }

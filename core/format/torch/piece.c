@@ -478,22 +478,6 @@ static bool is_state(const char *key)
            ckpt_has_prefix(key, "sched") || ckpt_has_prefix(key, "rng");
 }
 
-static bool is_nested(const struct file *f)
-{
-    for (size_t i = 0; i < ckpt_pv_npair(&f->t.p, f->t.p.root); i++)
-        if (ckpt_pv_kind(ckpt_pv_value(&f->t.p, f->t.p.root, i)) == CKPT_PV_DICT)
-            return true;
-    return false;
-}
-
-static int see_states(struct file *f, const char *key, struct ckpt_err *err)
-{
-    if (!f->out->states && ckpt_has_prefix(key, "optim") && ckpt_utf8_ok(key) &&
-        !(f->out->states = ckpt_arena_strdup(&f->out->names, key)))
-        return ckpt_nomem(err);
-    return 0;
-}
-
 /* Add the entries of several state dicts; other values beside them are ignored. */
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err)
@@ -506,8 +490,10 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         ckpt_pv v = ckpt_pv_value(&f->t.p, dict, i);
         const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !ckpt_torch_is_tensor(&f->t.p, v);
         if (f->nested && depth == 0 && (!key || is_state(key) || other)) {
-            if (key &&
-                (see_states(f, key, err) < 0 || (!is_state(key) && leave_out(f, key, v, err) < 0)))
+            if (key && !f->out->states && ckpt_has_prefix(key, "optim") && ckpt_utf8_ok(key) &&
+                !(f->out->states = ckpt_arena_strdup(&f->out->names, key)))
+                return ckpt_nomem(err);
+            if (key && !is_state(key) && leave_out(f, key, v, err) < 0)
                 return -1;
             continue;
         }
@@ -539,7 +525,8 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
 
     if (ckpt_torch_file_read(s, &f.t, err) < 0)
         return -1;
-    f.nested = is_nested(&f);
+    for (size_t i = 0; i < ckpt_pv_npair(&f.t.p, f.t.p.root); i++)
+        f.nested |= ckpt_pv_kind(ckpt_pv_value(&f.t.p, f.t.p.root, i)) == CKPT_PV_DICT;
     return ckpt_pv_kind(f.t.p.root) == CKPT_PV_DICT
                ? add_entries(&f, f.t.p.root, "", 0, err)
                : fail_value(&f, f.t.p.root, "what was saved", err);

@@ -221,30 +221,24 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
     return check_bound(in, in->bound, in->at, err);
 }
 
-/* A target's padding, of which its sources know nothing, makes the dimension a multiple. */
-static enum ckpt_size_state solve_padding(struct ckpt_instance *in, const struct ckpt_factor *f,
-                                          uint32_t var, uint64_t *ret)
-{
-    struct ckpt_sizes *s = &in->sizes;
-    enum ckpt_size_state state;
-    uint32_t other;
-
-    s->known |= 1u << var;
-    s->var[var] = 0;
-    if (!in->pad_to || (state = ckpt_factor_size(f, s, ret, &other)) != CKPT_SIZE_KNOWN)
-        return CKPT_SIZE_UNKNOWN;
-    s->var[var] = (in->pad_to - *ret % in->pad_to) % in->pad_to;
-    return ckpt_factor_size(f, s, ret, &other);
-}
-
+/* The size of a target's dimension. Its padding, of which its sources know nothing, makes it a
+ * multiple. */
 static enum ckpt_size_state target_size(struct ckpt_instance *in, const struct ckpt_factor *f,
                                         uint64_t *ret, uint32_t *ret_var)
 {
-    const enum ckpt_size_state state = ckpt_factor_size(f, &in->sizes, ret, ret_var);
+    struct ckpt_sizes *s = &in->sizes;
+    const enum ckpt_size_state state = ckpt_factor_size(f, s, ret, ret_var);
+    const uint32_t var = *ret_var;
+    uint32_t other;
 
-    if (state != CKPT_SIZE_UNKNOWN || in->rule->scope->var[*ret_var].name[0] != '_')
+    if (state != CKPT_SIZE_UNKNOWN || in->rule->scope->var[var].name[0] != '_')
         return state;
-    return solve_padding(in, f, *ret_var, ret);
+    s->known |= 1u << var;
+    s->var[var] = 0;
+    if (!in->pad_to || ckpt_factor_size(f, s, ret, &other) != CKPT_SIZE_KNOWN)
+        return CKPT_SIZE_UNKNOWN;
+    s->var[var] = (in->pad_to - *ret % in->pad_to) % in->pad_to;
+    return ckpt_factor_size(f, s, ret, &other);
 }
 
 int ckpt_instance_shape(struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,

@@ -53,16 +53,6 @@ static int leave_out(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     return 0;
 }
 
-/* Are the rule's targets rows of one tensor? transformers saves such parts as they are, views of
- * one storage; the parts of any other dimension are copies. */
-static bool divides_rows(const struct ckpt_rule *rule)
-{
-    const struct ckpt_pattern *p = &rule->from[0].pattern;
-
-    return rule->nfrom == 1 && rule->nto > 1 && p->ndim && p->rest_at != 0 &&
-           p->dim[0].kind == CKPT_FACTOR_SUM;
-}
-
 /* Add one target side of a rule: a tensor for each value of the axes that are numbers in its name
  * only. They were one tensor in memory and go into the same file. `block` is that of the other
  * sides, or 0. */
@@ -156,7 +146,12 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const cha
     ap->in.bound = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)
         return ckpt_err_in(ap->err, "%s", rule->where);
-    const uint32_t block = divides_rows(rule) ? ++ap->blocks : 0;
+    /* transformers saves rows of one tensor as they are, views of one storage; the parts of any
+     * other dimension are copies */
+    const struct ckpt_pattern *p = &rule->from[0].pattern;
+    const bool rows =
+        rule->nto > 1 && p->ndim && p->rest_at != 0 && p->dim[0].kind == CKPT_FACTOR_SUM;
+    const uint32_t block = rows ? ++ap->blocks : 0;
     for (uint32_t side = 0; side < rule->nto; side++)
         if (add_side(ap, side, block) < 0)
             return -1;

@@ -105,14 +105,6 @@ static bool take_word(struct parser *p, const char *word)
     return true;
 }
 
-static bool take_sign(struct parser *p, const char *sign)
-{
-    if (!ckpt_has_prefix(p->t.s + p->i, sign))
-        return false;
-    p->i += strlen(sign);
-    return true;
-}
-
 static struct ckpt_expr *parse_number(struct parser *p)
 {
     const char *s = p->t.s + p->i;
@@ -314,8 +306,13 @@ static bool take_operator(struct parser *p, enum level level, enum ckpt_expr_op 
         if (operators[i].level != level)
             continue;
         *ret = operators[i].op;
-        if (isalpha((unsigned char)*sign) ? take_word(p, sign) : take_sign(p, sign))
+        if (isalpha((unsigned char)*sign)) {
+            if (take_word(p, sign))
+                return true;
+        } else if (ckpt_has_prefix(p->t.s + p->i, sign)) {
+            p->i += strlen(sign);
             return true;
+        }
     }
     return false;
 }

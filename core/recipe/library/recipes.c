@@ -202,15 +202,6 @@ int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe
     return set->given ? 0 : get_folder(set, MODELS, ret, err);
 }
 
-/* Does the family describe this model_type, in its list or (for types that are not Hugging Face's)
- * by the config that it produces? */
-static bool describes(const struct ckpt_family *f, const char *type)
-{
-    const char *made = ckpt_json_str(f->config, "model_type");
-
-    return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
-}
-
 int ckpt_recipes_family(const struct ckpt_recipes *set, const char *model_type,
                         const struct ckpt_family **ret, struct ckpt_err *err)
 {
@@ -219,9 +210,14 @@ int ckpt_recipes_family(const struct ckpt_recipes *set, const char *model_type,
     *ret = NULL;
     if (ckpt_recipes_models(set, &models, err) < 0)
         return -1;
-    for (size_t i = 0; i < models->families.len && !(*ret && (*ret)->given); i++)
-        if (describes(models->families.ptr[i], model_type))
-            *ret = models->families.ptr[i];
+    for (size_t i = 0; i < models->families.len && !(*ret && (*ret)->given); i++) {
+        const struct ckpt_family *f = models->families.ptr[i];
+        /* a type that is not Hugging Face's is in the config that the family produces */
+        const char *made = ckpt_json_str(f->config, "model_type");
+        if (!f->open &&
+            (ckpt_family_has_type(f, model_type) || (made && strcmp(made, model_type) == 0)))
+            *ret = f;
+    }
     return 0;
 }
 

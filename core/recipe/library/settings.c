@@ -155,18 +155,6 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
     return 0;
 }
 
-/* Append " (model_config.yaml)": the places in which a config was looked for. */
-static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
-{
-    const json_t *places = json_object_get(s->src->about, "config_looked_for"), *place;
-    size_t i;
-
-    json_array_foreach(places, i, place)
-        ckpt_str_printf(out, "%s%s", i ? ", " : " (", json_string_value(place));
-    if (json_array_size(places))
-        ckpt_str_putc(out, ')');
-}
-
 /* Without any config a base is the way out; a config that lacks some keys may be completed. */
 static int fail_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
                       const char *places, const char *keys, const char *options,
@@ -190,9 +178,14 @@ static int fail_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r
 static int check_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
                        struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
+    const json_t *looked_for = json_object_get(s->src->about, "config_looked_for"), *place;
     ckpt_cleanup(ckpt_str_release) struct ckpt_str places = {0}, keys = {0}, options = {0};
+    size_t n;
 
-    put_places(s, &places);
+    json_array_foreach(looked_for, n, place) /* " (model_config.yaml)" */
+        ckpt_str_printf(&places, "%s%s", n ? ", " : " (", json_string_value(place));
+    if (n)
+        ckpt_str_putc(&places, ')');
     for (size_t i = 0; i < s->family->needs.n; i++) {
         const char *key = s->family->needs.text[i];
         const json_t *v = json_object_get(s->hf, key);
