@@ -72,6 +72,30 @@ uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut)
     return t->cut[cut] ? t->cut[cut] : 1;
 }
 
+/* ---- a file ---- */
+
+int ckpt_writing_add(const struct ckpt_writing *w, const char *path, const struct ckpt_segment *seg,
+                     size_t n, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *first = w->cat->tensors.ptr;
+    int64_t mtime = INT64_MIN;
+
+    for (size_t i = 0; i < n; i++)
+        if (seg[i].kind == CKPT_SEGMENT_TENSOR)
+            mtime = ckpt_vfiles_mtime(seg[i].tensor, mtime);
+    if (ckpt_vfiles_add_segments(w->files, path, seg, n,
+                                 mtime == INT64_MIN ? w->model->mtime_ns : mtime, err) < 0)
+        return -1;
+    const struct ckpt_vnode *node = w->files->list.ptr[w->files->list.len - 1].node;
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_tensor *t = seg[i].kind == CKPT_SEGMENT_TENSOR ? seg[i].tensor : NULL;
+        if (t && t >= first && t < first + w->cat->tensors.len && seg[i].from == 0 &&
+            seg[i].len == ckpt_tensor_nbytes(t) && !w->place[t - first].file)
+            w->place[t - first] = (struct ckpt_vplace){.file = node, .off = seg[i].off};
+    }
+    return 0;
+}
+
 /* ---- parts of cuts ---- */
 
 uint32_t ckpt_cut_dim(const struct ckpt_tensor *t, enum ckpt_cut_way way)

@@ -33,6 +33,11 @@ struct ckpt_writing {
     struct ckpt_vplace *place; /* of each tensor, all zero at first: for those that stay whole */
 };
 
+/* Add a file of segments, which is as new as the newest of its tensors. It becomes the place of
+ * those tensors of the catalogue that it has whole and that have no place yet. */
+int ckpt_writing_add(const struct ckpt_writing *w, const char *path, const struct ckpt_segment *seg,
+                     size_t n, struct ckpt_err *err);
+
 /* The type of most elements, by its name in torch: the one that a trainer builds the model in. */
 const char *ckpt_writing_dtype(const struct ckpt_writing *w);
 

@@ -104,7 +104,6 @@ static int put_file(struct state *s, struct file *f, const char *path, struct ck
 {
     static const char spaces[8] = "        ";
     struct ckpt_segment *seg = ckpt_arena_alloc(s->arena, (f->n + LEADING) * sizeof *seg);
-    int64_t mtime = INT64_MIN;
 
     if (!seg)
         return ckpt_nomem(err);
@@ -131,17 +130,8 @@ static int put_file(struct state *s, struct file *f, const char *path, struct ck
                                                  .kind = CKPT_SEGMENT_TENSOR,
                                                  .from = p->rows.from,
                                                  .tensor = p->rows.tensor};
-        mtime = ckpt_vfiles_mtime(p->rows.tensor, mtime);
     }
-    if (ckpt_vfiles_add_segments(s->w->files, path, seg, f->n + LEADING,
-                                 mtime == INT64_MIN ? s->w->model->mtime_ns : mtime, err) < 0)
-        return -1;
-    const struct ckpt_vnode *node = s->w->files->list.ptr[s->w->files->list.len - 1].node;
-    for (size_t i = 0; i < f->n; i++)
-        if (ckpt_rows_whole(&f->part[i].rows))
-            s->w->place[f->part[i].tensor] =
-                (struct ckpt_vplace){.file = node, .off = seg[LEADING + i].off};
-    return 0;
+    return ckpt_writing_add(s->w, path, seg, f->n + LEADING, err);
 }
 
 /* The file `file` of rank `rank`, of parts[0..n); there is none without parts. */

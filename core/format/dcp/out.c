@@ -92,43 +92,19 @@ static int put_segments(const struct file *f, struct ckpt_segment *seg, struct c
     return around.failed ? ckpt_nomem(err) : 0;
 }
 
-/* Where tensors of the catalogue lie whole. */
-static void set_places(struct out *o, const struct file *f, const struct ckpt_segment *seg)
-{
-    const struct ckpt_vfiles *files = o->w->files;
-    const struct ckpt_vnode *node = files->list.ptr[files->list.len - 1].node;
-    const struct ckpt_tensor *first = o->w->cat->tensors.ptr;
-
-    for (size_t i = 0; i < f->n; i++) {
-        const struct ckpt_tensor *t =
-            seg[2 * i + 1].kind == CKPT_SEGMENT_TENSOR ? seg[2 * i + 1].tensor : NULL;
-        if (t && t >= first && t < first + o->w->cat->tensors.len && seg[2 * i + 1].from == 0 &&
-            seg[2 * i + 1].len == ckpt_tensor_nbytes(t))
-            o->w->place[t - first] = (struct ckpt_vplace){.file = node, .off = seg[2 * i + 1].off};
-    }
-}
-
 static int add_file(struct out *o, uint32_t rank, size_t first, size_t n, struct ckpt_err *err)
 {
     struct file *f = ckpt_arena_alloc(o->arena, sizeof *f);
     struct ckpt_segment *seg = ckpt_arena_alloc(o->arena, (2 * n + 1) * sizeof *seg);
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s__%u_0.distcp", o->folder, rank);
-    int64_t mtime = INT64_MIN;
 
     if (!f || !seg || !path)
         return ckpt_nomem(err);
     *f = (struct file){.state = o->state, .first = first, .n = n};
-    if (ckpt_text_init(&f->text, put_around, f, n, o->arena, err) < 0 ||
-        put_segments(f, seg, err) < 0)
-        return -1;
-    for (size_t i = 0; i < n; i++)
-        if (seg[2 * i + 1].kind == CKPT_SEGMENT_TENSOR)
-            mtime = ckpt_vfiles_mtime(seg[2 * i + 1].tensor, mtime);
-    if (ckpt_vfiles_add_segments(o->w->files, path, seg, n ? 2 * n + 1 : 0,
-                                 mtime == INT64_MIN ? o->w->model->mtime_ns : mtime, err) < 0)
-        return -1;
-    set_places(o, f, seg);
-    return 0;
+    return ckpt_text_init(&f->text, put_around, f, n, o->arena, err) < 0 ||
+                   put_segments(f, seg, err) < 0
+               ? -1
+               : ckpt_writing_add(o->w, path, seg, n ? 2 * n + 1 : 0, err);
 }
 
 /* ---- all of it ---- */

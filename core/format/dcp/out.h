@@ -47,9 +47,6 @@ bool ckpt_rows_of(const struct ckpt_tensor *t, uint32_t rank, uint32_t ranks,
 void ckpt_rows_dim(const struct ckpt_rows *r, uint64_t dim[CKPT_MAX_RANK],
                    uint64_t off[CKPT_MAX_RANK]);
 
-/* Is the part the whole tensor? */
-bool ckpt_rows_whole(const struct ckpt_rows *r);
-
 /* How many parts all ranks have together, at most. LIMIT if that is more than a view may have. */
 int ckpt_rows_count(const struct ckpt_catalog *cat, uint32_t ranks, size_t *ret,
                     struct ckpt_err *err);

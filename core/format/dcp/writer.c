@@ -42,8 +42,6 @@ void ckpt_rows_dim(const struct ckpt_rows *r, uint64_t dim[CKPT_MAX_RANK],
     }
 }
 
-bool ckpt_rows_whole(const struct ckpt_rows *r) { return r->n == rows_in(r->tensor); }
-
 int ckpt_rows_count(const struct ckpt_catalog *cat, uint32_t ranks, size_t *ret,
                     struct ckpt_err *err)
 {

@@ -35,7 +35,6 @@ struct item {
 
 struct part {
     const struct ckpt_tensor *tensor; /* what the rank has */
-    size_t place; /* one more than its number in the catalogue, if it is whole; else 0 */
     uint64_t nbytes;
 };
 
@@ -208,7 +207,6 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
         s->pp > 1 ? ckpt_asprintf("model-pp-%" PRIu32 "-tp-%" PRIu32 "-part-%zu.safetensors", stage,
                                   rank, number)
                   : ckpt_asprintf("model-rank-%" PRIu32 "-part-%zu.safetensors", rank, number);
-    int64_t mtime = INT64_MIN;
     uint64_t off = 0;
 
     if (!seg || !path)
@@ -236,19 +234,10 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
             seg[i + 1].kind = CKPT_SEGMENT_MEM;
             seg[i + 1].mem = &one;
         }
-        mtime = ckpt_vfiles_mtime(p->tensor, mtime);
         off += p->nbytes;
     }
-    if (ckpt_vfiles_add_segments(s->w->files, path, seg, n + 1,
-                                 mtime == INT64_MIN ? s->w->model->mtime_ns : mtime, err) < 0)
-        return -1;
-    const struct ckpt_vnode *node = s->w->files->list.ptr[s->w->files->list.len - 1].node;
-    for (size_t i = 0; i < n; i++)
-        if (s->parts.ptr[i].place && !s->w->place[s->parts.ptr[i].place - 1].file)
-            s->w->place[s->parts.ptr[i].place - 1] =
-                (struct ckpt_vplace){.file = node, .off = seg[i + 1].off};
     s->parts.len = 0;
-    return 0;
+    return ckpt_writing_add(s->w, path, seg, n + 1, err);
 }
 
 /* ---- a rank ---- */
@@ -264,9 +253,7 @@ static int take(struct state *s, const struct item *it, uint32_t rank, struct pa
     if (ckpt_cut_tensor(s->w->cat, t, CKPT_CUT_OVER_TP, rank, s->tp, own, err) < 0)
         return -1;
     const bool whole = t->cat && own->numel == t->numel;
-    *ret = (struct part){.tensor = whole ? t : own,
-                         .place = whole ? (size_t)(t - s->w->cat->tensors.ptr) + 1 : 0,
-                         .nbytes = ckpt_tensor_nbytes(own)};
+    *ret = (struct part){.tensor = whole ? t : own, .nbytes = ckpt_tensor_nbytes(own)};
     return 0;
 }
 

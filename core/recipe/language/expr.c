@@ -47,7 +47,12 @@ struct parser {
     struct ckpt_err *err;
 };
 
+/* How tightly operators bind. */
+enum level { OR, AND, COMPARISON, SUM, PRODUCT, PRIMARY };
+
 static struct ckpt_expr *parse_or(struct parser *p);
+
+static struct ckpt_expr *parse_level(struct parser *p, enum level level);
 
 static char skip(struct parser *p)
 {
@@ -71,16 +76,13 @@ static struct ckpt_expr *node(struct parser *p, enum ckpt_expr_op op)
     return e;
 }
 
-static struct ckpt_expr *binary(struct parser *p, enum ckpt_expr_op op, struct ckpt_expr *a,
-                                struct ckpt_expr *b)
+static struct ckpt_expr *node_of(struct parser *p, enum ckpt_expr_op op, size_t narg)
 {
-    struct ckpt_expr *e = a && b ? node(p, op) : NULL;
+    struct ckpt_expr *e = node(p, op);
 
-    if (e) {
-        e->narg = 2;
-        e->arg[0] = a;
-        e->arg[1] = b;
-    }
+    if (!e || !(e->args = ckpt_arena_alloc(p->arena, (narg + 1) * sizeof *e->args)))
+        return (void)ckpt_nomem(p->err), NULL;
+    e->narg = (uint32_t)narg;
     return e;
 }
 
@@ -250,6 +252,18 @@ static struct ckpt_expr *parse_word(struct parser *p)
     return e;
 }
 
+/* An operator that stands before its operand, which is one of `level`. */
+static struct ckpt_expr *parse_unary(struct parser *p, enum ckpt_expr_op op, enum level level)
+{
+    if (++p->depth > MAX_DEPTH)
+        return fail_at(p, p->i, "nested deeper than %d", MAX_DEPTH);
+    struct ckpt_expr *operand = parse_level(p, level), *e = operand ? node_of(p, op, 1) : NULL;
+    p->depth--;
+    if (e)
+        e->args[0] = operand;
+    return e;
+}
+
 static struct ckpt_expr *parse_primary(struct parser *p)
 {
     char c = skip(p);
@@ -264,13 +278,7 @@ static struct ckpt_expr *parse_primary(struct parser *p)
     }
     if (c == '-') {
         p->i++;
-        if (++p->depth > MAX_DEPTH)
-            return fail_at(p, p->i, "nested deeper than %d", MAX_DEPTH);
-        struct ckpt_expr *e = parse_primary(p), *neg = e ? node(p, CKPT_OP_NEGATE) : NULL;
-        p->depth--;
-        if (neg)
-            neg->narg = 1, neg->arg[0] = e;
-        return neg;
+        return parse_unary(p, CKPT_OP_NEGATE, PRIMARY);
     }
     if (c == '\'')
         return parse_text(p);
@@ -282,9 +290,6 @@ static struct ckpt_expr *parse_primary(struct parser *p)
         return fail_at(p, p->i, "the expression ends where a value should stand");
     return fail_at(p, p->i, "'%c' where a value should stand", c);
 }
-
-/* How tightly operators bind. */
-enum level { OR, AND, COMPARISON, SUM, PRODUCT, PRIMARY };
 
 static const struct {
     const char *sign;
@@ -317,19 +322,6 @@ static bool take_operator(struct parser *p, enum level level, enum ckpt_expr_op 
     return false;
 }
 
-static struct ckpt_expr *parse_level(struct parser *p, enum level level);
-
-static struct ckpt_expr *parse_not(struct parser *p)
-{
-    if (++p->depth > MAX_DEPTH)
-        return fail_at(p, p->i, "nested deeper than %d", MAX_DEPTH);
-    struct ckpt_expr *e = parse_level(p, COMPARISON), *no = e ? node(p, CKPT_OP_NOT) : NULL;
-    p->depth--;
-    if (no)
-        no->narg = 1, no->arg[0] = e;
-    return no;
-}
-
 /* Parse operands of the next level with the operators of this one between them. Comparisons form no
  * chains, and "not" stands before one. */
 static struct ckpt_expr *parse_level(struct parser *p, enum level level)
@@ -339,10 +331,14 @@ static struct ckpt_expr *parse_level(struct parser *p, enum level level)
     if (level == PRIMARY)
         return parse_primary(p);
     if (level == COMPARISON && take_word(p, "not"))
-        return parse_not(p);
+        return parse_unary(p, CKPT_OP_NOT, COMPARISON);
     struct ckpt_expr *e = parse_level(p, level + 1);
     while (e && take_operator(p, level, &op)) {
-        e = binary(p, op, e, parse_level(p, level + 1));
+        struct ckpt_expr *left = e, *right = parse_level(p, level + 1);
+        if ((e = right ? node_of(p, op, 2) : NULL)) {
+            e->args[0] = left;
+            e->args[1] = right;
+        }
         if (level == COMPARISON)
             break;
     }
@@ -382,16 +378,6 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
 /* ---- expressions that are written as JSON ---- */
 
 static int from_json(struct parser *p, const json_t *j, json_t *keep, const struct ckpt_expr **ret);
-
-static struct ckpt_expr *node_of(struct parser *p, enum ckpt_expr_op op, size_t narg)
-{
-    struct ckpt_expr *e = node(p, op);
-
-    if (!e || !(e->args = ckpt_arena_alloc(p->arena, (narg + 1) * sizeof *e->args)))
-        return (void)ckpt_nomem(p->err), NULL;
-    e->narg = (uint32_t)narg;
-    return e;
-}
 
 static struct ckpt_expr *from_list(struct parser *p, const json_t *j, json_t *keep)
 {
@@ -478,7 +464,7 @@ int ckpt_expr_keys(const struct ckpt_expr *e, int (*fn)(void *ctx, const char *k
     if (e->op == CKPT_OP_KEY && fn(ctx, e->text) < 0)
         return -1;
     for (uint32_t i = 0; i < e->narg; i++)
-        if (ckpt_expr_keys(e->op == CKPT_OP_CALL ? e->args[i] : e->arg[i], fn, ctx) < 0)
+        if (ckpt_expr_keys(e->args[i], fn, ctx) < 0)
             return -1;
     return 0;
 }

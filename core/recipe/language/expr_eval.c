@@ -188,8 +188,8 @@ static json_t *eval_in(struct eval *ev, const json_t *a, const json_t *list)
 
 static json_t *eval_binary(struct eval *ev, const struct ckpt_expr *e)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *a = eval(ev, e->arg[0]);
-    ckpt_cleanup(ckpt_json_decrefp) json_t *b = eval(ev, e->arg[1]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *a = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *b = eval(ev, e->args[1]);
 
     if (!a || !b)
         return NULL;
@@ -201,11 +201,11 @@ static json_t *eval_binary(struct eval *ev, const struct ckpt_expr *e)
 static json_t *eval_logic(struct eval *ev, const struct ckpt_expr *e)
 {
     const enum ckpt_truth decides = e->op == CKPT_OP_OR ? CKPT_TRUE : CKPT_FALSE;
-    enum ckpt_truth a = eval_truth(ev, e->arg[0]);
+    enum ckpt_truth a = eval_truth(ev, e->args[0]);
 
     if (a == decides)
         return truth_value(a);
-    enum ckpt_truth b = eval_truth(ev, e->arg[1]);
+    enum ckpt_truth b = eval_truth(ev, e->args[1]);
     if (b == decides)
         return truth_value(b);
     return truth_value(a == CKPT_UNKNOWN ? a : b);
@@ -397,7 +397,7 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
 
 static json_t *eval_negate(struct eval *ev, const struct ckpt_expr *e)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *v = eval(ev, e->arg[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v = eval(ev, e->args[0]);
 
     if (json_is_integer(v) && json_integer_value(v) != INT64_MIN)
         return json_integer(-json_integer_value(v));
@@ -446,7 +446,7 @@ static json_t *eval(struct eval *ev, const struct ckpt_expr *e)
     case CKPT_OP_AND:
         return eval_logic(ev, e);
     case CKPT_OP_NOT:
-        t = eval_truth(ev, e->arg[0]);
+        t = eval_truth(ev, e->args[0]);
         return truth_value(t == CKPT_UNKNOWN ? t : t == CKPT_TRUE ? CKPT_FALSE : CKPT_TRUE);
     case CKPT_OP_NEGATE:
         return eval_negate(ev, e);

@@ -59,9 +59,8 @@ struct ckpt_expr {
     enum ckpt_expr_op op;
     enum ckpt_expr_call call;
     uint32_t narg;
-    const struct ckpt_expr *arg[2]; /* of operators */
-    const struct ckpt_expr **args;  /* of calls and objects */
-    const char **key;               /* the members of an object */
+    const struct ckpt_expr **args;
+    const char **key; /* the members of an object */
     json_t *literal;
     const char *text; /* CKPT_OP_TEXT, CKPT_OP_KEY, the word of each/where */
     json_int_t i;
