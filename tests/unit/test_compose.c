@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces taken apart into boxes and folded again: the same elements, in as few pieces. */
-#include "recipe/apply/compose.h"
+#include "recipe/apply/instance.h"
 #include "tensor/catalog.h"
 
 #include "test.h"

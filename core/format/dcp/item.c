@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the headers of items. */
-#include "format/dcp/item.h"
+#include "format/dcp/metadata.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -15,7 +15,6 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "container/torch_file.h"
-#include "format/dcp/item.h"
 #include "format/dcp/metadata.h"
 #include "format/pieces.h"
 #include "format/reader.h"

@@ -5,6 +5,7 @@
  * replicas. */
 #pragma once
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/vec.h"
+#include "container/zstd.h"
 #include "io/source.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
@@ -103,3 +105,33 @@ static inline const uint64_t *ckpt_dcp_ints(const struct ckpt_dcp_metadata *m, u
  * the order of planner_data. If these are not all tensors, once each, ret is 0 .. n - 1. -1: out of
  * memory. */
 int ckpt_dcp_order(const uint32_t *planned, size_t nplanned, size_t n, uint32_t *ret);
+
+/* ---- items: where in a file the elements of a chunk are ---- */
+
+struct ckpt_dcp_items {
+    CKPT_VEC(uint64_t) strides;           /* in bytes */
+    CKPT_VEC(struct ckpt_source *) plain; /* the compressed items, decompressed */
+    struct ckpt_zstd_store *store;        /* of these; NULL: none is compressed */
+    pthread_mutex_t lock;                 /* protects the three above while items are read */
+};
+
+/* An empty list. */
+void ckpt_dcp_items_init(struct ckpt_dcp_items *items);
+
+/* Free the lists. The struct can be released in any state. */
+void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
+
+/* Read and check the headers of the items of all tensors' chunks that are not empty, and set these
+ * chunks' `data`, `strides` and `plain`; source[] has the order of m->files. */
+int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
+                        struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
+
+/* If bytes [off, off+len) of s begin with a frame of zstd, *ret is a source of the decompressed
+ * bytes: at most max_len, and what torch.save puts around them. Otherwise *ret is NULL. */
+int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
+                        uint64_t len, uint64_t max_len, struct ckpt_source **ret,
+                        struct ckpt_err *err);
+
+/* The strides in bytes of the item of a chunk that is that box. */
+void ckpt_dcp_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_chunk *c,
+                      const struct ckpt_box *box, size_t esize, uint64_t *ret);

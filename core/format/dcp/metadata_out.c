@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing `.metadata`. Classes and attributes' names stand once, at the beginning, from where the
  * memo repeats them. */
-#include "format/dcp/metadata_out.h"
+#include "format/dcp/out.h"
 
 #include <stdio.h>
 

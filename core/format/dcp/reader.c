@@ -7,7 +7,7 @@
 #include "container/torch_file.h"
 #include "format/automodel/run_folder.h"
 #include "format/dcp/load.h"
-#include "format/megatron/layout.h"
+#include "format/megatron/load.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};

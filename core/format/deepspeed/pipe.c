@@ -7,7 +7,6 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
-#include "format/deepspeed/rules.h"
 
 #define TIED "tied_modules."
 #define INFO "universal_checkpoint_info"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading universal_checkpoint_info. */
-#include "format/deepspeed/rules.h"
+#include "format/deepspeed/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names of DeepSpeed's files. */
-#include "format/deepspeed/tag.h"
+#include "format/deepspeed/file.h"
 
 #include <stdlib.h>
 #include <string.h>

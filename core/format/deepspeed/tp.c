@@ -8,7 +8,6 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
-#include "format/deepspeed/rules.h"
 
 struct join {
     const struct ckpt_ds_zero *rank0;

@@ -8,7 +8,6 @@
 
 #include "format/deepspeed/file.h"
 #include "format/deepspeed/part.h"
-#include "format/deepspeed/tag.h"
 #include "format/reader.h"
 
 /* ---- one rank's optimizer file: flat partitions of masters and of moments ---- */

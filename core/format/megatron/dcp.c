@@ -4,7 +4,6 @@
 
 #include "format/dcp/load.h"
 #include "format/megatron/load.h"
-#include "format/megatron/name.h"
 
 const char ckpt_megatron_common_state[] = "common_state/shard_0_1";
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recognising the formats by the files that Megatron writes. */
-#include "format/megatron/layout.h"
+#include "format/megatron/load.h"
 
 #include <stdlib.h>
 #include <string.h>

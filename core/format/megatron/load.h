@@ -7,10 +7,12 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/str.h"
 #include "base/vec.h"
 #include "container/pickle.h"
 #include "container/torch_file.h"
 #include "format/reader.h"
+#include "io/dir.h"
 #include "io/source.h"
 
 /* The facts that a Megatron checkpoint records besides its tensors: the run's arguments and the
@@ -108,3 +110,65 @@ int ckpt_megatron_mesh_place(struct ckpt_megatron_mesh *m, struct ckpt_catalog *
 /* The state dict in a rank's file: `model`, or `modelN` for virtual stage N. The value may be
  * another type than a dict. */
 ckpt_pv ckpt_megatron_rank_model(const struct ckpt_megatron_rank *r, uint32_t stage, bool numbered);
+
+/* ---- names ---- */
+
+/* Names of a Megatron checkpoint's tensors, converted to the form that recipes use, which is that
+ * of torch_dist.
+ *
+ *     module.decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight
+ *         -> decoder.layers.4.mlp.experts.experts.5.linear_fc1.weight   of layers from 4, experts
+ * from 4 module.decoder.layers.0.mlp.experts.linear_fc1.weight1_w
+ *         -> decoder.layers.0.mlp.experts.experts.1.linear_fc1.weight_w */
+
+/* The first global numbers of layers and experts in one rank's file. */
+struct ckpt_megatron_place {
+    uint64_t layer, expert;
+};
+
+/* Write into `out` the name without the prefixes of wrappers and with global numbers; false: the
+ * name is not one of the model's weights. If memory runs out, out->failed is set. */
+bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
+                        struct ckpt_str *out);
+
+/* The number after "decoder.layers." in a stripped name; false: there is none. */
+bool ckpt_megatron_layer(const char *name, uint64_t *ret);
+
+/* Does the name belong to an optimizer's state? */
+bool ckpt_megatron_is_state(const char *name);
+
+/* Does the name belong to an adapter of NeMo 1, or to a module that an adapter wraps? */
+bool ckpt_megatron_is_wrapped(const char *name);
+
+/* ---- layouts ---- */
+
+/* Which Megatron format a directory is of, and where its parts lie: Megatron's own layout, and
+ * those that NeMo puts around it.
+ *
+ *     iter_0000010/                     metadata.json, or mp_rank_*, or a DCP's .metadata
+ *     CKPT/weights/, CKPT/context/      NeMo 2
+ *     CKPT/model_weights/               NeMo 1, unpacked; CKPT/model_config.yaml */
+
+enum ckpt_megatron_format {
+    CKPT_MEGATRON_NONE,
+    CKPT_MEGATRON_DIST,       /* torch_dist */
+    CKPT_MEGATRON_ZARR,       /* zarr */
+    CKPT_MEGATRON_RANKS,      /* torch: one file per rank */
+    CKPT_MEGATRON_DCP,        /* torch_dcp, fsdp_dtensor */
+    CKPT_MEGATRON_OTHER,      /* metadata.json names another back end */
+    CKPT_MEGATRON_UNFINISHED, /* files of a format, but no metadata.json, so the save is not
+                                 finished */
+};
+
+struct ckpt_megatron_layout {
+    enum ckpt_megatron_format format;
+    const char *below; /* folder of the weights: "", "weights" ... */
+};
+
+/* Recognise the layout. Reads names, metadata.json and the beginning of .metadata. */
+struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir);
+
+/* Open the part ("optimizer", "extra") of a save of verl whose weights are in another directory, if
+ * it is there and finished; else *ret is NULL. */
+int ckpt_megatron_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
+                         const char *part, struct ckpt_dir **ret, struct ckpt_err *err);

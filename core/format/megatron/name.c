@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting names: prefixes, names of other state, numbers, and the names from before
  * Megatron-Core. */
-#include "format/megatron/name.h"
+#include "format/megatron/load.h"
 
 #include <string.h>
 

@@ -15,7 +15,6 @@
 #include "base/str.h"
 #include "base/take.h"
 #include "format/megatron/load.h"
-#include "format/megatron/name.h"
 #include "format/pieces.h"
 
 enum { MAX_STAGES = 1024, MAX_NESTING = 8 };

@@ -14,9 +14,7 @@
 #include "container/config.h"
 #include "container/torch_file.h"
 #include "format/dcp/load.h"
-#include "format/megatron/layout.h"
 #include "format/megatron/load.h"
-#include "format/megatron/name.h"
 #include "format/reader.h"
 
 #define VERL_WEIGHTS "dist_ckpt" /* the folder of verl's distributed checkpoints */

@@ -8,7 +8,6 @@
 #include "base/par.h"
 #include "container/zarr.h"
 #include "format/megatron/load.h"
-#include "format/megatron/name.h"
 #include "format/pieces.h"
 
 struct chunk {

@@ -14,7 +14,6 @@
 #include "format/nanotron/name.h"
 #include "format/nanotron/shards.h"
 #include "format/nanotron/slices.h"
-#include "format/nanotron/states.h"
 #include "format/pieces.h"
 
 struct load {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Combining the ranks' pickles of optimizer states to whole tensors. */
-#include "format/nanotron/states.h"
+#include "format/nanotron/shards.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

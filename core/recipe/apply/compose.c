@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Taking pieces apart into boxes, and folding boxes into pieces. */
-#include "recipe/apply/compose.h"
+#include "recipe/apply/instance.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -94,3 +95,20 @@ void ckpt_instance_release(struct ckpt_instance *in);
  * match. UNSUPPORTED: t is computed, or its pieces are not boxes. */
 int ckpt_rearrange(struct ckpt_catalog *cat, const struct ckpt_tensor *t, const char *from,
                    const char *to, struct ckpt_tensor *ret, struct ckpt_err *err);
+
+/* ---- pieces of pieces ---- */
+
+/* A tensor that a recipe made has pieces of several axes in a dimension; to map
+ * it again they are taken as boxes, and what the boxes give is folded into few pieces, so that a
+ * tensor that is mapped twice is read in as few calls as one that is mapped once. */
+
+/* Call `take` for the boxes that a piece of t is made of: pieces with one axis per dimension, of
+ * unit step. Stops where it returns -1. UNSUPPORTED if they are not boxes, or too many. */
+int ckpt_compose_boxes(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
+                       int (*take)(void *ctx, const struct ckpt_piece *box, struct ckpt_err *err),
+                       void *ctx, struct ckpt_err *err);
+
+/* Join neighbours of piece[0..n), which lie in a tensor of that shape, into pieces of more axes;
+ * returns how many are left. */
+size_t ckpt_compose_fold(struct ckpt_piece_draft *piece, size_t n, const uint64_t *dim,
+                         uint32_t rank);

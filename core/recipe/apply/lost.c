@@ -22,7 +22,8 @@ static bool same_value(const json_t *want, const json_t *got)
         return !got || json_is_null(got);
     if (json_is_number(want))
         return json_is_number(got) && json_number_value(want) == json_number_value(got);
-    if (json_typeof(want) != json_typeof(got) || json_array_size(want) != json_array_size(got))
+    if (!got || json_typeof(want) != json_typeof(got) ||
+        json_array_size(want) != json_array_size(got))
         return false;
     if (!json_is_array(want) && !json_is_object(want))
         return json_equal(want, got);

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "recipe/apply/compose.h"
-
 enum { MAX_PIECES = 1 << 20 };
 
 /* One dimension of one tensor in one term: offset and free axes, slowest first. */
