@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/experts.h"
-#include "recipe/apply/leftover.h"
+#include "recipe/apply/apply.h"
 #include "recipe/language/field.h"
 #include "recipe/library/types.h"
 #include "tensor/same.h"

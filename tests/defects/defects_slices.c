@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/str.h"
-#include "format/nanotron/slices.h"
+#include "format/nanotron/shards.h"
 
 static const struct shape {
     const char *name, *text;

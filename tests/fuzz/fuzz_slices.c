@@ -2,8 +2,7 @@
 /* nanotron's slice metadata. Input: shape, the file's shape, pairs, version, a line each. */
 #include "fuzz.h"
 
-#include "format/nanotron/name.h"
-#include "format/nanotron/slices.h"
+#include "format/nanotron/shards.h"
 
 /* What three ranks have of a pair is all of it. */
 static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)

@@ -4,8 +4,7 @@
 
 #include <stdlib.h>
 
-#include "format/nanotron/name.h"
-#include "format/nanotron/slices.h"
+#include "format/nanotron/shards.h"
 
 static void check_pairs(const char *shape, const char *text, uint64_t rows, uint64_t cols,
                         size_t want, const uint64_t (*ranges)[3])

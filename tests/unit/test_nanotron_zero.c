@@ -2,7 +2,7 @@
 /* ZeRO-1: which interval a rank has, and the boxes that it is. */
 #include "test.h"
 
-#include "format/nanotron/slices.h"
+#include "format/nanotron/shards.h"
 #include "random.h"
 
 TEST(share, ranks_follow_each_other_and_the_first_are_longer)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranked tensors: each rank's part as the marks of a rule say, byte by byte. */
-#include "recipe/apply/join.h"
+#include "recipe/apply/resolve.h"
 
 #include <stdlib.h>
 

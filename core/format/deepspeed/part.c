@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting extents of flat buffers to pieces of tensors. */
-#include "format/deepspeed/part.h"
+#include "format/deepspeed/zero.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -11,9 +11,7 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "container/torch_file.h"
-#include "format/nanotron/name.h"
 #include "format/nanotron/shards.h"
-#include "format/nanotron/slices.h"
 #include "format/pieces.h"
 
 struct load {

@@ -7,13 +7,122 @@
  *     read: their headers, in parallel */
 #pragma once
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/vec.h"
-#include "format/nanotron/name.h"
-#include "format/nanotron/slices.h"
 #include "format/reader.h"
 #include "io/source.h"
+#include "tensor/box.h"
+
+/* ---- names of files ---- */
+
+/* File names of nanotron's weights (nanotron/serialize/utils.py):
+ *
+ *     model_LEAF.safetensors
+ *     model_LEAF_pp-rank-P-of-PP_tp-rank-T-of-TP[_exp-rank-E-of-EP].safetensors
+ *     model_model_LEAF.safetensors_pp-rank-P-of-PP_tp-rank-T-of-TP[_exp-rank-E-of-EP].safetensors
+ *
+ * The last form was written by the code of 2024-03-06 to 2024-04-25 (versions 1.2 and 1.3), for
+ * sharded files only. It is also accepted without the suffix at its end. */
+
+struct ckpt_nt_rank {
+    uint32_t rank, size;
+};
+
+struct ckpt_nt_name {
+    const char *leaf; /* a part of the name */
+    size_t leaf_len;
+    bool sharded;
+    bool has_ep;
+    bool broken; /* the name has the last form */
+    struct ckpt_nt_rank pp, tp, ep;
+};
+
+/* The number of ranks of each kind in a save. */
+struct ckpt_nt_topology {
+    uint32_t pp, tp, ep; /* ep 0: no file name has an expert rank */
+};
+
+/* Parse a name; false if it is not a weight's. */
+bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret);
+
+/* Parse "_tp-rank-3-of-8", where the axis is "tp" and the separator "-rank-", and move *s past it.
+ * False: the text is different, or the rank is not less than its size. */
+bool ckpt_nt_take_rank(const char **s, const char *axis, const char *separator,
+                       struct ckpt_nt_rank *ret);
+
+/* The topology of the save that a sharded file belongs to, by its name. */
+struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name);
+
+/* Can both be of one save? A number that is 0 matches any, as that of files without an expert rank.
+ */
+bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b);
+
+/* ---- slices ---- */
+
+/* The metadata of a sharded nanotron file: which slices of the file's tensor correspond to which
+ * slices of the whole parameter.
+ *
+ *     local_global_slices_pairs   "0,16,None|None,None,None#16,32,None|None,None,None;..." pairs of
+ * local # global slices unsharded_shape             "(64, 32)", "(64,)", and with NumPy 2
+ * "(np.int64(64), 32)"
+ *
+ * Written by nanotron/serialize/metadata.py; a slice is start,stop,step with Python's None for the
+ * whole. */
+
+/* A parameter has at most this many chunks (qkv has three). */
+enum { CKPT_NT_MAX_PAIRS = 4096 };
+
+struct ckpt_nt_pair {
+    struct ckpt_box local, global;
+};
+
+/* Parse a tuple of sizes. */
+int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
+                        struct ckpt_err *err);
+
+/* Parse the pairs for a file of shape local_dim and a parameter of shape dim, both of this rank.
+ * The two slices of a pair must have equal extents and be inside their shapes. *ret_pairs is
+ * malloc'ed. */
+int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
+                        uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
+                        struct ckpt_err *err);
+
+/* Is version `text` ("1.4") newer than 1.5, the newest known version? FORMAT: it is not integers
+ * separated by dots. */
+int ckpt_nt_version_check(const char *text, struct ckpt_err *err);
+
+/* ---- ZeRO-1 ----
+ *
+ * Each data-parallel rank keeps the optimizer's states of one interval of every parameter, which is
+ * the parameter's part on a tensor-parallel rank, flattened in row-major order. The intervals
+ * follow each other in the order of the ranks and cover the parameter (nanotron/optim/zero.py). */
+
+/* Elements [lo, hi). */
+struct ckpt_nt_interval {
+    uint64_t lo, hi;
+};
+
+/* The interval of one rank when numel elements are divided evenly; the first ranks get one more. */
+struct ckpt_nt_interval ckpt_nt_zero_share(uint64_t numel, uint32_t rank, uint32_t size);
+
+/* As ckpt_nt_zero_share, but from `offsets` if it lists the parameter: the object
+ * param_name_to_dp_rank_offsets in optimizer_config.json, {PARAM: {"0": ["0", "118"], ...}}, which
+ * the first pipeline stage writes for its own parameters. NULL: not available. CONFLICT: the rank
+ * is not listed. FORMAT: the entry is not an interval of the parameter. */
+int ckpt_nt_zero_interval(const json_t *offsets, const char *param, uint64_t numel, uint32_t rank,
+                          uint32_t size, struct ckpt_nt_interval *ret, struct ckpt_err *err);
+
+/* Intersect an interval of a file's flattened elements with one of its slice pairs. Returns the
+ * number of resulting pairs (0: nothing). local_dim is the file's shape. */
+size_t ckpt_nt_pair_clip(const struct ckpt_nt_pair *pair, const uint64_t *local_dim,
+                         const struct ckpt_nt_interval *in,
+                         struct ckpt_nt_pair out[CKPT_MAX_SPANS]);
 
 enum { CKPT_NT_MAX_VERSION = 16 };
 

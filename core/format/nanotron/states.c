@@ -14,7 +14,6 @@
 #include "base/take.h"
 #include "container/config.h"
 #include "container/torch_file.h"
-#include "format/nanotron/slices.h"
 #include "format/pieces.h"
 
 #define FOLDER "optimizer"

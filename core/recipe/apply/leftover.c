@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding tensors that were not used by a recipe. */
-#include "recipe/apply/leftover.h"
+#include "recipe/apply/apply.h"
 
 #include <stdlib.h>
 
