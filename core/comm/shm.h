@@ -7,7 +7,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 /* A hash of the machine's name and boot id, equal for processes of one machine. If CKPTFS_NODE is

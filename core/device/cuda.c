@@ -3,8 +3,6 @@
  * was found. */
 #include "device/cuda.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/err.h"

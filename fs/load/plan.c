@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt plan: what a load by a job of a given size would do. No tensor data is read. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "base/err.h"
 #include "base/json.h"

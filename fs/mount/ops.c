@@ -3,7 +3,6 @@
 #include "mount/mount.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>

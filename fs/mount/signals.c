@@ -2,7 +2,6 @@
 /* A thread that waits for signals with sigwait, so that no other thread is interrupted. */
 #include "mount/signals.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 /* ckpt explain: where a tensor's bytes come from. */
 #include <fnmatch.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"

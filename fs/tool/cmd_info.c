@@ -2,9 +2,6 @@
 /* ckpt info: facts about a run; of a mountpoint, about the run that it shows, and with -v what its
  * daemon has negotiated. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/err.h"
 #include "base/json.h"

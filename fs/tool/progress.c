@@ -3,7 +3,6 @@
 #include "tool/progress.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
  * polls its state, so that no call waits for ever. */
 #include <ckptfs/load_nccl.h>
 
-#include <inttypes.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * its parent in the tree as soon as that has come. When the tree is connected, rank 0 broadcasts
  * all addresses along it. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>

@@ -2,8 +2,6 @@
 /* Transfers between processes of one machine that map each other's shared memory: the data
  * connection carries notes about where the bytes of a transfer are, and which transfers are used
  * up. */
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 
 #include "base/err.h"

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
 
 #include <ckptfs/load.h>

@@ -4,7 +4,6 @@
  * carries the bytes of transfers in the order of posting, without frames, because both sides know
  * the sizes. Between processes of one machine that can read each other's memory, it carries notes
  * about where the bytes are, and which transfers were copied (tcp_same_host.c). */
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 /* The life of an engine: start, waiting for it, end. */
 #include "load/engine/engine.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

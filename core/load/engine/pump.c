@@ -2,7 +2,6 @@
 /* The pump: its turns, the timeouts, and the end, on which all ranks agree. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 

@@ -7,7 +7,6 @@
  * group find the same ranks and the same boxes, without exchanging anything. */
 #pragma once
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"

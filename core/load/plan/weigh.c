@@ -3,7 +3,6 @@
 #include "load/plan/weigh.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
