@@ -13,7 +13,6 @@
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
 #include "load/want/layout.h"
-#include "load/want/replicas.h"
 #include "tensor/read.h"
 #include "tensor/residency.h"
 
@@ -234,20 +233,20 @@ static int add_alone(struct model *m, const struct ckpt_policy *policy, uint32_t
     return ckpt_vec_push(&m->shapes, s) < 0 ? ckpt_nomem(m->err) : 0;
 }
 
-/* Ranks of a replica group are in the same groups, so one of them is planned. */
-static int add_domain(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
-                      uint32_t n)
+/* Plan n ranks that share, from rank `first` on. Ranks of a replica group are in the same groups,
+ * so one of them is planned. */
+static int add_domain(struct model *m, const struct ckpt_policy *policy, uint32_t first, uint32_t n)
 {
     ckpt_cleanup(ckpt_freep) bool *seen = calloc((size_t)m->replicas.n + 1, sizeof *seen);
     int rc = seen ? 0 : ckpt_nomem(m->err);
 
-    for (uint32_t k = 0; k < n && rc == 0; k++) {
-        const uint32_t replica = m->replicas.of[rank[k]];
+    for (uint32_t r = first; r < first + n && rc == 0; r++) {
+        const uint32_t replica = m->replicas.of[r];
         if (policy->readers == CKPT_READERS_EACH ||
-            ckpt_class_is_alone(&m->job_wants, m->job_wants.class_of[rank[k]]))
-            rc = add_alone(m, policy, rank[k]);
+            ckpt_class_is_alone(&m->job_wants, m->job_wants.class_of[r]))
+            rc = add_alone(m, policy, r);
         else if (!seen[replica])
-            rc = add_rank(m, policy, rank[k]);
+            rc = add_rank(m, policy, r);
         seen[replica] = true;
     }
     ckpt_lists_forget(&m->known);
@@ -261,53 +260,39 @@ struct known {
     uint32_t first, n; /* first rank and number of ranks */
 };
 
-/* List the domain that begins with rank `from`; returns the number of its ranks. */
-static uint32_t next_domain(const struct model *m, enum ckpt_readers readers, uint32_t from,
-                            uint32_t *rank)
+/* Ranks that share are consecutive: the number of those from rank `first` on. */
+static uint32_t count_domain(const struct model *m, enum ckpt_readers readers, uint32_t first)
 {
     const struct ckpt_sharing sharing = {readers, m->node, m->with};
-    uint32_t n = 0;
+    uint32_t end = first;
 
-    for (uint32_t r = from; r < m->nrank; r++) {
-        if (ckpt_sharing_number(&sharing, r) != ckpt_sharing_number(&sharing, from))
-            break; /* ranks that share are consecutive */
-        rank[n++] = r;
-    }
-    return n;
-}
-
-static int add_or_copy(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
-                       uint32_t n, uint32_t *group, struct known *known, uint32_t *nknown)
-{
-    for (uint32_t k = 0; k < n; k++)
-        group[k] = m->replicas.of[rank[k]];
-    const XXH128_hash_t hash = XXH3_128bits(group, n * sizeof *group);
-    for (uint32_t i = *nknown; i-- > 0;)
-        if (known[i].n == n && XXH128_isEqual(known[i].groups, hash)) {
-            for (uint32_t k = 0; k < n; k++)
-                m->traffic[rank[k]] = m->traffic[known[i].first + k];
-            return 0;
-        }
-    known[(*nknown)++] = (struct known){hash, rank[0], n};
-    return add_domain(m, policy, rank, n);
+    while (end < m->nrank &&
+           ckpt_sharing_number(&sharing, end) == ckpt_sharing_number(&sharing, first))
+        end++;
+    return end - first;
 }
 
 static int add_domains(struct model *m, const struct ckpt_policy *policy)
 {
-    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((m->nrank + 1) * sizeof *rank);
-    ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((m->nrank + 1) * sizeof *group);
     ckpt_cleanup(ckpt_freep) struct known *known = malloc((m->nrank + 1) * sizeof *known);
-    uint32_t nknown = 0, n;
+    uint32_t nknown = 0, i, n;
+    int rc = known ? 0 : ckpt_nomem(m->err);
 
-    if (!rank || !group || !known)
-        return ckpt_nomem(m->err);
     m->sizes = policy->slots.sizes;
-    for (uint32_t r = 0; r < m->nrank; r += n) {
-        n = next_domain(m, policy->readers, r, rank);
-        if (add_or_copy(m, policy, rank, n, group, known, &nknown) < 0)
-            return -1;
+    for (uint32_t r = 0; r < m->nrank && rc == 0; r += n) {
+        n = count_domain(m, policy->readers, r);
+        const XXH128_hash_t hash = XXH3_128bits(&m->replicas.of[r], n * sizeof *m->replicas.of);
+        for (i = nknown; i > 0; i--)
+            if (known[i - 1].n == n && XXH128_isEqual(known[i - 1].groups, hash))
+                break;
+        if (i > 0) {
+            memcpy(&m->traffic[r], &m->traffic[known[i - 1].first], n * sizeof *m->traffic);
+            continue;
+        }
+        known[nknown++] = (struct known){hash, r, n};
+        rc = add_domain(m, policy, r, n);
     }
-    return 0;
+    return rc;
 }
 
 /* ---- the report ---- */
@@ -387,7 +372,7 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     struct ckpt_residency residency;
 
     if (make_job_wants(m, view, layout) < 0 ||
-        ckpt_replicas_init(&m->replicas, &m->job_wants, m->err) < 0)
+        ckpt_replicas_find(&m->job_wants, &m->replicas, m->err) < 0)
         return -1;
     ckpt_residency_estimate(view->cat, 0, 1, &residency);
     /* a job of many nodes starts with cold caches */
@@ -440,7 +425,8 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
         rc = model_run(&m, view, layout, ranks_per_node, &own, ret_json);
     if (m.job_wants.use)
         ckpt_job_wants_release(&m.job_wants);
-    ckpt_replicas_release(&m.replicas);
+    free(m.replicas.of);
+    free(m.replicas.rank);
     ckpt_vec_release(&m.shapes);
     ckpt_vec_release(&m.lengths);
     free(m.node);

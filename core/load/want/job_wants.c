@@ -4,7 +4,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
+#include "base/map.h"
+#include "base/mem.h"
 #include "tensor/value.h"
 
 void ckpt_job_wants_skip_none(struct ckpt_job_wants *r)
@@ -126,6 +129,34 @@ uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, ui
 {
     *ret_lo = first_use(r, tensor, owner_of(r, class));
     return first_use(r, tensor, owner_of(r, class) + 1);
+}
+
+/* ---- replicas: ranks of a class that have the same part of each placement ---- */
+
+int ckpt_replicas_find(const struct ckpt_job_wants *r, struct ckpt_replicas *ret,
+                       struct ckpt_err *err)
+{
+    const size_t n = r->nrank;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc((n + 1) * sizeof *key);
+    XXH3_state_t *state = XXH3_createState();
+
+    *ret = (struct ckpt_replicas){.of = malloc((n + 1) * sizeof *ret->of),
+                                  .rank = malloc((n + 1) * sizeof *ret->rank)};
+    bool good = key && state && ret->of && ret->rank;
+    for (uint32_t k = 0; k < n && good; k++) {
+        const struct ckpt_wants *w = &r->table[r->class_of[k]];
+        (void)XXH3_128bits_reset_withSeed(state, r->class_of[k]);
+        for (size_t s = 0; s < w->specs.len; s++) {
+            const uint32_t part = ckpt_spec_part(w, &w->specs.ptr[s], k);
+            (void)XXH3_128bits_update(state, &part, sizeof part);
+        }
+        const XXH128_hash_t hash = XXH3_128bits_digest(state);
+        memcpy(key[k], &hash, sizeof hash);
+    }
+    (void)XXH3_freeState(state);
+    good = good && ckpt_map_number((const uint64_t(*)[2])key, (uint32_t)n, ret->of, ret->rank,
+                                   &ret->n) == 0;
+    return good ? 0 : ckpt_nomem(err);
 }
 
 /* ---- dtypes ---- */

@@ -59,3 +59,18 @@ void ckpt_job_wants_release(struct ckpt_job_wants *r);
  * returned number]. */
 uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
                              uint64_t *ret_lo);
+
+/* Replica groups: sets of ranks that want exactly the same bytes of all tensors. On a mesh, the
+ * ranks with the same coordinates in all dimensions that divide a tensor are a group; with FSDP,
+ * every rank is a group of its own. model.c sums up the bytes of a job by group, so that the cost
+ * depends on the number of different wants, not on the number of ranks. (The groups of groups.h are
+ * found for each box of a tensor; a rank may be in many of them.) */
+struct ckpt_replicas {
+    uint32_t n;     /* number of groups; they are ordered by their first ranks */
+    uint32_t *of;   /* per rank: its group */
+    uint32_t *rank; /* per group: its first rank */
+};
+
+/* Find the replica groups of a job. The caller frees both arrays, also after a failure. NOMEM. */
+int ckpt_replicas_find(const struct ckpt_job_wants *r, struct ckpt_replicas *ret,
+                       struct ckpt_err *err);
