@@ -12,8 +12,7 @@
 #include "comm/comm.h"
 #include "device/device.h"
 #include "load/load_inner.h"
-#include "load/plan/options.h"
-#include "load/want/layout.h"
+#include "load/plan/policy.h"
 #include "tensor/strided.h"
 #include "view/ahead.h"
 

@@ -42,3 +42,8 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
  * (CKPT_NONE: not divided). dest as in ckpt_load_want. On failure no want is added. */
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
+
+/* COLLECTIVE. Agree on a plan; the result is the same on all ranks. The wants of all ranks are
+ * exchanged unless parts.job_wants is there already (reload). rc and *err are the result of what
+ * this rank did before: if it is negative on any rank, all ranks fail. */
+int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The agreement: from the wants of each rank to plans that match and fit into memory on all ranks.
  * Three rounds (comm.h): facts about the ranks (job.c), wants, and the check of the plans. */
-#include "load/engine/agree.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +17,7 @@
 #include "device/device.h"
 #include "load/engine/job.h"
 #include "load/engine/same.h"
+#include "load/load_inner.h"
 #include "load/plan/families.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"

@@ -6,8 +6,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "load/engine/agree.h"
 #include "load/engine/engine.h"
+#include "load/load_inner.h"
 #include "tensor/same.h"
 
 /* Tables of wants refer to tensors by number, so both views must have the same tensors in the same

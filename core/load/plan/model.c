@@ -9,10 +9,9 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "load/plan/options.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
-#include "load/want/layout.h"
+#include "run/checkpoint.h"
 #include "tensor/read.h"
 #include "tensor/residency.h"
 

@@ -13,6 +13,11 @@
 #include "load/plan/budget.h"
 #include "load/plan/cost.h"
 
+/* Copy the caller's options, whose struct may be older and shorter (NULL: none are given), and fill
+ * in defaults. *to is zero-initialised. USAGE: the size or an option is out of range. */
+int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
+                           struct ckpt_err *err);
+
 /* `local` and `cpus` may differ from rank to rank; the decisions that all ranks must share do not
  * depend on them. */
 struct ckpt_policy_input {

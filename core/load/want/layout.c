@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts: computes the wants of one rank of tp x ep x fsdp x dp x pp from the sharding annotations
  * of the model file. */
-#include "load/want/layout.h"
+#include "load/want/want.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "model/describe.h"
 #include "recipe/apply/sharding.h"
+#include "run/checkpoint.h"
 
 enum { MAX_WAYS = 1 << 20 };
 
