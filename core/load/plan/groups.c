@@ -22,6 +22,7 @@ enum {
  * the ranks that want it. */
 struct request {
     uint32_t class, entry, part;
+    uint32_t ranks; /* index in ckpt_rank_lists.parts */
     struct ckpt_box box;
     uint64_t reach; /* along dimension finder.order: the furthest end of a box so far, except wide
                        ones */
@@ -58,20 +59,14 @@ void ckpt_groups_release(ckpt_groups *groups)
 static uint32_t group_of(struct finder *f, const uint32_t *request, size_t n)
 {
     ckpt_numbers part = {0};
-    uint32_t group = CKPT_NONE;
 
     if (ckpt_vec_reserve(&part, n + 1) < 0)
         return (void)ckpt_nomem(f->err), CKPT_NONE;
-    for (size_t i = 0; i < n; i++) {
-        const struct request *d = &f->requests.ptr[request[i]];
-        const uint32_t number = ckpt_rank_lists_part(&f->members, d->class, d->entry, d->part);
-        if (number != CKPT_NONE)
-            part.ptr[part.len++] = number;
-    }
+    for (size_t i = 0; i < n; i++)
+        part.ptr[part.len++] = f->requests.ptr[request[i]].ranks;
     if (n > 1)
         qsort(part.ptr, part.len, sizeof *part.ptr, ckpt_u32s_cmp);
-    if (part.len == n)
-        group = ckpt_rank_lists_group(&f->members, &part);
+    const uint32_t group = ckpt_rank_lists_group(&f->members, &part);
     ckpt_vec_release(&part);
     return group;
 }
@@ -79,7 +74,7 @@ static uint32_t group_of(struct finder *f, const uint32_t *request, size_t n)
 static int add_request(void *ctx, uint32_t part, const struct ckpt_box *box)
 {
     struct finder *f = ctx;
-    const struct request d = {f->class, f->entry, part, *box, 0};
+    const struct request d = {f->class, f->entry, part, CKPT_NONE, *box, 0};
 
     return ckpt_vec_push(&f->requests, d) < 0 ? ckpt_nomem(f->err) : 0;
 }
@@ -118,25 +113,17 @@ static int tidy(struct finder *f)
 
     qsort(f->requests.ptr, f->requests.len, sizeof *f->requests.ptr, identity_cmp);
     for (size_t i = 0; i < f->requests.len; i++) {
-        const struct request *d = &f->requests.ptr[i];
+        struct request *d = &f->requests.ptr[i];
         if (out && identity_cmp(&f->requests.ptr[out - 1], d) == 0)
             continue;
-        const uint32_t part = ckpt_rank_lists_part(&f->members, d->class, d->entry, d->part);
-        if (part == CKPT_NONE)
+        d->ranks = ckpt_rank_lists_part(&f->members, d->class, d->entry, d->part);
+        if (d->ranks == CKPT_NONE)
             return -1;
-        if (f->members.parts.ptr[part]->rank.len)
+        if (f->members.parts.ptr[d->ranks]->rank.len)
             f->requests.ptr[out++] = *d;
     }
     f->requests.len = out;
     return 0;
-}
-
-static bool inside(const struct ckpt_box *a, const struct ckpt_box *b)
-{
-    for (uint32_t d = 0; d < a->rank; d++)
-        if (a->lo[d] < b->lo[d] || a->lo[d] + a->n[d] > b->lo[d] + b->n[d])
-            return false;
-    return true;
 }
 
 static int emit(struct finder *f, const struct ckpt_box *box, uint32_t group)
@@ -400,8 +387,10 @@ static int own_boxes(struct finder *f, box_vec *out)
  * cut. */
 static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 {
+    struct ckpt_box both;
+
     for (size_t i = 0; i < f->requests.len; i++)
-        if (!inside(own, &f->requests.ptr[i].box))
+        if (!ckpt_box_intersect(own, &f->requests.ptr[i].box, &both) || !ckpt_box_eq(&both, own))
             return false;
     return true;
 }
@@ -444,8 +433,9 @@ static int find_in_tensor(struct finder *f, box_vec *own)
 
 /* ---- all tensors ---- */
 
-static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
+static int group_cmp(const void *pa, const void *pb)
 {
+    const struct ckpt_group *a = pa, *b = pb;
     int c = ckpt_u64_cmp(a->n, b->n);
 
     for (uint32_t i = 0; i < a->n && c == 0; i++)
@@ -453,33 +443,19 @@ static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
     return c;
 }
 
-static int order_cmp(const void *pa, const void *pb, void *groups)
-{
-    const struct ckpt_group *g = groups;
-
-    return group_cmp(&g[*(const uint32_t *)pa], &g[*(const uint32_t *)pb]);
-}
-
 /* Groups were found in an order that depends on this rank's wants: sort them into one on which all
  * ranks agree. */
 static int sort_groups(struct finder *f)
 {
     const size_t n = f->groups->len;
-    ckpt_cleanup(ckpt_freep) uint32_t *order = malloc((n + 1) * sizeof *order);
     ckpt_cleanup(ckpt_freep) uint32_t *place = malloc((n + 1) * sizeof *place);
-    ckpt_cleanup(ckpt_freep) struct ckpt_group *copy = malloc((n + 1) * sizeof *copy);
 
-    if (!order || !place || !copy)
+    if (!place)
         return ckpt_nomem(f->err);
-    for (uint32_t i = 0; i < n; i++) {
-        order[i] = i;
-        copy[i] = f->groups->ptr[i];
-    }
-    qsort_r(order, n, sizeof *order, order_cmp, copy);
-    for (uint32_t i = 0; i < n; i++) {
-        f->groups->ptr[i] = copy[order[i]];
-        place[order[i]] = i;
-    }
+    if (n)
+        qsort(f->groups->ptr, n, sizeof *f->groups->ptr, group_cmp);
+    for (uint32_t i = 0; i < n; i++)
+        place[f->groups->ptr[i].found] = i;
     for (size_t i = 0; i < f->boxes->len; i++)
         f->boxes->ptr[i].group = place[f->boxes->ptr[i].group];
     return 0;

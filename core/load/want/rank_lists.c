@@ -102,7 +102,7 @@ uint32_t ckpt_rank_lists_part(struct ckpt_rank_lists *m, uint32_t class, uint32_
 static uint32_t group_of_ranks(struct ckpt_rank_lists *m, const ckpt_numbers *rank)
 {
     const size_t len = rank->len * sizeof *rank->ptr;
-    struct ckpt_group g = {.n = (uint32_t)rank->len};
+    struct ckpt_group g = {.n = (uint32_t)rank->len, .found = (uint32_t)m->groups->len};
     uint32_t number;
     bool new;
 

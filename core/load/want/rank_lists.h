@@ -16,6 +16,7 @@
 struct ckpt_group {
     uint32_t n;     /* number of members */
     uint32_t self;  /* index of this rank in `rank` */
+    uint32_t found; /* how many groups were found before it */
     uint32_t *rank; /* the members, ascending; owned */
 };
 typedef CKPT_VEC(struct ckpt_group) ckpt_groups;
