@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "comm/tcp/tcp.h"
 
 enum { OWN = 3, OTHER = 7, LIMIT_MS = 10000 };
@@ -62,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             }
         }
     }
-    ckpt_socket_close(&h.fd);
+    ckpt_closep(&h.fd);
     (void)close(fd[1]);
     return 0;
 }

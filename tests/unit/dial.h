@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "comm/tcp/socket.h"
 
 /* A connected descriptor; -1: no address of the host has a listener at this port. */
@@ -20,7 +21,7 @@ static inline int dial_now(const char *host, unsigned port)
             (void)usleep(1000);
         if (state > 0)
             return fd;
-        ckpt_socket_close(&fd);
+        ckpt_closep(&fd);
     } while (attempt > 0);
     return -1;
 }

@@ -18,9 +18,9 @@
 #include <ckptfs/load.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "comm/comm.h"
 #include "comm/tcp/handshake.h"
-#include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
 #include "dial.h"
 
@@ -49,7 +49,7 @@ static bool reached(const char *host, unsigned port)
 {
     int fd = dial_now(host, port);
     const bool good = fd >= 0;
-    ckpt_socket_close(&fd);
+    ckpt_closep(&fd);
     return good;
 }
 
@@ -107,7 +107,7 @@ static uint16_t master_port(void)
     uint16_t port = 0;
     int fd = ckpt_listen("127.0.0.1", (struct ckpt_ports){0, 0}, host, &port, &err);
 
-    ckpt_socket_close(&fd);
+    ckpt_closep(&fd);
     return port;
 }
 
@@ -176,7 +176,7 @@ TEST(rendezvous, strangers_delay_nobody)
     for (uint32_t r = 0; r < RANKS; r++)
         CHECK(ended_well(pid[r]));
     for (int i = 0; i < STRANGERS; i++)
-        ckpt_socket_close(&stranger[i]);
+        ckpt_closep(&stranger[i]);
 }
 
 /* What a rank of the job would say: the token can be guessed. */
@@ -204,7 +204,7 @@ static bool is_answered(uint32_t rank, uint16_t port)
     ckpt_handshake_dial(&h, fd, &g, 0, ckpt_now_ms() + WAIT_MS);
     while ((r = ckpt_handshake_step(&h, &moved)) == CKPT_HANDSHAKE_WAITING)
         (void)usleep(1000);
-    ckpt_socket_close(&h.fd);
+    ckpt_closep(&h.fd);
     return r == CKPT_HANDSHAKE_ASKED;
 }
 
@@ -362,13 +362,13 @@ static void *between_run(void *arg)
         for (int i = 0; i < 2 * n; i++) {
             struct pipe *q = &pipe[i / 2];
             if (q->fd[0] >= 0 && !forward(b, q, i % 2, i / 2 == b->connection)) {
-                ckpt_socket_close(&q->fd[0]);
-                ckpt_socket_close(&q->fd[1]);
+                ckpt_closep(&q->fd[0]);
+                ckpt_closep(&q->fd[1]);
             }
         }
     }
     for (int i = 0; i < 2 * n; i++)
-        ckpt_socket_close(&pipe[i / 2].fd[i % 2]);
+        ckpt_closep(&pipe[i / 2].fd[i % 2]);
     return NULL;
 }
 
@@ -456,7 +456,7 @@ static void run_between(struct between *b, struct rank rank[2])
         (void)pthread_join(thread[r], NULL);
     atomic_store(&b->stop, true);
     (void)pthread_join(b->thread, NULL);
-    ckpt_socket_close(&b->listener);
+    ckpt_closep(&b->listener);
     for (int r = 0; r < 2; r++)
         ckpt_view_release(rank[r].view);
     ckpt_run_close(run);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dialling, waiting and descriptors. */
+#include "base/mem.h"
 #include "test.h"
 
 #include <fcntl.h>
@@ -15,7 +16,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
 #include "dial.h"
 
@@ -33,8 +33,8 @@ static bool one_port(void)
     int f = open("/proc/sys/net/ipv4/ip_local_port_range", O_WRONLY | O_CLOEXEC);
     bool good = s >= 0 && f >= 0 && ioctl(s, SIOCSIFFLAGS, &lo) == 0 &&
                 write(f, range, sizeof range - 1) == (ssize_t)(sizeof range - 1);
-    ckpt_socket_close(&s);
-    ckpt_socket_close(&f);
+    ckpt_closep(&s);
+    ckpt_closep(&f);
     return good;
 }
 
@@ -101,8 +101,8 @@ TEST(socket, is_heard_where_somebody_listens)
     CHECK(listener >= 0);
     int fd = dial_now("127.0.0.1", port);
     CHECK(fd >= 0);
-    ckpt_socket_close(&fd);
-    ckpt_socket_close(&listener);
+    ckpt_closep(&fd);
+    ckpt_closep(&listener);
     CHECK(dial_now("127.0.0.1", port) < 0);
 }
 
@@ -120,11 +120,11 @@ TEST(socket, all_ports_are_tried_in_turn)
     do {
         if ((fd = ckpt_socket_begin("127.0.0.4", port - 1u, 3, &attempt)) >= 0)
             found += ckpt_socket_connected(fd) > 0;
-        ckpt_socket_close(&fd);
+        ckpt_closep(&fd);
     } while (++tries < 10 && attempt > 0);
     CHECK_EQ(tries, 3);
     CHECK_EQ(found, 1);
-    ckpt_socket_close(&listener);
+    ckpt_closep(&listener);
 }
 
 TESTS(T(socket, never_calls_itself), T(socket, room_for_descriptors_is_made),

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "comm/tcp/tcp.h"
 
 enum {
@@ -107,7 +108,7 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
     if (!tcp)
         return;
     ckpt_shm_close(&tcp->shm);
-    ckpt_socket_close(&tcp->fd);
+    ckpt_closep(&tcp->fd);
     free(tcp);
 }
 
@@ -205,7 +206,7 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind
                                     .word = kind == CKPT_TCP_DATA ? m->renewed : 0};
     ckpt_handshake_dial(&h, fd, &g, p->rank, now + limit_ms);
     if (ckpt_vec_push(&m->shakes, h) < 0) {
-        ckpt_socket_close(&h.fd);
+        ckpt_closep(&h.fd);
         return 0;
     }
     p->same_host.of = c.shm;
@@ -259,7 +260,7 @@ static void end_dial(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool go
     struct ckpt_tcp_link *l = link_of(m->peer[h->to], h->mine.kind);
 
     if (h->mine.kind == CKPT_TCP_DATA && h->mine.word != m->renewed) {
-        ckpt_socket_close(&h->fd);
+        ckpt_closep(&h->fd);
         return;
     }
     l->refused |= h->refused;
@@ -280,7 +281,7 @@ static void accept_callers(struct ckpt_xport_tcp *m, int listener, bool *moved)
         ckpt_handshake_accept(&h, fd, ckpt_now_ms() + HANDSHAKE_MS);
         *moved = true;
         if (ckpt_vec_push(&m->shakes, h) < 0)
-            ckpt_socket_close(&fd);
+            ckpt_closep(&fd);
     }
 }
 
@@ -331,7 +332,7 @@ static void tell_above(struct ckpt_xport_tcp *m, uint32_t rank, struct ckpt_err 
     /* the buffer of the connection is empty, and takes this at once */
     if (send(*fd, text, sizeof text, MSG_NOSIGNAL) != sizeof text)
         (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", rank);
-    ckpt_socket_close(fd);
+    ckpt_closep(fd);
 }
 
 static bool register_rank(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h,
@@ -376,7 +377,7 @@ static void end_call(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool go
     if (!good && h->answered && h->its.kind == CKPT_TCP_RENDEZVOUS && m->meeting.stranger)
         m->meeting.stranger[h->its.from] = true;
     if (!good || !adopt(m, h, err))
-        ckpt_socket_close(&h->fd);
+        ckpt_closep(&h->fd);
 }
 
 /* ---- progress ---- */
@@ -393,7 +394,7 @@ static bool progress_handshake(struct ckpt_xport_tcp *m, struct ckpt_handshake *
     if (r == CKPT_HANDSHAKE_WAITING)
         return true;
     if (r == CKPT_HANDSHAKE_FAILED)
-        ckpt_socket_close(&h->fd);
+        ckpt_closep(&h->fd);
     *moved = true;
     if (dials)
         end_dial(m, h, r == CKPT_HANDSHAKE_DONE);
@@ -419,7 +420,7 @@ static int receive_above(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err 
     if (v->above_at < sizeof v->above)
         return 0;
     v->above[sizeof v->above - 1] = '\0';
-    ckpt_socket_close(&l->fd);
+    ckpt_closep(&l->fd);
     l->state = CKPT_TCP_CLOSED;
     return *above || (*above = strdup(v->above)) ? 0 : ckpt_nomem(err);
 }

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "comm/tcp/socket.h"
 
 /* ---- proofs ---- */
@@ -67,7 +68,7 @@ void ckpt_handshake_accept(struct ckpt_handshake *h, int fd, uint64_t until)
 
 static enum ckpt_handshake_result fail(struct ckpt_handshake *h)
 {
-    ckpt_socket_close(&h->fd);
+    ckpt_closep(&h->fd);
     return CKPT_HANDSHAKE_FAILED;
 }
 

@@ -150,9 +150,9 @@ void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m)
 {
     struct ckpt_tcp_meeting *t = &m->meeting;
 
-    ckpt_socket_close(&t->door);
+    ckpt_closep(&t->door);
     for (uint32_t r = 0; t->waiting && r < m->x.size; r++)
-        ckpt_socket_close(&t->waiting[r]);
+        ckpt_closep(&t->waiting[r]);
     free(t->waiting);
     free(t->stranger);
     t->waiting = NULL;
@@ -206,7 +206,7 @@ static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int doo
     size_t len = 0;
 
     if (ckpt_tcp_new(tcp, v->rank, v->size, &m, err) < 0) {
-        ckpt_socket_close(&door);
+        ckpt_closep(&door);
         return -1;
     }
     int rc = begin_meeting(v, m, door) < 0 ? ckpt_nomem(err) : meet(v, m, err);

@@ -13,7 +13,6 @@
 #include "comm/comm.h"
 #include "comm/shm.h"
 #include "comm/tcp/handshake.h"
-#include "comm/tcp/listen.h"
 #include "comm/tcp/socket.h"
 #include "comm/xport.h"
 

@@ -15,6 +15,7 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "comm/tcp/tcp.h"
 
 enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
@@ -46,7 +47,7 @@ static bool is_gone(const struct ckpt_tcp_peer *p) { return p->ctl.state == CKPT
 
 static void close_data(struct ckpt_tcp_peer *p)
 {
-    ckpt_socket_close(&p->data.fd);
+    ckpt_closep(&p->data.fd);
     p->data.state = CKPT_TCP_CLOSED;
 }
 
@@ -269,7 +270,7 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
         /* receive what was sent before the end; messages to the peer are lost */
         bool ignored;
         (void)pull_ctl(m, p, &ignored);
-        ckpt_socket_close(&p->ctl.fd);
+        ckpt_closep(&p->ctl.fd);
         p->ctl.state = CKPT_TCP_CLOSED;
     }
     if (p->data.state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(m, p, err) < 0)
@@ -425,8 +426,8 @@ static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     ckpt_tcp_same_host_clear(m, &p->same_host);
     ckpt_shm_leave(&p->same_host.view);
     close_data(p);
-    ckpt_socket_close(&p->ctl.fd);
-    ckpt_socket_close(&p->meet.fd);
+    ckpt_closep(&p->ctl.fd);
+    ckpt_closep(&p->meet.fd);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
@@ -456,12 +457,12 @@ static void tcp_free(struct ckpt_xport *x)
         ckpt_ctl_free(in);
     }
     for (size_t i = 0; i < m->shakes.len; i++)
-        ckpt_socket_close(&m->shakes.ptr[i].fd);
+        ckpt_closep(&m->shakes.ptr[i].fd);
     ckpt_tcp_end_meeting(m);
     for (uint32_t r = 0; m->address && r < x->size; r++)
         free(m->address[r]);
     ckpt_tcp_free(m->tcp);
-    ckpt_socket_close(&m->event);
+    ckpt_closep(&m->event);
     ckpt_vec_release(&m->active);
     ckpt_vec_release(&m->shakes);
     ckpt_vec_release(&m->poll);
