@@ -11,42 +11,22 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-enum {
-    SLEEP_MS = 50,
-    HEARTBEAT_MS = 5000,
-    SAY_MS = 10 * 1000,
-    SAY_AGAIN_MS = 30 * 1000,
-    LISTED = 8
-};
+enum { HEARTBEAT_MS = 5000, SAY_MS = 10 * 1000, SAY_AGAIN_MS = 30 * 1000, LISTED = 8 };
 
 /* ---- life ---- */
-
-static void comm_release(struct ckpt_comm *comm)
-{
-    if (!comm)
-        return;
-    free(comm->heard_ms);
-    free(comm->gone_poll);
-    free(comm->said_by);
-    free(comm->doing);
-    free(comm);
-}
 
 int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = calloc(1, sizeof *comm);
 
-    if (comm) {
-        comm->x = x;
-        comm->heard_ms = calloc(x->size, sizeof *comm->heard_ms);
-        comm->gone_poll = calloc(x->size, sizeof *comm->gone_poll);
-        comm->said_by = calloc(x->size, sizeof *comm->said_by);
-    }
-    if (!comm || !comm->heard_ms || !comm->gone_poll || !comm->said_by) {
+    if (comm)
+        comm->peer = calloc(x->size, sizeof *comm->peer);
+    if (!comm || !comm->peer) {
         x->ops->free(x);
-        comm_release(comm);
+        free(comm);
         return ckpt_nomem(err);
     }
+    comm->x = x;
     *ret = comm;
     return 0;
 }
@@ -68,7 +48,9 @@ void ckpt_comm_free(struct ckpt_comm *comm)
         ckpt_ctl_free(m);
     }
     comm->x->ops->free(comm->x);
-    comm_release(comm);
+    free(comm->peer);
+    free(comm->doing);
+    free(comm);
 }
 
 int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
@@ -185,9 +167,9 @@ static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
     struct ckpt_heartbeat sign;
 
     memcpy(&sign, data, sizeof sign);
-    comm->said_by[peer] = sign.rounds;
-    if (sign.idle_ms < comm->heard_ms[peer])
-        comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->heard_ms[peer] - sign.idle_ms);
+    comm->peer[peer].rounds = sign.rounds;
+    if (sign.idle_ms < comm->peer[peer].heard_ms)
+        comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->peer[peer].heard_ms - sign.idle_ms);
 }
 
 /* Receive one control message; takes data. */
@@ -196,7 +178,7 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
 {
     struct ckpt_ctl_head head = {0};
 
-    comm->heard_ms[peer] = ckpt_now_ms();
+    comm->peer[peer].heard_ms = ckpt_now_ms();
     if (len >= sizeof head)
         memcpy(&head, data, sizeof head);
     if (head.type == CKPT_CTL_HEARTBEAT && len == sizeof head + sizeof(struct ckpt_heartbeat))
@@ -306,7 +288,7 @@ void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms)
 int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,
                           struct ckpt_err *err)
 {
-    return ckpt_now_ms() <= comm->heard_ms[peer] + timeout_ms
+    return ckpt_now_ms() <= comm->peer[peer].heard_ms + timeout_ms
                ? 0
                : ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s%s%s", peer,
                            timeout_ms / 1000.0, comm->doing ? "; it is waited for to " : "",
@@ -317,16 +299,16 @@ void ckpt_comm_restart_clocks(struct ckpt_comm *comm)
 {
     comm->busy_ms = ckpt_now_ms();
     for (uint32_t r = 0; r < comm->x->size; r++)
-        comm->heard_ms[r] = comm->busy_ms;
+        comm->peer[r].heard_ms = comm->busy_ms;
 }
 
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
 {
     if (!comm->x->ops->gone || !comm->x->ops->gone(comm->x, peer))
         return false;
-    if (comm->gone_poll[peer] == 0)
-        comm->gone_poll[peer] = comm->npoll;
-    return comm->npoll > comm->gone_poll[peer];
+    if (comm->peer[peer].gone_poll == 0)
+        comm->peer[peer].gone_poll = comm->npoll;
+    return comm->npoll > comm->peer[peer].gone_poll;
 }
 
 int ckpt_xport_check_nomem(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
@@ -343,9 +325,4 @@ int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_
     if (ckpt_xport_check_nomem(x, peer, err) < 0)
         return -1;
     return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
-}
-
-int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
-{
-    return ckpt_xport_fail_gone(comm->x, peer, err);
 }

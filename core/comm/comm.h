@@ -79,20 +79,25 @@ struct ckpt_heartbeat {
                                   knows: ranks pass on the least that they have heard */
 };
 
+/* What a comm knows of another rank. */
+struct ckpt_comm_peer {
+    uint64_t heard_ms;         /* when its last message arrived */
+    struct ckpt_rounds rounds; /* its progress, as its last heartbeat told */
+    uint64_t gone_poll;        /* the poll count when it was first found closed; 0: it was not */
+};
+
 struct ckpt_comm {
     struct ckpt_xport *x;
     uint32_t epoch;                /* the number of the current load */
     uint32_t round;                /* the number of the next round */
     struct ckpt_rounds said;       /* the progress of this rank */
     struct ckpt_ctl_message *held; /* messages that arrived before somebody waited for them */
-    uint64_t *heard_ms;            /* per rank: when its last message arrived */
-    struct ckpt_rounds *said_by;   /* per rank: its progress, as its last heartbeat told */
-    uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
-    uint64_t npoll;      /* how often ckpt_comm_poll was called */
-    uint64_t begun_ms;   /* when the current load began on this rank */
-    uint64_t beat_ms;    /* when this rank last sent heartbeats */
-    uint64_t busy_ms;    /* when some rank last did something, as far as this rank knows */
-    ckpt_comm_log *log;  /* to which rank 0 says whom it waits for; or NULL */
+    struct ckpt_comm_peer *peer;   /* per rank */
+    uint64_t npoll;                /* how often ckpt_comm_poll was called */
+    uint64_t begun_ms;             /* when the current load began on this rank */
+    uint64_t beat_ms;              /* when this rank last sent heartbeats */
+    uint64_t busy_ms;   /* when some rank last did something, as far as this rank knows */
+    ckpt_comm_log *log; /* to which rank 0 says whom it waits for; or NULL */
     void *log_ctx;
     char *doing;      /* what ranks meet for, such as "open '/run'", for messages; or NULL */
     bool failed;      /* the last load failed: the transport must be renewed before the next one */
@@ -158,9 +163,6 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
 
 /* Is the connection to the rank closed, and were all messages received that it had sent before? */
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
-
-/* Fail with PEER because this rank is gone; *err tells the reason, if the transport knows it. */
-int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err);
 
 /* Free a message and its data; m may be NULL. */
 void ckpt_ctl_free(struct ckpt_ctl_message *m);

@@ -162,8 +162,8 @@ static void restart_clocks(const struct ckpt_round *r, bool failed)
     if (!r->live)
         ckpt_comm_restart_clocks(comm);
     for (uint32_t k = 0; k < comm->x->size && !failed; k++)
-        if (comm->heard_ms[k] <= comm->begun_ms)
-            comm->heard_ms[k] = ckpt_now_ms();
+        if (comm->peer[k].heard_ms <= comm->begun_ms)
+            comm->peer[k].heard_ms = ckpt_now_ms();
 }
 
 int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, struct ckpt_err *err)
@@ -221,8 +221,8 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
     struct ckpt_comm *comm = r->comm;
 
     if (ckpt_comm_lost(comm, peer))
-        return ckpt_comm_fail_lost(comm, peer, err);
-    if (comm->said_by[peer].up > r->number)
+        return ckpt_xport_fail_gone(comm->x, peer, err);
+    if (comm->peer[peer].rounds.up > r->number)
         return fail_message(comm, peer, err);
     return ckpt_comm_check_heard(comm, peer, r->timeout_ms, err);
 }
@@ -422,8 +422,8 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
         return 0;
     }
     if (ckpt_comm_lost(comm, up))
-        (void)ckpt_comm_fail_lost(comm, up, err);
-    else if (comm->said_by[up].down > r->number)
+        (void)ckpt_xport_fail_gone(comm->x, up, err);
+    else if (comm->peer[up].rounds.down > r->number)
         (void)fail_message(comm, up, err);
     else if (ckpt_comm_check_heard(comm, up, r->timeout_ms, err) == 0)
         return 1;
@@ -441,7 +441,7 @@ static int check_above(const struct ckpt_round *r, struct ckpt_err *err)
 {
     const uint32_t up = ckpt_tree_parent(r->comm->x->rank);
 
-    return ckpt_comm_lost(r->comm, up) ? ckpt_comm_fail_lost(r->comm, up, err) : 1;
+    return ckpt_comm_lost(r->comm, up) ? ckpt_xport_fail_gone(r->comm->x, up, err) : 1;
 }
 
 int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
@@ -651,6 +651,6 @@ int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
     }
     for (uint32_t r = 0; r < comm->x->size; r++)
         if (r != comm->x->rank && ckpt_comm_lost(comm, r))
-            return ckpt_comm_fail_lost(comm, r, err);
+            return ckpt_xport_fail_gone(comm->x, r, err);
     return 0;
 }

@@ -33,11 +33,32 @@ struct ckpt_xfer {
     /* for the transport: */
     size_t at;
     struct ckpt_xfer *next;
-    union {
-        void *ptr;
-        uint64_t word;
-    } priv;
+    void *priv;
 };
+
+/* Transfers in the order of posting. */
+struct ckpt_xfer_queue {
+    struct ckpt_xfer *head, **tail;
+};
+
+static inline void ckpt_queue_init(struct ckpt_xfer_queue *q)
+{
+    q->head = NULL;
+    q->tail = &q->head;
+}
+
+static inline void ckpt_queue_push(struct ckpt_xfer_queue *q, struct ckpt_xfer *t)
+{
+    t->next = NULL;
+    *q->tail = t;
+    q->tail = &t->next;
+}
+
+static inline void ckpt_queue_pop(struct ckpt_xfer_queue *q)
+{
+    if (!(q->head = q->head->next))
+        q->tail = &q->head;
+}
 
 struct ckpt_xport_ops {
     const char *name;

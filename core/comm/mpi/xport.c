@@ -89,7 +89,7 @@ static int big_type(size_t len, MPI_Datatype *ret, int *ret_count, struct ckpt_e
 
 static void watch(struct xport_mpi *m, struct ckpt_xfer *t, void *request)
 {
-    t->priv.ptr = request;
+    t->priv = request;
     t->next = m->active;
     m->active = t;
 }
@@ -227,7 +227,7 @@ static int mpi_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
     *ret_moved = false;
     for (struct ckpt_xfer **at = &m->active; *at;) {
         struct ckpt_xfer *t = *at;
-        int done = 0, rc = MPI_Test(t->priv.ptr, &done, MPI_STATUS_IGNORE);
+        int done = 0, rc = MPI_Test(t->priv, &done, MPI_STATUS_IGNORE);
         if (rc != MPI_SUCCESS)
             return failed(rc, "a transfer", err);
         if (!done) {
@@ -235,7 +235,7 @@ static int mpi_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
             continue;
         }
         *at = t->next;
-        free(t->priv.ptr);
+        free(t->priv);
         atomic_store(&t->done, true);
         *ret_moved = true;
     }
@@ -318,7 +318,7 @@ static bool mpi_cancel(struct ckpt_xport *x)
 
     for (struct ckpt_xfer *t = m->active; t; t = t->next)
         if (!t->send)
-            (void)MPI_Cancel(t->priv.ptr);
+            (void)MPI_Cancel(t->priv);
     while (m->active && ckpt_now_ms() < until) {
         if (mpi_progress(x, &moved, NULL) < 0)
             break;

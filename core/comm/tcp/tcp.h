@@ -39,23 +39,6 @@ int ckpt_tcp_parse(const char *address, struct ckpt_tcp_contact *ret, struct ckp
 
 /* ---- the transport ---- */
 
-/* Transfers in the order of posting. */
-struct ckpt_xfer_queue {
-    struct ckpt_xfer *head, **tail;
-};
-
-static inline void ckpt_queue_init(struct ckpt_xfer_queue *q)
-{
-    q->head = NULL;
-    q->tail = &q->head;
-}
-
-static inline void ckpt_queue_pop(struct ckpt_xfer_queue *q)
-{
-    if (!(q->head = q->head->next))
-        q->tail = &q->head;
-}
-
 /* Remove the transfer with this number; NULL: there is none. */
 static inline struct ckpt_xfer *ckpt_queue_take(struct ckpt_xfer_queue *q, uint64_t number)
 {

@@ -59,18 +59,14 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
 
     if (!p)
         return ckpt_nomem(err);
-    struct ckpt_xfer_queue *q = t->send ? &p->send : &p->recv;
     if (p->data.state == CKPT_TCP_CLOSED || is_gone(p) || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
     if (p->data.state == CKPT_TCP_OPEN && p->same_host.is &&
         ckpt_tcp_same_host_post(self(x), p, t, &done, err) < 0)
         return -1;
-    if (done)
-        return 0;
-    t->next = NULL;
-    *q->tail = t;
-    q->tail = &t->next;
+    if (!done)
+        ckpt_queue_push(t->send ? &p->send : &p->recv, t);
     return 0;
 }
 

@@ -19,14 +19,10 @@ struct message {
     unsigned char data[];
 };
 
-struct queue {
-    struct ckpt_xfer *head, **tail;
-};
-
 /* One rank's queues; the hub's lock protects them. */
 struct box {
-    struct queue *recv; /* posted by this rank, per sender */
-    struct queue *send; /* posted by others to this rank, per sender */
+    struct ckpt_xfer_queue *recv; /* posted by this rank, per sender */
+    struct ckpt_xfer_queue *send; /* posted by others to this rank, per sender */
     struct message *ctl, **ctl_tail;
     pthread_cond_t cond;
     uint64_t events;
@@ -47,21 +43,6 @@ struct xport_thread {
 
 static struct xport_thread *self(struct ckpt_xport *x) { return (struct xport_thread *)x; }
 
-static void queue_init(struct queue *q) { q->tail = &q->head; }
-
-static void queue_push(struct queue *q, struct ckpt_xfer *t)
-{
-    t->next = NULL;
-    *q->tail = t;
-    q->tail = &t->next;
-}
-
-static void queue_pop(struct queue *q)
-{
-    if (!(q->head = q->head->next))
-        q->tail = &q->head;
-}
-
 static void notify(struct box *b)
 {
     b->events++;
@@ -72,7 +53,7 @@ static void notify(struct box *b)
  */
 static int match(struct hub *h, uint32_t from, uint32_t to, struct ckpt_err *err)
 {
-    struct queue *send = &h->box[to].send[from], *recv = &h->box[to].recv[from];
+    struct ckpt_xfer_queue *send = &h->box[to].send[from], *recv = &h->box[to].recv[from];
 
     while (send->head && recv->head) {
         struct ckpt_xfer *s = send->head, *r = recv->head;
@@ -80,8 +61,8 @@ static int match(struct hub *h, uint32_t from, uint32_t to, struct ckpt_err *err
             return ckpt_fail(err, CKPT_CONFLICT, "rank %u sends %zu bytes, rank %u expects %zu",
                              from, s->len, to, r->len);
         memcpy(r->buf, s->buf, s->len);
-        queue_pop(send);
-        queue_pop(recv);
+        ckpt_queue_pop(send);
+        ckpt_queue_pop(recv);
         atomic_store(&s->done, true);
         atomic_store(&r->done, true);
         notify(&h->box[from]);
@@ -99,10 +80,10 @@ static int thread_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_er
     if (h->box[t->peer].gone) {
         rc = ckpt_fail(err, CKPT_PEER, "rank %u is gone", t->peer);
     } else if (t->send) {
-        queue_push(&h->box[t->peer].send[x->rank], t);
+        ckpt_queue_push(&h->box[t->peer].send[x->rank], t);
         rc = match(h, x->rank, t->peer, err);
     } else {
-        queue_push(&h->box[x->rank].recv[t->peer], t);
+        ckpt_queue_push(&h->box[x->rank].recv[t->peer], t);
         rc = match(h, t->peer, x->rank, err);
     }
     (void)pthread_mutex_unlock(&h->lock);
@@ -203,10 +184,8 @@ static bool thread_cancel(struct ckpt_xport *x)
 
     (void)pthread_mutex_lock(&h->lock);
     for (uint32_t r = 0; r < h->size; r++) {
-        h->box[x->rank].recv[r].head = NULL;
-        queue_init(&h->box[x->rank].recv[r]);
-        h->box[r].send[x->rank].head = NULL;
-        queue_init(&h->box[r].send[x->rank]);
+        ckpt_queue_init(&h->box[x->rank].recv[r]);
+        ckpt_queue_init(&h->box[r].send[x->rank]);
     }
     (void)pthread_mutex_unlock(&h->lock);
     return true;
@@ -271,8 +250,8 @@ static int hub_new(uint32_t n, struct hub **ret)
         b->send = calloc(n, sizeof *b->send);
         good &= b->recv && b->send;
         for (uint32_t k = 0; k < n && b->recv && b->send; k++) {
-            queue_init(&b->recv[k]);
-            queue_init(&b->send[k]);
+            ckpt_queue_init(&b->recv[k]);
+            ckpt_queue_init(&b->send[k]);
         }
     }
     if (!good) {

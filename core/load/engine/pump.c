@@ -89,7 +89,7 @@ static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_er
 static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
 {
     for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
-        if ((e->comm->heard_ms[r] > e->comm->begun_ms || e->plan->exchanges) &&
+        if ((e->comm->peer[r].heard_ms > e->comm->begun_ms || e->plan->exchanges) &&
             ckpt_comm_check_heard(e->comm, r, e->opt.exchange_timeout_ms, err) < 0)
             return -1;
     return 0;
@@ -114,7 +114,7 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
         e->comm->busy_ms = now;
     for (uint32_t r = 0; r < x->size; r++)
         if (r != e->self && ckpt_comm_lost(e->comm, r))
-            return ckpt_comm_fail_lost(e->comm, r, err);
+            return ckpt_xport_fail_gone(e->comm->x, r, err);
     return check_silence(e, err) < 0 || check_stuck(e, now, err) < 0 ? -1 : 0;
 }
 
