@@ -145,23 +145,6 @@ int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, co
     return comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, err);
 }
 
-/* Keep a message in comm->held until somebody waits for it. Takes data, also when it fails. */
-static int hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len, struct ckpt_err *err)
-{
-    struct ckpt_ctl_message *m = malloc(sizeof *m), **at = &comm->held;
-
-    if (!m) {
-        comm->x->nomem_peer = peer + 1;
-        free(data);
-        return ckpt_nomem(err);
-    }
-    *m = (struct ckpt_ctl_message){.peer = peer, .len = len, .data = data};
-    while (*at)
-        at = &(*at)->next;
-    *at = m;
-    return 0;
-}
-
 static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
 {
     struct ckpt_heartbeat sign;
@@ -172,47 +155,52 @@ static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
         comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->peer[peer].heard_ms - sign.idle_ms);
 }
 
-/* Receive one control message; takes data. */
-static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
-                   struct ckpt_err *err)
+/* Keep a message in comm->held until somebody waits for it. */
+static void hold(struct ckpt_comm *comm, struct ckpt_ctl_message *m)
+{
+    struct ckpt_ctl_message **at = &comm->held;
+
+    while (*at)
+        at = &(*at)->next;
+    m->next = NULL;
+    *at = m;
+}
+
+/* Receive one control message; takes it. */
+static void take_in(struct ckpt_comm *comm, struct ckpt_ctl_message *m)
 {
     struct ckpt_ctl_head head = {0};
 
-    comm->peer[peer].heard_ms = ckpt_now_ms();
-    if (len >= sizeof head)
-        memcpy(&head, data, sizeof head);
-    if (head.type == CKPT_CTL_HEARTBEAT && len == sizeof head + sizeof(struct ckpt_heartbeat))
-        take_sign(comm, peer, (unsigned char *)data + sizeof head);
+    comm->peer[m->peer].heard_ms = ckpt_now_ms();
+    if (m->len >= sizeof head)
+        memcpy(&head, m->data, sizeof head);
+    if (head.type == CKPT_CTL_HEARTBEAT && m->len == sizeof head + sizeof(struct ckpt_heartbeat))
+        take_sign(comm, m->peer, m->data + sizeof head);
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
         (head.type != CKPT_CTL_HEARTBEAT &&
-         head.epoch > comm->epoch)) /* a load that other ranks have begun */
-        return hold(comm, peer, data, len, err);
+         head.epoch > comm->epoch)) { /* a load that other ranks have begun */
+        hold(comm, m);
+        return;
+    }
     if (head.type != CKPT_CTL_HEARTBEAT && head.epoch == comm->epoch && comm->on_message)
-        comm->on_message(comm->ctx, peer, data, len);
-    free(data);
-    return 0;
+        comm->on_message(comm->ctx, m->peer, m->data, m->len);
+    ckpt_ctl_free(m);
 }
 
 int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err)
 {
     struct ckpt_xport *x = comm->x;
+    struct ckpt_ctl_message *m;
     bool moved = false;
-    int rc = x->ops->progress(x, &moved, err);
+    int got, rc = x->ops->progress(x, &moved, err);
 
     comm->npoll++;
-    for (;;) {
-        uint32_t peer;
-        void *data;
-        size_t len;
-        int got = x->ops->ctl_recv(x, &peer, &data, &len, err);
-        if (got < 0)
-            return -1;
-        if (got == 0)
-            break;
+    while ((got = x->ops->ctl_recv(x, &m, err)) > 0) {
         moved = true;
-        if (take_in(comm, peer, data, len, err) < 0)
-            return -1;
+        take_in(comm, m);
     }
+    if (got < 0)
+        return -1;
     *ret_moved = moved;
     return rc;
 }

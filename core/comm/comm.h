@@ -58,14 +58,6 @@ struct ckpt_ctl_head {
     uint32_t type, epoch; /* enum ckpt_ctl; the number of the load, or 0 before the first */
 };
 
-/* A control message that was received. */
-struct ckpt_ctl_message {
-    struct ckpt_ctl_message *next;
-    uint32_t peer; /* the sender */
-    size_t len;
-    unsigned char *data; /* len bytes, of which the first are the head */
-};
-
 /* The number of rounds in which a rank has sent data to its parent (up), and has sent the answer to
  * its children (down). */
 struct ckpt_rounds {
@@ -163,9 +155,6 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
 
 /* Is the connection to the rank closed, and were all messages received that it had sent before? */
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
-
-/* Free a message and its data; m may be NULL. */
-void ckpt_ctl_free(struct ckpt_ctl_message *m);
 
 /* Send a heartbeat to the neighbours in the tree, unless the last one is recent: they are sent
  * every 5 s, or every sixteenth of timeout_ms if that is less. */

@@ -60,6 +60,17 @@ static inline void ckpt_queue_pop(struct ckpt_xfer_queue *q)
         q->tail = &q->head;
 }
 
+/* A control message that was received. */
+struct ckpt_ctl_message {
+    struct ckpt_ctl_message *next;
+    uint32_t peer; /* the sender */
+    size_t len;
+    unsigned char *data;
+};
+
+/* Free a message and its data; m may be NULL. */
+void ckpt_ctl_free(struct ckpt_ctl_message *m);
+
 struct ckpt_xport_ops {
     const char *name;
     /* Start a data transfer. The members up to `send` are set, the rest is zero. */
@@ -92,9 +103,8 @@ struct ckpt_xport_ops {
      * messages can be, and was not sent. */
     int (*ctl_send)(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
                     struct ckpt_err *err);
-    /* Receive a control message. 1: *ret_msg is malloc'ed, and the caller's; 0: there is none. */
-    int (*ctl_recv)(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
-                    struct ckpt_err *err);
+    /* Receive a control message. 1: *ret is malloc'ed, and the caller's; 0: there is none. */
+    int (*ctl_recv)(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err);
     /* Has the peer closed its connection, or died? Messages that it sent before may still have to
      * be received. The member is NULL if the death of a rank ends the whole job (MPI). */
     bool (*gone)(struct ckpt_xport *x, uint32_t peer);

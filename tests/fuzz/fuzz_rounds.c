@@ -82,10 +82,9 @@ static int between_send(struct ckpt_xport *x, uint32_t peer, const void *msg, si
     return rc;
 }
 
-static int between_recv(struct ckpt_xport *x, uint32_t *peer, void **msg, size_t *len,
-                        struct ckpt_err *err)
+static int between_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err)
 {
-    return in(x)->ops->ctl_recv(in(x), peer, msg, len, err);
+    return in(x)->ops->ctl_recv(in(x), ret, err);
 }
 
 static bool between_gone(struct ckpt_xport *x, uint32_t peer)

@@ -280,8 +280,7 @@ static int mpi_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, si
     return 0;
 }
 
-static int mpi_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
-                        struct ckpt_err *err)
+static int mpi_ctl_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err)
 {
     struct xport_mpi *m = self(x);
     MPI_Message message;
@@ -295,15 +294,18 @@ static int mpi_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg
         return 0;
     m->idle = 0;
     (void)MPI_Get_count(&status, MPI_BYTE, &len);
-    if (!(*ret_msg = malloc((size_t)len + 1)))
-        return ckpt_nomem(err);
-    rc = MPI_Mrecv(*ret_msg, len, MPI_BYTE, &message, &status);
-    if (rc != MPI_SUCCESS) {
-        free(*ret_msg);
-        return failed(rc, "a message", err);
+    struct ckpt_ctl_message *in = malloc(sizeof *in);
+    unsigned char *data = malloc((size_t)len + 1);
+    if (in && data)
+        rc = MPI_Mrecv(data, len, MPI_BYTE, &message, &status);
+    if (!in || !data || rc != MPI_SUCCESS) {
+        free(in);
+        free(data);
+        return rc != MPI_SUCCESS ? failed(rc, "a message", err) : ckpt_nomem(err);
     }
-    *ret_peer = (uint32_t)status.MPI_SOURCE;
-    *ret_len = (size_t)len;
+    *in = (struct ckpt_ctl_message){
+        .peer = (uint32_t)status.MPI_SOURCE, .len = (size_t)len, .data = data};
+    *ret = in;
     return 1;
 }
 

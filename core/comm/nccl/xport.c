@@ -483,10 +483,9 @@ static int nccl_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, s
     return control(x)->ops->ctl_send(control(x), peer, msg, len, err);
 }
 
-static int nccl_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
-                         struct ckpt_err *err)
+static int nccl_ctl_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err)
 {
-    return control(x)->ops->ctl_recv(control(x), ret_peer, ret_msg, ret_len, err);
+    return control(x)->ops->ctl_recv(control(x), ret, err);
 }
 
 static bool nccl_gone(struct ckpt_xport *x, uint32_t peer)

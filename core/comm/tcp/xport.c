@@ -350,22 +350,15 @@ static int tcp_ctl_send(struct ckpt_xport *x, uint32_t to, const void *msg, size
     return queue_message(self(x), &frame, msg, err);
 }
 
-static int tcp_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
-                        struct ckpt_err *err)
+static int tcp_ctl_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err)
 {
     struct ckpt_xport_tcp *m = self(x);
-    struct ckpt_ctl_message *in = m->in;
 
     (void)err;
-    if (!in)
-        return 0;
-    if (!(m->in = in->next))
+    *ret = m->in;
+    if (m->in && !(m->in = m->in->next))
         m->in_tail = &m->in;
-    *ret_peer = in->peer;
-    *ret_msg = in->data;
-    *ret_len = in->len;
-    free(in);
-    return 1;
+    return *ret != NULL;
 }
 
 static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)

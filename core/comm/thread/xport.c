@@ -12,18 +12,11 @@
 #include "base/err.h"
 #include "comm/xport.h"
 
-struct message {
-    struct message *next;
-    uint32_t peer;
-    size_t len;
-    unsigned char data[];
-};
-
 /* One rank's queues; the hub's lock protects them. */
 struct box {
     struct ckpt_xfer_queue *recv; /* posted by this rank, per sender */
     struct ckpt_xfer_queue *send; /* posted by others to this rank, per sender */
-    struct message *ctl, **ctl_tail;
+    struct ckpt_ctl_message *ctl, **ctl_tail;
     pthread_cond_t cond;
     uint64_t events;
     bool gone;
@@ -131,12 +124,16 @@ static int thread_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg,
                            struct ckpt_err *err)
 {
     struct hub *h = self(x)->hub;
-    struct message *m = malloc(sizeof *m + len);
+    struct ckpt_ctl_message *m = malloc(sizeof *m);
+    unsigned char *data = malloc(len + 1);
 
-    if (!m)
+    if (!m || !data) {
+        free(m);
+        free(data);
         return ckpt_nomem(err);
-    *m = (struct message){.peer = x->rank, .len = len};
-    memcpy(m->data, msg, len);
+    }
+    memcpy(data, msg, len);
+    *m = (struct ckpt_ctl_message){.peer = x->rank, .len = len, .data = data};
     (void)pthread_mutex_lock(&h->lock);
     *h->box[peer].ctl_tail = m;
     h->box[peer].ctl_tail = &m->next;
@@ -145,26 +142,19 @@ static int thread_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg,
     return 0;
 }
 
-static int thread_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg,
-                           size_t *ret_len, struct ckpt_err *err)
+static int thread_ctl_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret,
+                           struct ckpt_err *err)
 {
     struct hub *h = self(x)->hub;
     struct box *b = &h->box[x->rank];
 
+    (void)err;
     (void)pthread_mutex_lock(&h->lock);
-    struct message *m = b->ctl;
-    if (m && !(b->ctl = m->next))
+    *ret = b->ctl;
+    if (b->ctl && !(b->ctl = b->ctl->next))
         b->ctl_tail = &b->ctl;
     (void)pthread_mutex_unlock(&h->lock);
-    if (!m)
-        return 0;
-    *ret_peer = m->peer;
-    *ret_len = m->len;
-    *ret_msg = malloc(m->len + 1);
-    if (*ret_msg)
-        memcpy(*ret_msg, m->data, m->len);
-    free(m);
-    return *ret_msg ? 1 : ckpt_nomem(err);
+    return *ret != NULL;
 }
 
 static bool thread_gone(struct ckpt_xport *x, uint32_t peer)
@@ -195,9 +185,9 @@ static void hub_free(struct hub *h)
 {
     for (uint32_t r = 0; r < h->size; r++) {
         while (h->box[r].ctl) {
-            struct message *m = h->box[r].ctl;
+            struct ckpt_ctl_message *m = h->box[r].ctl;
             h->box[r].ctl = m->next;
-            free(m);
+            ckpt_ctl_free(m);
         }
         free(h->box[r].recv);
         free(h->box[r].send);
