@@ -69,30 +69,27 @@ static bool is_of(const struct ckpt_ctl_message *m, enum ckpt_ctl type, uint32_t
     return words[0] == (uint32_t)type;
 }
 
-static bool is_held(const struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number)
+/* Where comm->held has the message of this type and round; NULL stands there if there is none. */
+static struct ckpt_ctl_message **find_held(struct ckpt_comm *comm, enum ckpt_ctl type,
+                                           uint32_t number)
 {
+    struct ckpt_ctl_message **at = &comm->held;
     uint32_t its;
 
-    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next)
-        if (is_of(m, type, &its) && its == number)
-            return true;
-    return false;
+    while (*at && (!is_of(*at, type, &its) || its != number))
+        at = &(*at)->next;
+    return at;
 }
 
-/* Remove the message of this type and round from comm->held; NULL: there is none. */
+/* Remove it from there. */
 static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl type,
                                           uint32_t number)
 {
-    for (struct ckpt_ctl_message **at = &comm->held; *at; at = &(*at)->next) {
-        struct ckpt_ctl_message *m = *at;
-        uint32_t its;
-        if (!is_of(m, type, &its) || its != number)
-            continue;
+    struct ckpt_ctl_message **at = find_held(comm, type, number), *m = *at;
+
+    if (m)
         *at = m->next;
-        m->next = NULL;
-        return m;
-    }
-    return NULL;
+    return m;
 }
 
 /* Drop statuses of older rounds, which arrived after a hasty answer. */
@@ -328,7 +325,8 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
         add_status(r, &more);
         return send_up(r, err);
     }
-    if (rc < 0 && !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and ended */
+    if (rc < 0 &&
+        !*find_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and ended */
         return ckpt_err_move(err, &gone);
     return 0;
 }
@@ -451,7 +449,7 @@ int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t
     const bool root = r->comm->x->rank == 0;
     int rc = 0;
 
-    if (!r->sent && is_held(r->comm, CKPT_CTL_ANSWER, r->number))
+    if (!r->sent && *find_held(r->comm, CKPT_CTL_ANSWER, r->number))
         r->sent = true; /* another rank has failed: nobody waits for this rank's message */
     if (!r->sent && !receive_children(r))
         rc = root ? 1 : check_above(r, err);
@@ -524,27 +522,24 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
     return rc;
 }
 
-struct shared {
-    const void *data;
-    size_t len;
-};
-
+/* The answer is what rank 0 has given. */
 static int reduce_share(void *ctx, const unsigned char *const *data, const size_t *len,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const struct shared *s = ctx;
-
-    (void)data, (void)len;
-    ckpt_str_append(answer, s->data, s->len);
+    (void)ctx;
+    ckpt_str_append(answer, (const char *)data[0], len[0]);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
 int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint32_t timeout_ms,
                     struct ckpt_err *err)
 {
-    struct shared s = {data, len};
-    struct ckpt_round round = {
-        .comm = comm, .timeout_ms = timeout_ms, .reduce = reduce_share, .ctx = &s};
+    const size_t own_len = comm->x->rank == 0 ? len : 0;
+    struct ckpt_round round = {.comm = comm,
+                               .timeout_ms = timeout_ms,
+                               .own = data,
+                               .own_len = own_len,
+                               .reduce = reduce_share};
     unsigned char *answer = NULL;
     size_t got = 0;
 

@@ -41,8 +41,7 @@ void ckpt_load_free(struct ckpt_load *load)
 {
     if (!load)
         return;
-    if (load->engine)
-        ckpt_engine_end(load->engine);
+    ckpt_engine_end(load->engine);
     ckpt_plan_free(load->parts.plan);
     if (load->parts.job_wants)
         ckpt_job_wants_release(load->parts.job_wants);
@@ -173,45 +172,39 @@ int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *l
     return ckpt_load_add(load, t, CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
 }
 
-/* Check a mesh and add its grid to the wants; returns its index, or CKPT_NONE with *err. */
-static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
-                          struct ckpt_err *err)
+/* Check a mesh and add its grid to the wants; *ret is its index. */
+static int take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh, uint32_t *ret,
+                     struct ckpt_err *err)
 {
     const uint32_t size = load->comm->x->size;
-    ckpt_cleanup(ckpt_freep) uint32_t *rank = NULL;
     uint32_t n = 1;
 
     if (mesh->ndim > CKPT_LOAD_CUTS)
-        return (void)ckpt_fail(err, CKPT_LIMIT,
-                               "the mesh has %" PRIu32 " dimensions, at most %d are possible",
-                               mesh->ndim, CKPT_LOAD_CUTS),
-               CKPT_NONE;
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "the mesh has %" PRIu32 " dimensions, at most %d are possible", mesh->ndim,
+                         CKPT_LOAD_CUTS);
     for (uint32_t d = 0; d < mesh->ndim; d++)
         if (mesh->dim[d] == 0 || ckd_mul(&n, n, mesh->dim[d]) || n > size)
-            return (void)ckpt_fail(err, CKPT_USAGE,
-                                   "the mesh has no ranks, or more than the %" PRIu32 " of the job",
-                                   size),
-                   CKPT_NONE;
-    if (!(rank = malloc(n * sizeof *rank)))
-        return (void)ckpt_nomem(err), CKPT_NONE;
+            return ckpt_fail(err, CKPT_USAGE,
+                             "the mesh has no ranks, or more than the %" PRIu32 " of the job",
+                             size);
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc(n * sizeof *rank);
     ckpt_cleanup(ckpt_freep) bool *seen = calloc((size_t)size + 1, sizeof *seen);
-    if (!seen)
-        return (void)ckpt_nomem(err), CKPT_NONE;
+    if (!rank || !seen)
+        return ckpt_nomem(err);
     for (uint32_t i = 0; i < n; i++) {
         rank[i] = mesh->ranks ? mesh->ranks[i] : i;
         if (rank[i] >= size || seen[rank[i]])
-            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh names rank %" PRIu32 "%s of %" PRIu32,
-                                   rank[i], rank[i] < size ? " twice" : "", size),
-                   CKPT_NONE;
+            return ckpt_fail(err, CKPT_USAGE, "the mesh names rank %" PRIu32 "%s of %" PRIu32,
+                             rank[i], rank[i] < size ? " twice" : "", size);
         seen[rank[i]] = true;
     }
-    uint32_t g = ckpt_wants_grid(&load->wants, mesh->ndim, mesh->dim, rank, err);
-    if (g != CKPT_NONE &&
-        ckpt_grid_find(&load->wants.grids.ptr[g], load->comm->x->rank) == CKPT_NONE)
-        return (void)ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " is not in the mesh",
-                               load->comm->x->rank),
-               CKPT_NONE;
-    return g;
+    if ((*ret = ckpt_wants_grid(&load->wants, mesh->ndim, mesh->dim, rank, err)) == CKPT_NONE)
+        return -1;
+    if (ckpt_grid_find(&load->wants.grids.ptr[*ret], load->comm->x->rank) == CKPT_NONE)
+        return ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " is not in the mesh",
+                         load->comm->x->rank);
+    return 0;
 }
 
 /* Turn placements into cuts, in the order of the mesh dimensions; STRIDED ones come last. */
@@ -250,7 +243,7 @@ int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64
     if (ckpt_load_find(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0) ||
         ckpt_sized_take(&own, sizeof own, mesh, "ckpt_mesh", err) < 0 ||
-        (spec.grid = take_mesh(load, &own, err)) == CKPT_NONE ||
+        take_mesh(load, &own, &spec.grid, err) < 0 ||
         take_places(&load->view->cat->tensors.ptr[t], &own, place, &spec, err) < 0 ||
         (s = ckpt_wants_spec(&load->wants, &spec, err)) == CKPT_NONE)
         return -1;
@@ -417,8 +410,8 @@ void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
         struct ckpt_load_stats s = {0};
         if (load->engine)
             ckpt_engine_own(load->engine, &s);
-        s.needed_bytes = load->needed_bytes;
-        s.unique_bytes = load->unique_bytes;
+        s.needed_bytes = load->parts.needed_bytes;
+        s.unique_bytes = load->parts.unique_bytes;
         s.plan_s = (double)load->plan_ns / 1e9;
         ckpt_sized_give(own, &s, sizeof s);
     }

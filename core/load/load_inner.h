@@ -23,8 +23,7 @@ struct ckpt_load {
     struct ckpt_engine_parts parts;      /* the plan, between planning and the start */
     struct ckpt_engine_options engine_opt;
     struct ckpt_engine_sizes sizes;
-    uint64_t needed_bytes, unique_bytes; /* as in struct ckpt_load_stats */
-    uint64_t plan_ns;                    /* duration of planning */
+    uint64_t plan_ns;    /* duration of planning */
     uint64_t wants_hash; /* hash of the wants of all ranks; 0: they have not been exchanged */
     bool planned;        /* a plan has succeeded at least once */
     bool ready;          /* there is a plan that has not been started */

@@ -40,7 +40,7 @@ static int reduce_tables(void *ctx, const unsigned char *const *data, const size
 {
     const struct ckpt_job *job = ctx;
 
-    for (uint32_t c = 0; c < job->nclass; c++) {
+    for (uint32_t c = 0; c < job->is.nclass; c++) {
         const uint64_t n = len[job->first_of[c]];
         ckpt_str_append(answer, (const char *)&n, sizeof n);
         ckpt_str_append(answer, (const char *)data[job->first_of[c]], n);
@@ -59,7 +59,7 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
     const unsigned char *data = all->data;
     size_t left = all->len;
 
-    for (uint32_t c = 0; c < job->nclass; c++) {
+    for (uint32_t c = 0; c < job->is.nclass; c++) {
         uint64_t n = 0;
         if (left >= sizeof n)
             memcpy(&n, data, sizeof n);
@@ -87,21 +87,27 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
     return 0;
 }
 
-/* Make parts.job_wants from the tables of all classes. Takes job->class_of. */
+/* Make parts.job_wants from the tables of all classes. */
 static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
-                       const struct ckpt_table *own, struct ckpt_job *job, struct ckpt_err *err)
+                       const struct ckpt_table *own, const struct ckpt_job *job,
+                       struct ckpt_err *err)
 {
-    struct ckpt_wants *table = calloc(job->nclass, sizeof *table);
+    const uint32_t size = load->comm->x->size;
+    uint32_t *class_of = malloc(size * sizeof *class_of);
+    struct ckpt_wants *table = calloc(job->is.nclass, sizeof *table);
     struct ckpt_job_wants *job_wants = calloc(1, sizeof *job_wants);
-    int rc = table && job_wants ? parse_tables(load, all, own, job, table, err) : ckpt_nomem(err);
+    int rc = class_of && table && job_wants ? parse_tables(load, all, own, job, table, err)
+                                            : ckpt_nomem(err);
 
-    if (rc < 0) {
-        for (uint32_t c = 0; table && c < job->nclass; c++)
+    if (rc == 0) {
+        memcpy(class_of, job->class_of, size * sizeof *class_of);
+        rc = ckpt_job_wants_init(job_wants, load->view->cat, size, class_of, table, job->is.nclass,
+                                 err);
+    } else {
+        for (uint32_t c = 0; table && c < job->is.nclass; c++)
             ckpt_wants_release(&table[c]);
         free(table);
-    } else {
-        rc = ckpt_job_wants_init(job_wants, load->view->cat, load->comm->x->size,
-                                 ckpt_steal(&job->class_of), table, job->nclass, err);
+        free(class_of);
     }
     if (rc < 0) {
         free(job_wants);
@@ -141,16 +147,9 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
 
 /* ---- the third round: are the plans equal, and do they fit? ---- */
 
-/* A group that one of its members proposes for a communicator. */
-struct group {
-    uint64_t ranks;     /* hash of the members */
-    uint64_t bytes;     /* that the group exchanges */
-    uint32_t n, unused; /* number of members */
-};
-
 enum { GROUPS = 64 }; /* the most groups that a rank proposes: those that exchange most */
 
-/* A rank's message, which its groups follow if the transport has communicators. */
+/* A rank's message, which its claims follow if the transport has communicators. */
 struct fit {
     uint64_t claim;        /* ckpt_plan_claim; rank 0 adds them up */
     uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
@@ -184,7 +183,7 @@ static int add_fit(struct fits *all, uint32_t rank, const unsigned char *data, s
 {
     struct fit f;
 
-    if (len < sizeof f || (len - sizeof f) % sizeof(struct group))
+    if (len < sizeof f || (len - sizeof f) % sizeof(struct ckpt_group_claim))
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
                          rank);
     memcpy(&f, data, sizeof f);
@@ -199,10 +198,10 @@ static int add_fit(struct fits *all, uint32_t rank, const unsigned char *data, s
     all->most.host = ckpt_max_u64(all->most.host, f.host);
     all->most.device = ckpt_max_u64(all->most.device, f.device);
     all->most.exchanges |= f.exchanges;
-    for (size_t at = sizeof f; at < len; at += sizeof(struct group)) {
-        struct group g;
-        memcpy(&g, data + at, sizeof g);
-        const struct ckpt_group_claim claim = {g.ranks, g.bytes, g.n, rank};
+    for (size_t at = sizeof f; at < len; at += sizeof(struct ckpt_group_claim)) {
+        struct ckpt_group_claim claim;
+        memcpy(&claim, data + at, sizeof claim);
+        claim.rank = rank;
         if (ckpt_vec_push(&all->claims, claim) < 0)
             return ckpt_nomem(err);
     }
@@ -236,33 +235,31 @@ static uint64_t hash_of(const uint32_t *rank, uint32_t n)
 }
 
 /* Has a set of ranks a communicator? */
-static bool is_placed(const uint32_t *rank, uint32_t n, const unsigned char *data, size_t len)
+static bool is_placed(const uint32_t *rank, uint32_t n, const struct ckpt_group_place *place,
+                      size_t nplace)
 {
     const uint64_t set = hash_of(rank, n);
-    struct ckpt_group_place place = {0};
+    size_t i = 0;
 
-    for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
-        memcpy(&place, data, sizeof place);
-        if (place.group == set)
-            return true;
-    }
-    return false;
+    while (i < nplace && place[i].group != set)
+        i++;
+    return i < nplace;
 }
 
 /* A group of two steps in host memory: unless all of its rails and nodes have communicators, no
  * member uses one. The rail of this rank is the last that is put together in s->members. */
 static void check_steps(const struct ckpt_broadcast *b, struct ckpt_stream *s,
-                        const unsigned char *places, size_t len)
+                        const struct ckpt_group_place *place, size_t nplace)
 {
     const uint32_t local = s->step[1].n;
     bool all = true;
 
     for (uint32_t k = 0; k < b->nnode; k++)
-        all = all && is_placed(b->member + k * local, local, places, len);
+        all = all && is_placed(b->member + k * local, local, place, nplace);
     for (uint32_t i = 1; i <= local; i++) {
         for (uint32_t k = 0; k < b->nnode; k++)
             s->members[k] = b->member[k * local + (s->step[1].self + i) % local];
-        all = all && is_placed(s->members, b->nnode, places, len);
+        all = all && is_placed(s->members, b->nnode, place, nplace);
     }
     if (!all)
         s->step[0].family = s->step[1].family = CKPT_FAMILY_NONE;
@@ -270,57 +267,45 @@ static void check_steps(const struct ckpt_broadcast *b, struct ckpt_stream *s,
 
 /* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
  * communicators of the last load can be kept. */
-static void take_places(struct ckpt_load *load, const unsigned char *data, size_t len)
+static void take_places(struct ckpt_load *load, const struct ckpt_group_place *place, size_t n)
 {
-    const unsigned char *places = data;
-    const size_t all = len;
     struct ckpt_plan *p = load->parts.plan;
-    struct ckpt_group_place place;
 
     for (int i = 0; i < CKPT_FAMILIES; i++)
         load->family[i] = (struct ckpt_device_family){.colour = CKPT_NONE};
-    for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
-        memcpy(&place, data, sizeof place);
-        if (place.family >= CKPT_FAMILIES)
+    for (size_t i = 0; i < n; i++) {
+        if (place[i].family >= CKPT_FAMILIES)
             continue;
-        struct ckpt_device_family *f = &load->family[place.family];
-        f->id = XXH3_64bits_withSeed(&place, sizeof place, f->id) | 1;
+        struct ckpt_device_family *f = &load->family[place[i].family];
+        f->id = XXH3_64bits_withSeed(&place[i], sizeof place[i], f->id) | 1;
         for (uint32_t g = 0; g < p->groups.len; g++)
             for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
-                if (hash_of(c->rank, c->n) != place.group)
+                if (hash_of(c->rank, c->n) != place[i].group)
                     continue;
-                c->family = (uint8_t)(place.family + 1);
-                f->colour = place.colour;
+                c->family = (uint8_t)(place[i].family + 1);
+                f->colour = place[i].colour;
                 f->place = c->self;
             }
     }
     for (uint32_t g = 0; g < p->groups.len && !p->sizes.device; g++)
         if (p->stream[g].nstep == 2)
-            check_steps(&p->broadcast[g], &p->stream[g], places, all);
+            check_steps(&p->broadcast[g], &p->stream[g], place, n);
 }
 
 static int set_cmp(const void *pa, const void *pb)
 {
-    const struct group *a = pa, *b = pb;
+    const struct ckpt_group_claim *a = pa, *b = pb;
 
-    return ckpt_u64_cmp(a->ranks, b->ranks);
-}
-
-/* Those that exchange most first. */
-static int group_cmp(const void *pa, const void *pb)
-{
-    const struct group *a = pa, *b = pb;
-
-    return a->bytes != b->bytes ? ckpt_u64_cmp(b->bytes, a->bytes)
-                                : ckpt_u64_cmp(a->ranks, b->ranks);
+    return ckpt_u64_cmp(a->group, b->group);
 }
 
 /* Append the sets of ranks that are to get a communicator if there are not too many. Two ranks do
  * as well by sends and receives, but in host memory both steps must be all-gathers. */
 static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct group *group = calloc(2 * p->groups.len + 1, sizeof *group);
+    ckpt_cleanup(ckpt_freep) struct ckpt_group_claim *group =
+        calloc(2 * p->groups.len + 1, sizeof *group);
     size_t n = 0, kept = 0;
 
     if (!group)
@@ -329,15 +314,16 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
         for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
             if (c->n >= CKPT_FAMILY_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
-                group[n++] = (struct group){hash_of(c->rank, c->n), p->stream[g].len, c->n, 0};
+                group[n++] = (struct ckpt_group_claim){hash_of(c->rank, c->n), p->stream[g].len,
+                                                       c->n, p->self};
         }
     qsort(group, n, sizeof *group, set_cmp);
     for (size_t i = 0; i < n; i++) /* several groups may have the same rails or nodes */
-        if (kept && group[kept - 1].ranks == group[i].ranks)
+        if (kept && group[kept - 1].group == group[i].group)
             group[kept - 1].bytes += group[i].bytes;
         else
             group[kept++] = group[i];
-    qsort(group, kept, sizeof *group, group_cmp);
+    qsort(group, kept, sizeof *group, ckpt_group_claim_cmp);
     ckpt_str_append(out, (const char *)group, ckpt_min_u64(kept, GROUPS) * sizeof *group);
     return 0;
 }
@@ -387,7 +373,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
     ckpt_plan_free(*plan);
     *plan = NULL;
     if (choose_dtypes(load, policy->readers != CKPT_READERS_EACH, err) < 0 ||
-        ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->no_same_host,
+        ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->is.no_same_host,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
@@ -421,7 +407,8 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
     rc = ckpt_round_run(&round, rc, &answer, &len, err);
     if (rc == 0 && len >= sizeof most) {
         memcpy(&most, answer, sizeof most);
-        take_places(load, answer + sizeof most, len - sizeof most);
+        take_places(load, (const struct ckpt_group_place *)(const void *)(answer + sizeof most),
+                    (len - sizeof most) / sizeof(struct ckpt_group_place));
     }
     free(answer);
     ckpt_str_release(&data);
@@ -537,7 +524,7 @@ static int weigh_own(struct ckpt_load *load, const struct ckpt_policy_input *in,
 static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
                   struct ckpt_policy_input *in, struct ckpt_err *err)
 {
-    const struct ckpt_load_places at = {job->node, job->share, job->nnode, job->nshare};
+    const struct ckpt_load_places at = {job->node, job->share, job->is.nnode, job->is.nshare};
     const struct ckpt_device *d = load->comm->x->device;
     struct ckpt_weight own = {0};
     struct weighed all = {.at = &at};
@@ -545,11 +532,11 @@ static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
     size_t len = 0;
 
     in->cost = (struct ckpt_cost_input){.nrank = load->comm->x->size,
-                                        .nnode = job->nnode,
-                                        .cached = job->cached,
-                                        .shared = job->shared,
+                                        .nnode = job->is.nnode,
+                                        .cached = job->is.cached,
+                                        .shared = job->is.shared,
                                         .device = d != NULL};
-    if (d && job->alone)
+    if (d && job->is.alone)
         in->cost.setup = ckpt_cost_setup(in->cost.nrank);
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in->local += job->node[r] == job->node[load->comm->x->rank];
@@ -566,8 +553,8 @@ static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
         return -1;
     if (len == sizeof in->cost)
         memcpy(&in->cost, answer, len);
-    load->needed_bytes = own.needed;
-    load->unique_bytes = in->cost.unique;
+    load->parts.needed_bytes = own.needed;
+    load->parts.unique_bytes = in->cost.unique;
     return 0;
 }
 
@@ -586,7 +573,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
     struct ckpt_policy policy;
     struct ckpt_err own = {0};
 
-    use_measured(load->comm, job->nnode, &opt.rates);
+    use_measured(load->comm, job->is.nnode, &opt.rates);
     if (rc == 0 && !use)
         rc = ckpt_nomem(err);
     if (choose(load, rc, job, &in, err) < 0)
@@ -615,12 +602,12 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
     struct ckpt_device *device = load->comm->x->device;
 
     if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
-        (job->copies && ckpt_load_compare(load, err) < 0))
+        (job->is.copies && ckpt_load_compare(load, err) < 0))
         return -1;
     rc = 0;
-    if (job->send_all && load->parts.job_wants)
+    if (job->is.send_all && load->parts.job_wants)
         ckpt_job_wants_skip_none(load->parts.job_wants);
-    if (job->alone && device && device->connected) /* some rank has given back its own */
+    if (job->is.alone && device && device->connected) /* some rank has given back its own */
         (void)device->ops->drain(device);
     if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
@@ -650,7 +637,7 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     if (rc == 0)
         rc = ckpt_wants_dump(&load->wants, load->view->cat, &own, err);
     rc = agree(load, rc, &own, &job, err);
-    ckpt_job_release(&job);
+    free(job.answer);
     free(own.data);
     ckpt_comm_set_doing(load->comm, NULL, NULL);
     if (rc < 0)
@@ -658,8 +645,6 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     show_remark(load);
     load->parts.view = load->view;
     load->parts.comm = load->comm;
-    load->parts.needed_bytes = load->needed_bytes;
-    load->parts.unique_bytes = load->unique_bytes;
     load->planned = load->ready = true;
     load->plan_ns = ckpt_now_ns() - begin;
     return 0;

@@ -214,20 +214,12 @@ static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, s
     return 0;
 }
 
-/* Count a worker, with its reference; or take that back. */
-static void add_worker(struct ckpt_engine *e, int n)
+/* Count references, and workers; or take that back. */
+static void count(struct ckpt_engine *e, int refs, int workers)
 {
     (void)pthread_mutex_lock(&e->lock);
-    e->refs += (uint32_t)n;
-    e->nworker += (uint32_t)n;
-    (void)pthread_mutex_unlock(&e->lock);
-}
-
-/* Count the pump's reference. */
-static void add_reference(struct ckpt_engine *e)
-{
-    (void)pthread_mutex_lock(&e->lock);
-    e->refs++;
+    e->refs += (uint32_t)refs;
+    e->nworker += (uint32_t)workers;
     (void)pthread_mutex_unlock(&e->lock);
 }
 
@@ -247,9 +239,9 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     for (uint32_t i = 0; i < e->opt.threads; i++) {
         pthread_t id;
         e->worker[i].e = e;
-        add_worker(e, 1);
+        count(e, 1, 1);
         if (pthread_create(&id, &detached, ckpt_worker_run, &e->worker[i]) != 0) {
-            add_worker(e, -1);
+            count(e, -1, -1);
             break;
         }
         started++;
@@ -257,7 +249,7 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     (void)pthread_attr_destroy(&detached);
     if (started == 0)
         return ckpt_fail(err, CKPT_NOMEM, "no thread that reads could be started");
-    add_reference(e);
+    count(e, 1, 0);
     if (pthread_create(&e->pump, NULL, ckpt_pump_run, e) != 0) {
         ckpt_engine_unref(e);
         return ckpt_fail(err, CKPT_NOMEM, "no thread that exchanges data could be started");

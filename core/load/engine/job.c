@@ -23,7 +23,7 @@
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
     STEP_TEXT = 128,
-    VERSION = 15, /* of the messages between ranks */
+    VERSION = 16, /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -45,16 +45,6 @@ struct hello {
     uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
     uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
     uint64_t skip;         /* hash of the tensors that this rank would not send; 0: all are sent */
-};
-
-/* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank], first_of[nclass]
- * and owner_of[nclass] follow, all uint32_t. */
-struct hello_answer {
-    uint32_t nclass, nnode;
-    double cached;
-    uint32_t shared, copies;
-    uint32_t no_same_host, nshare;
-    uint32_t alone, send_all;
 };
 
 /* Fail with the name of the first file whose size differs between this rank and rank r, whose file
@@ -121,7 +111,7 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
     ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
     ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
-    struct hello_answer a = {0};
+    struct ckpt_job_facts a = {0};
     uint32_t nform;
 
     if (!key || !form || !node || !share || !number || !residency)
@@ -214,7 +204,7 @@ static int make_hello(const struct ckpt_load *load, const struct ckpt_table *tab
 /* ---- the round ---- */
 
 /* True if all numbers of rank 0's answer are in range. `word` is what follows the struct. */
-static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
+static bool answer_ok(const struct ckpt_job_facts *a, const uint32_t *word, uint32_t n)
 {
     if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n || a->nshare < 1 ||
         a->nshare > n)
@@ -244,53 +234,27 @@ static int write_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     return out->failed ? ckpt_nomem(err) : 0;
 }
 
-static int copy_words(const uint32_t *from, size_t n, uint32_t **ret, struct ckpt_err *err)
-{
-    if (!(*ret = malloc((n + 1) * sizeof **ret)))
-        return ckpt_nomem(err);
-    memcpy(*ret, from, n * sizeof **ret);
-    return 0;
-}
-
-static int read_answer(const unsigned char *answer, size_t len, uint32_t n, struct ckpt_job *ret,
+/* Takes the answer. */
+static int read_answer(unsigned char *answer, size_t len, uint32_t n, struct ckpt_job *ret,
                        struct ckpt_err *err)
 {
-    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof(struct hello_answer));
-    struct hello_answer a;
+    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof ret->is);
 
-    if (len >= sizeof a)
-        memcpy(&a, answer, sizeof a);
-    if (len < sizeof a || len != sizeof a + (3 * (size_t)n + 2 * (size_t)a.nclass) * sizeof *word ||
-        !answer_ok(&a, word, n))
+    ret->answer = answer;
+    if (len >= sizeof ret->is)
+        memcpy(&ret->is, answer, sizeof ret->is);
+    if (len < sizeof ret->is ||
+        len != sizeof ret->is + (3 * (size_t)n + 2 * (size_t)ret->is.nclass) * sizeof *word ||
+        !answer_ok(&ret->is, word, n))
         return ckpt_fail(err, CKPT_FORMAT,
                          "rank 0 sent a damaged message about the ranks of the job");
-    *ret = (struct ckpt_job){.nclass = a.nclass,
-                             .nnode = a.nnode,
-                             .nshare = a.nshare,
-                             .hash = XXH3_64bits(answer, len),
-                             .cached = a.cached,
-                             .shared = a.shared,
-                             .copies = a.copies,
-                             .no_same_host = a.no_same_host,
-                             .alone = a.alone,
-                             .send_all = a.send_all};
-    return copy_words(word, n, &ret->class_of, err) < 0 ||
-                   copy_words(word + n, n, &ret->node, err) < 0 ||
-                   copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||
-                   copy_words(word + 3 * (size_t)n, a.nclass, &ret->first_of, err) < 0 ||
-                   copy_words(word + 3 * (size_t)n + a.nclass, a.nclass, &ret->owner_of, err) < 0
-               ? -1
-               : 0;
-}
-
-void ckpt_job_release(struct ckpt_job *job)
-{
-    free(job->class_of);
-    free(job->node);
-    free(job->share);
-    free(job->first_of);
-    free(job->owner_of);
-    *job = (struct ckpt_job){0};
+    ret->class_of = word;
+    ret->node = word + n;
+    ret->share = word + 2 * (size_t)n;
+    ret->first_of = word + 3 * (size_t)n;
+    ret->owner_of = ret->first_of + ret->is.nclass;
+    ret->hash = XXH3_64bits(answer, len);
+    return 0;
 }
 
 int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
@@ -300,7 +264,7 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
                                .timeout_ms = load->opt.exchange_timeout_ms,
                                .reduce = reduce_hello,
                                .ctx = load};
-    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    unsigned char *answer = NULL;
     struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};
     struct ckpt_str message = {0};
     size_t len = 0;

@@ -66,24 +66,18 @@ static int await_step(struct ckpt_run *run, const char *name, uint32_t timeout_m
     }
 }
 
-/* Rank 0's choice. */
-struct choice {
-    const char *name;
-    uint32_t size;
-};
-
 static int reduce_step(void *ctx, const unsigned char *const *data, const size_t *len,
                        struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const struct choice *c = ctx;
-    const size_t n = strlen(c->name);
+    const struct ckpt_comm *comm = ctx;
 
-    for (uint32_t r = 1; r < c->size; r++)
-        if (len[r] && (len[r] != n || memcmp(data[r], c->name, n) != 0))
+    for (uint32_t r = 1; r < comm->x->size; r++)
+        if (len[r] && (len[r] != len[0] || memcmp(data[r], data[0], len[0]) != 0))
             return ckpt_fail(err, CKPT_CONFLICT,
-                             "rank %" PRIu32 " was told to load step '%.*s', rank 0 loads '%s'", r,
-                             (int)ckpt_min_u64(len[r], 200), (const char *)data[r], c->name);
-    ckpt_str_append(answer, c->name, n);
+                             "rank %" PRIu32 " was told to load step '%.*s', rank 0 loads '%.*s'",
+                             r, (int)ckpt_min_u64(len[r], 200), (const char *)data[r], (int)len[0],
+                             (const char *)data[0]);
+    ckpt_str_append(answer, (const char *)data[0], len[0]);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
@@ -94,13 +88,12 @@ int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *ste
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     const bool first = comm->x->rank == 0;
     int rc = own_step(run, step, first, &own, err);
-    struct choice choice = {.name = own, .size = comm->x->size};
     struct ckpt_round round = {.comm = comm,
                                .timeout_ms = timeout_ms,
                                .own = own,
                                .own_len = own ? strlen(own) : 0,
                                .reduce = reduce_step,
-                               .ctx = &choice};
+                               .ctx = comm};
     size_t len = 0;
 
     if (ckpt_round_run(&round, rc, &answer, &len, err) < 0)

@@ -8,8 +8,7 @@
 #include "base/mem.h"
 #include "base/sort.h"
 
-/* Groups with the most bytes first; the claims of a group stand together. */
-static int claim_cmp(const void *pa, const void *pb)
+int ckpt_group_claim_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_group_claim *a = pa, *b = pb;
     int c = ckpt_u64_cmp(b->bytes, a->bytes);
@@ -41,7 +40,7 @@ int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nran
     if (!taken)
         return ckpt_nomem(err);
     if (n)
-        qsort(claim, n, sizeof *claim, claim_cmp);
+        qsort(claim, n, sizeof *claim, ckpt_group_claim_cmp);
     for (size_t lo = 0, hi; lo < n; lo = hi) {
         for (hi = lo; hi < n && claim[hi].group == claim[lo].group;)
             hi++;

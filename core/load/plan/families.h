@@ -26,6 +26,9 @@ struct ckpt_group_claim {
     uint32_t rank;  /* the rank that claims */
 };
 
+/* For qsort: groups with the most bytes first; the claims of a group stand together. */
+int ckpt_group_claim_cmp(const void *a, const void *b);
+
 /* A group that gets a communicator: its family, and its number in that family. */
 struct ckpt_group_place {
     uint64_t group; /* hash of the group's ranks */
