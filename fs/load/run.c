@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt load: load this rank's part of a model under a layout into memory. */
+/* ckpt load: load this rank's part of a model under a layout into memory. ckpt plan: what a load by
+ * a job of a given size would do; no tensor data is read. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include "base/mem.h"
 #include "common.h"
 #include "out.h"
+#include "summary.h"
 #include "tool.h"
 
 enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
@@ -220,4 +222,23 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
     ckpt_load_free(load);
     memory_release(&memory);
     return rc;
+}
+
+int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+        ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
+                        t->share_ranks, t->transport, &t->load, &text, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
+    if (ckpt_out_parse(text, &plan, err) < 0)
+        return -1;
+    if (t->json)
+        return ckpt_out_json(plan, err);
+    ckpt_summary_of_plan(plan, t->ranks == 0);
+    return 0;
 }

@@ -10,7 +10,6 @@
 #include <time.h>
 
 #include "mount/admission.h"
-#include "mount/buffers.h"
 #include "mount/config.h"
 #include "mount/log.h"
 #include "mount/nodes.h"
@@ -47,6 +46,25 @@ struct ckptfs_handles {
     LIST_HEAD(, ckptfs_handle) all;
 };
 
+/* Size in bytes of the largest read request that we accept. */
+enum { CKPTFS_MAX_READ = 1 << 20 };
+
+struct ckptfs_buffer {
+    struct ckptfs_buffer *next;
+    void *mem; /* page-aligned, so that preads can land in it */
+};
+
+/* A pool of buffers for replies. The buffer that was returned last is handed out first, to
+ * whichever worker asks, so that a sequential reader keeps one or two buffers in the processor's
+ * cache instead of one per worker. The pool grows to the largest number of buffers in use at one
+ * time; no buffer is freed before the end. Except for the lock, an all-zero struct is an empty
+ * pool. */
+struct ckptfs_buffers {
+    pthread_mutex_t lock; /* no other lock is taken while it is held */
+    struct ckptfs_buffer *free;
+    bool constant; /* fill new buffers with one byte, for -o null */
+};
+
 struct ckptfs {
     const struct ckptfs_config *config;
     const struct ckptfs_log *log;
@@ -70,13 +88,6 @@ extern const struct fuse_lowlevel_ops ckptfs_ops;
 char *ckptfs_stats_text(struct ckptfs *fs);
 /* The same numbers in Prometheus' text format, for .ckptfs/stats.prom. */
 char *ckptfs_stats_prometheus(struct ckptfs *fs);
-
-/* Raise the mount's read-ahead to the configured value (readahead.c): the kernel starts every FUSE
- * mount with 128 KiB, whatever the daemon asks for, which makes buffered readers a third slower;
- * only root may raise it. Call it after INIT was answered (which lowers it) and before the first
- * read. Fills n->dev, readahead_kib (the value read back) and readahead_refused. A failure is not
- * an error, since only speed depends on it. */
-void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n);
 
 /* A mount from beginning to end (session.c): open the run, mount it, announce the mount through
  * `ready` (see ckptfs_daemon_fork; from then on, log goes to syslog), and serve requests until it

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mounter: a process that mounts, sets the read-ahead and unmounts on behalf of the daemon. The
  * daemon reads untrusted files, so it gives up the right to change mounts and to run programs
- * (privilege.h, sandbox.h). Before that it forks the mounter, which keeps both rights, reads
+ * (sandbox.h). Before that it forks the mounter, which keeps both rights, reads
  * nothing but the daemon's requests (one byte each), and ends when the daemon ends. If the daemon
  * crashes, its dead mount remains, so that readers of files get ENOTCONN; the next ckptfs on that
  * mountpoint replaces it. */

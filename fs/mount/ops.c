@@ -207,10 +207,8 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
 
 /* ---- files ---- */
 
-static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
-{
-    return (struct ckptfs_file *)(uintptr_t)fi->fh;
-}
+/* The open file or listing of a request. */
+static void *handle_of(const struct fuse_file_info *fi) { return (void *)(uintptr_t)fi->fh; }
 
 static void open_file(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
 {
@@ -252,7 +250,7 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 {
     (void)ino;
     add(&fs_of(req)->count.open_files, (uint64_t)-1);
-    ckptfs_handle_close(fs_of(req), (struct ckptfs_handle *)file_of(fi));
+    ckptfs_handle_close(fs_of(req), handle_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 
@@ -280,7 +278,7 @@ static void read_file(fuse_req_t req, struct ckptfs_file *f, size_t size, off_t 
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                     struct fuse_file_info *fi)
 {
-    struct ckptfs_file *f = file_of(fi);
+    struct ckptfs_file *f = handle_of(fi);
     struct ckptfs_lanes lanes;
     struct ckptfs_turn turn;
 
@@ -297,11 +295,6 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 }
 
 /* ---- directories ---- */
-
-static struct ckptfs_listing *listing_of(const struct fuse_file_info *fi)
-{
-    return (struct ckptfs_listing *)(uintptr_t)fi->fh;
-}
 
 static void open_listing(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
 {
@@ -333,7 +326,7 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    ckptfs_handle_close(fs_of(req), (struct ckptfs_handle *)listing_of(fi));
+    ckptfs_handle_close(fs_of(req), handle_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 
@@ -368,7 +361,7 @@ static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t p
 static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
-    struct ckptfs_listing *l = listing_of(fi);
+    struct ckptfs_listing *l = handle_of(fi);
     struct ckptfs_buffer *buffer = size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
     size_t used = 0;
 

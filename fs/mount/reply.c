@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Error codes, attributes and timeouts. */
+/* Error codes, attributes and timeouts; a stack of buffers. */
 #include "mount/reply.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Sizes for stat(2). A large st_blksize makes cp and cat read in units of 1 MiB. */
-enum { BLKSIZE = 1 << 20, DIR_BYTES = 4096, STAT_BLOCK = 512 };
+enum { BLKSIZE = 1 << 20, DIR_BYTES = 4096, STAT_BLOCK = 512, PAGE = 4096 };
 
 static const double LASTING_S = 365.0 * 86400, PASSING_S = 1;
 
@@ -78,3 +80,49 @@ double ckptfs_attr_timeout(enum ckptfs_kind kind)
 }
 
 double ckptfs_name_timeout(bool lasting) { return lasting ? LASTING_S : PASSING_S; }
+
+/* ---- buffers ---- */
+
+static struct ckptfs_buffer *buffer_new(const struct ckptfs_buffers *b)
+{
+    struct ckptfs_buffer *n = calloc(1, sizeof *n);
+
+    if (!n)
+        return NULL;
+    if (posix_memalign(&n->mem, PAGE, CKPTFS_MAX_READ) != 0) {
+        free(n);
+        return NULL;
+    }
+    if (b->constant)
+        memset(n->mem, 0x5a, CKPTFS_MAX_READ);
+    return n;
+}
+
+struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b)
+{
+    struct ckptfs_buffer *n;
+
+    (void)pthread_mutex_lock(&b->lock);
+    if ((n = b->free))
+        b->free = n->next;
+    (void)pthread_mutex_unlock(&b->lock);
+    return n ? n : buffer_new(b);
+}
+
+void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer)
+{
+    (void)pthread_mutex_lock(&b->lock);
+    buffer->next = b->free;
+    b->free = buffer;
+    (void)pthread_mutex_unlock(&b->lock);
+}
+
+void ckptfs_buffers_release(struct ckptfs_buffers *b)
+{
+    while (b->free) {
+        struct ckptfs_buffer *n = b->free;
+        b->free = n->next;
+        free(n->mem);
+        free(n);
+    }
+}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Converting results to FUSE replies: error codes, attributes, timeouts. */
+/* Converting results to FUSE replies: error codes, attributes, timeouts, buffers. */
 #pragma once
 
 #include <fuse_lowlevel.h>
@@ -25,3 +25,10 @@ double ckptfs_attr_timeout(enum ckptfs_kind kind);
 
 /* For how many seconds the kernel may cache a name. */
 double ckptfs_name_timeout(bool lasting);
+
+/* Take a buffer of CKPTFS_MAX_READ bytes; NULL: out of memory. Return it with ckptfs_buffer_put. */
+struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b);
+void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer);
+
+/* Free all buffers. None may be in use. */
+void ckptfs_buffers_release(struct ckptfs_buffers *b);

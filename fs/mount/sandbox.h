@@ -33,7 +33,7 @@ const char *ckptfs_sandbox_text(const struct ckptfs_sandbox *s, char *buf, size_
  */
 void ckptfs_sandbox_explain(const struct ckptfs_sandbox *s, struct ckpt_err *err);
 
-/* Drop the privileges that the daemon does not need (privilege.c), before it reads the first byte
+/* Drop the privileges that the daemon does not need, before it reads the first byte
  * of a checkpoint and before any other thread is started. It keeps its user id (only root may be
  * able to read the run) and CAP_DAC_READ_SEARCH (the run may belong to another user). Mounts are
  * changed by the mounter process (mounter.h). no_new_privs makes this final: no program that is

@@ -15,6 +15,7 @@
 #include "mount/daemon.h"
 #include "mount/mounter.h"
 #include "mount/mounts.h"
+#include "mount/reply.h"
 #include "mount/sandbox.h"
 #include "mount/signals.h"
 #include "mount/tree.h"

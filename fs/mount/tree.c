@@ -97,15 +97,22 @@ static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
     return steps && !steps->folder;
 }
 
+/* The path of a name in a directory below its step, in ret->text. */
+static int join(const struct ckptfs_id *dir, const char *name, struct ckptfs_found *ret)
+{
+    const int n =
+        snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->path, *dir->path ? "/" : "", name);
+
+    return n < 0 || (size_t)n >= sizeof ret->text ? ENAMETOOLONG : 0;
+}
+
 static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
                           struct ckptfs_found *ret, bool *ret_lasting)
 {
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
-    int n = snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->id.path, *dir->id.path ? "/" : "",
-                     name);
 
-    if (n < 0 || (size_t)n >= sizeof ret->text)
+    if (join(&dir->id, name, ret))
         return ENAMETOOLONG;
     if (ckptfs_view_of_node(&fs->refresh, &dir->id, &view, &err) < 0) {
         if (err.code == CKPT_STALE || err.code == CKPT_NOMEM || *dir->id.path)
@@ -291,9 +298,7 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
         return id_of_error(dir, &l->err, &ret->id);
     if (l->vdir) {
         const struct ckpt_node *node = ckpt_node_child(l->vdir, i);
-        int n = snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->path, *dir->path ? "/" : "",
-                         ckpt_node_name(node));
-        if (n < 0 || (size_t)n >= sizeof ret->text)
+        if (join(dir, ckpt_node_name(node), ret))
             return ENAMETOOLONG;
         ret->id = id_of_vnode(l->handle.view, dir->step, node, ret->text);
         return 0;

@@ -7,20 +7,15 @@
 
 #include "base/err.h"
 #include "base/str.h"
+#include "base/vec.h"
 
 bool ckpt_is_weights(const char *path) { return ckpt_has_suffix(path, ".safetensors"); }
 
 static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err *err)
 {
-    if (items->n == items->cap) {
-        size_t cap = items->cap ? items->cap * 2 : 64;
-        struct ckpt_item *grown = realloc(items->item, cap * sizeof *grown);
-        if (!grown) {
-            free(item.path);
-            return ckpt_nomem(err);
-        }
-        items->item = grown;
-        items->cap = cap;
+    if (ckpt_vec_reserve_((void **)&items->item, &items->cap, items->n, 1, sizeof item) < 0) {
+        free(item.path);
+        return ckpt_nomem(err);
     }
     items->item[items->n++] = item;
     items->bytes += item.size;
