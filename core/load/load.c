@@ -54,8 +54,9 @@ void ckpt_load_free(struct ckpt_load *load)
 
 /* ---- wants ---- */
 
-int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *ret,
-                   struct ckpt_err *err)
+/* Look up a tensor's number in the catalogue. MISSING: there is none of that name. */
+static int find_tensor(const struct ckpt_load *load, const char *tensor, uint32_t *ret,
+                       struct ckpt_err *err)
 {
     size_t i;
 
@@ -65,13 +66,18 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
     return 0;
 }
 
+/* The tensor of a want. */
+static const struct ckpt_tensor *tensor_of(const struct ckpt_load *load, size_t want)
+{
+    return &load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor];
+}
+
 static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *given,
                     struct ckpt_err *err)
 {
     struct ckpt_dest dest = {0};
     struct ckpt_target *t = &load->target.ptr[want];
-    const struct ckpt_tensor *tensor =
-        &load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor];
+    const struct ckpt_tensor *tensor = tensor_of(load, want);
     enum ckpt_dtype dtype = t->dtype;
 
     if (given && ckpt_sized_take(&dest, sizeof dest, given, "ckpt_dest", err) < 0)
@@ -109,34 +115,40 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
     return 0;
 }
 
-int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
-                  const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err)
+/* Add the target of the next want that has none. On failure none is added. */
+static int add_target(struct ckpt_load *load, const struct ckpt_dest *dest, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *tensor = &load->view->cat->tensors.ptr[t];
+    const size_t want = load->target.len;
+    const struct ckpt_tensor *tensor = tensor_of(load, want);
     struct ckpt_target target = {.dtype = tensor->dtype};
-    const size_t want = load->wants.entries.len;
 
+    (void)ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
+                         &target.box);
+    if (ckpt_vec_push(&load->target, target) < 0)
+        return ckpt_nomem(err);
+    if (set_dest(load, want, dest, err) < 0) {
+        load->target.len--;
+        return -1;
+    }
+    return 0;
+}
+
+/* Add a want of tensor t: of `box` (NULL: the whole tensor), divided as `spec` of load->wants says
+ * (CKPT_NONE: not divided). On failure no want is added. */
+static int add_want(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
+                    const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err)
+{
     if (load->planned)
         return ckpt_fail(err, CKPT_USAGE,
                          "the load has been planned: no more wants can be declared");
     if (ckpt_wants_add(&load->wants, load->view->cat, t, spec, box, err) < 0)
         return -1;
-    if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
-                        &target.box))
-        for (uint32_t d = 0; d < tensor->rank; d++)
-            if (target.box.n[d] == 0)
-                target.box.rank = tensor->rank;
-    if (ckpt_vec_push(&load->target, target) < 0) {
+    if (add_target(load, dest, err) < 0) {
         load->wants.entries.len--;
-        return ckpt_nomem(err);
-    }
-    if (set_dest(load, want, dest, err) < 0) {
-        load->wants.entries.len--;
-        load->target.len--;
         return -1;
     }
     if (ret_want)
-        *ret_want = want;
+        *ret_want = load->target.len - 1;
     return 0;
 }
 
@@ -166,10 +178,10 @@ int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *l
     struct ckpt_box box;
     uint32_t t = 0;
 
-    if (ckpt_load_find(load, tensor, &t, err) < 0 ||
+    if (find_tensor(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0))
         return -1;
-    return ckpt_load_add(load, t, CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
+    return add_want(load, t, CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
 }
 
 /* Check a mesh and add its grid to the wants; *ret is its index. */
@@ -240,33 +252,14 @@ int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64
     struct ckpt_box box;
     uint32_t t = 0, s;
 
-    if (ckpt_load_find(load, tensor, &t, err) < 0 ||
+    if (find_tensor(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0) ||
         ckpt_sized_take(&own, sizeof own, mesh, "ckpt_mesh", err) < 0 ||
         take_mesh(load, &own, &spec.grid, err) < 0 ||
         take_places(&load->view->cat->tensors.ptr[t], &own, place, &spec, err) < 0 ||
         (s = ckpt_wants_spec(&load->wants, &spec, err)) == CKPT_NONE)
         return -1;
-    return ckpt_load_add(load, t, spec.ncut ? s : CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
-}
-
-static int take_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
-{
-    const uint32_t rank = load->comm->x->rank;
-
-    if (ckpt_layout_wants(load->view, layout, rank, load->comm->x->size, &load->wants, err) < 0)
-        return -1;
-    for (size_t i = 0; i < load->wants.entries.len; i++) {
-        const struct ckpt_want *w = &load->wants.entries.ptr[i];
-        const struct ckpt_tensor *t = &load->view->cat->tensors.ptr[w->tensor];
-        struct ckpt_target target = {.dtype = t->dtype};
-        if (ckpt_vec_push(&load->target, target) < 0)
-            return ckpt_nomem(err);
-        (void)ckpt_wants_box(&load->wants, w, t, rank, &load->target.ptr[i].box);
-        if (set_dest(load, i, NULL, err) < 0)
-            return -1;
-    }
-    return 0;
+    return add_want(load, t, spec.ncut ? s : CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
 }
 
 /* After a failure no want may remain without a target: entry i of both lists is want i. */
@@ -276,11 +269,15 @@ int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckp
         return ckpt_fail(
             err, CKPT_USAGE,
             "a layout must be the first and only declaration of wants, and come before the plan");
-    if (take_layout(load, layout, err) == 0)
-        return 0;
-    ckpt_wants_release(&load->wants);
-    load->target.len = 0;
-    return -1;
+    int rc = ckpt_layout_wants(load->view, layout, load->comm->x->rank, load->comm->x->size,
+                               &load->wants, err);
+    while (rc == 0 && load->target.len < load->wants.entries.len)
+        rc = add_target(load, NULL, err);
+    if (rc < 0) {
+        ckpt_wants_release(&load->wants);
+        load->target.len = 0;
+    }
+    return rc;
 }
 
 size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }
@@ -291,7 +288,7 @@ void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_
 
     if (want < load->target.len) {
         const struct ckpt_target *t = &load->target.ptr[want];
-        info.tensor = load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor].name;
+        info.tensor = tensor_of(load, want)->name;
         info.dtype = ckpt_dtype_name(t->dtype);
         info.rank = t->box.rank;
         info.nbytes = ckpt_box_numel(&t->box) * ckpt_dtype_size(t->dtype);
@@ -320,7 +317,7 @@ static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
 
     for (size_t i = 0; i < load->target.len && d; i++) {
         const struct ckpt_target *t = &load->target.ptr[i];
-        const char *name = load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name;
+        const char *name = tensor_of(load, i)->name;
         if (ckpt_box_numel(&t->box) == 0 || t->host)
             continue;
         if (!d->ops->reaches(d, t->ptr))
@@ -341,7 +338,7 @@ static int check_targets(const struct ckpt_load *load, struct ckpt_err *err)
         if (!load->target.ptr[i].ptr && !load->target.ptr[i].put &&
             ckpt_box_numel(&load->target.ptr[i].box))
             return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
-                             load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
+                             tensor_of(load, i)->name);
     return 0;
 }
 

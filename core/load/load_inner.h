@@ -33,15 +33,6 @@ struct ckpt_load {
     struct ckpt_engine *engine; /* NULL: never started, or taken back by a reload */
 };
 
-/* Look up a tensor's number in the catalogue. MISSING: there is none of that name. */
-int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *ret,
-                   struct ckpt_err *err);
-
-/* Add a want of tensor t: of `box` (NULL: the whole tensor), divided as `spec` of load->wants says
- * (CKPT_NONE: not divided). dest as in ckpt_load_want. On failure no want is added. */
-int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
-                  const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
-
 /* COLLECTIVE. Agree on a plan; the result is the same on all ranks. The wants of all ranks are
  * exchanged unless parts.job_wants is there already (reload). rc and *err are the result of what
  * this rank did before: if it is negative on any rank, all ranks fail. */

@@ -79,7 +79,8 @@ static bool is_dead(const char *path, uid_t user)
     return error == ENOTCONN;
 }
 
-int ckptfs_unmount(const char *path, struct ckpt_err *err)
+/* Detach the mount with umount2, or with fusermount3 if that is not permitted. */
+static int unmount(const char *path, struct ckpt_err *err)
 {
     const char *const argv[] = {"fusermount3", "-u", "-z", "-q", "--", path, NULL};
     pid_t pid;
@@ -133,7 +134,7 @@ static int clear_stale(const char *path, const struct ckptfs_log *log, struct ck
         if (!is_dead(path, user))
             return fail_mounted(path, err);
         ckptfs_logf(log, CKPT_INFO, "%s: replacing a mount whose daemon is gone", path);
-        if (ckptfs_unmount(path, err) < 0)
+        if (unmount(path, err) < 0)
             return -1;
     }
     if (stat(path, &st) < 0)

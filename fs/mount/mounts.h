@@ -16,6 +16,3 @@ int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
 
 /* Release the lock, after the mount was made or has failed. */
 void ckptfs_mountpoint_unlock(struct ckptfs_config *c);
-
-/* Detach the mount at path with umount2, or with fusermount3 if that is not permitted. */
-int ckptfs_unmount(const char *path, struct ckpt_err *err);

@@ -243,7 +243,7 @@ static void plan_as_loads_do(uint32_t nrank)
     assert_true(ckpt_plan_memory(p) < 64 << 20);
     if (ckpt_engine_measure(p, &mode, &sizes, &err) < 0)
         fail_msg("%s", err.text);
-    assert_true(policy.slots.ahead * sizes.read_host + policy.slots.windows * sizes.window_host +
+    assert_true(policy.slots.ahead * sizes.read + policy.slots.windows * sizes.window_host +
                     ckpt_load_aside(&opt) <=
                 opt.host_bytes);
     ckpt_plan_free(p);

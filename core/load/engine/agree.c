@@ -338,7 +338,7 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
     const uint64_t aside = ckpt_load_aside(&load->opt);
 
     for (;;) {
-        ret->host = o->ahead * z->read_host + o->slots * z->window_host + plan_bytes;
+        ret->host = o->ahead * z->read + o->slots * z->window_host + plan_bytes;
         ret->device = o->slots * z->window_device;
         if (ret->host + aside <= load->opt.host_bytes &&
             (!o->mode.device || ret->device <= load->opt.device_bytes))

@@ -170,7 +170,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
         return ckpt_nomem(err);
     if ((e->device ? ckpt_device_slots_init(e, err) : map_slots(e, err)) < 0)
         return -1;
-    e->stats.buffers = e->opt.ahead * e->sizes.read_host + e->opt.slots * e->sizes.window_host +
+    e->stats.buffers = e->opt.ahead * e->sizes.read + e->opt.slots * e->sizes.window_host +
                        e->opt.threads * reading + ckpt_plan_memory(e->plan);
     e->stats.device_buffers = e->opt.slots * e->sizes.window_device;
     return 0;

@@ -104,18 +104,16 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
 {
     const struct ckpt_load *load = ctx;
     const uint32_t n = load->comm->x->size;
-    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
-    ckpt_cleanup(ckpt_freep) uint64_t(*form)[2] = malloc(n * sizeof *form);
-    ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
-    ckpt_cleanup(ckpt_freep) uint64_t(*share)[2] = calloc(n, sizeof *share);
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = calloc(4 * (size_t)n, sizeof *key);
     ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
     ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
     struct ckpt_job_facts a = {0};
     uint32_t nform;
 
-    if (!key || !form || !node || !share || !number || !residency)
+    if (!key || !number || !residency)
         return ckpt_nomem(err);
+    uint64_t(*form)[2] = key + n, (*node)[2] = form + n, (*share)[2] = node + n;
     for (uint32_t r = 0; r < n; r++) {
         struct hello h;
         if (len[r] < sizeof h)
@@ -132,7 +130,6 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
         memcpy(key[r], h.wants, sizeof h.wants);
         memcpy(form[r], h.form, sizeof h.form);
         node[r][0] = h.node;
-        node[r][1] = 0;
         share[r][0] = h.share;
         residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
         a.shared |= h.shared;
@@ -162,43 +159,47 @@ static int reduce_hello(void *ctx, const unsigned char *const *data, const size_
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-static int make_hello(const struct ckpt_load *load, const struct ckpt_table *table, struct hello *h,
-                      struct ckpt_err *err)
+/* Write this rank's message. */
+static int write_hello(const struct ckpt_load *load, const struct ckpt_table *table,
+                       struct ckpt_str *out, struct ckpt_err *err)
 {
+    const struct ckpt_catalog *cat = load->view->cat;
+    const struct ckpt_xport *x = load->comm->x;
     const XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
     const XXH128_hash_t form = XXH3_128bits(table->data, table->form);
     const struct ckpt_load_options *opt = &load->opt;
     const uint64_t number[] = {opt->readers,      opt->host_bytes, opt->device_bytes,
                                opt->window_bytes, opt->verify,     opt->direct};
-    const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
-                            opt->rates.page_cache,   opt->rates.copy,
-                            opt->rates.local_link,   opt->rates.network};
     struct ckpt_residency residency;
+    struct hello h;
 
-    memset(h, 0, sizeof *h);
-    if (ckpt_catalog_digest(load->view->cat, h->checkpoint, err) < 0)
+    memset(&h, 0, sizeof h);
+    if (ckpt_catalog_digest(cat, h.checkpoint, err) < 0)
         return -1;
-    (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
-    h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
-    memcpy(h->wants, &wants, sizeof wants);
-    memcpy(h->form, &form, sizeof form);
-    h->node = ckpt_node_digest();
-    h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
-    h->files = ckpt_catalog_files(load->view->cat);
-    ckpt_residency_estimate(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
-    h->resident = residency.resident;
-    h->bytes = residency.bytes;
-    h->shared = residency.shared;
-    h->no_same_host = !load->comm->x->same_host;
-    h->alone = !load->comm->x->device || !load->comm->x->device->connected;
-    h->renewed = load->comm->renewed;
-    h->share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
-                                             : opt->share;
-    h->wants_hash = load->wants_hash;
+    (void)snprintf(h.step, sizeof h.step, "%s", load->view->name);
+    h.step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
+    memcpy(h.wants, &wants, sizeof wants);
+    memcpy(h.form, &form, sizeof form);
+    h.node = ckpt_node_digest();
+    h.options =
+        XXH3_64bits_withSeed(&opt->rates, sizeof opt->rates, XXH3_64bits(number, sizeof number));
+    h.files = ckpt_catalog_files(cat);
+    ckpt_residency_estimate(cat, x->rank, x->size, &residency);
+    h.resident = residency.resident;
+    h.bytes = residency.bytes;
+    h.shared = residency.shared;
+    h.no_same_host = !x->same_host;
+    h.alone = !x->device || !x->device->connected;
+    h.renewed = load->comm->renewed;
+    h.share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + x->rank : opt->share;
+    h.wants_hash = load->wants_hash;
     if (load->parts.job_wants && load->parts.job_wants->skip)
-        h->skip = XXH3_64bits(load->parts.job_wants->skip, load->view->cat->tensors.len) | 1;
-    h->version = VERSION;
-    return 0;
+        h.skip = XXH3_64bits(load->parts.job_wants->skip, cat->tensors.len) | 1;
+    h.version = VERSION;
+    ckpt_str_append(out, (const char *)&h, sizeof h);
+    for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)
+        ckpt_str_append(out, (const char *)&cat->sources.ptr[i]->size, sizeof(uint64_t));
+    return out->failed ? ckpt_nomem(err) : 0;
 }
 
 /* ---- the round ---- */
@@ -217,21 +218,6 @@ static bool answer_ok(const struct ckpt_job_facts *a, const uint32_t *word, uint
         if (first_of[c] >= n || owner_of[c] > c || owner_of[owner_of[c]] != owner_of[c])
             return false;
     return true;
-}
-
-/* Write this rank's message. */
-static int write_hello(const struct ckpt_load *load, const struct ckpt_table *table,
-                       struct ckpt_str *out, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *cat = load->view->cat;
-    struct hello h;
-
-    if (make_hello(load, table, &h, err) < 0)
-        return -1;
-    ckpt_str_append(out, (const char *)&h, sizeof h);
-    for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)
-        ckpt_str_append(out, (const char *)&cat->sources.ptr[i]->size, sizeof(uint64_t));
-    return out->failed ? ckpt_nomem(err) : 0;
 }
 
 /* Takes the answer. */

@@ -109,7 +109,6 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_m
     if (mode->device)
         rc = count_windows(plan, &parts, &ret->copies, err);
     ckpt_vec_release(&parts);
-    ret->read_host = ret->read;
     ret->window_host = ret->receive;
     if (mode->device) {
         ret->fetch = mode->verify || mode->hosts ? ret->receive : 0;

@@ -15,11 +15,10 @@ struct ckpt_engine_mode {
 
 /* The memory of one slot, exactly as much as the largest piece or window of the plan needs. */
 struct ckpt_engine_sizes {
-    uint64_t read;      /* bytes of a piece, in a read slot */
-    uint64_t receive;   /* bytes of all slices of a window, in a window slot */
-    uint64_t copies;    /* device: number of copy descriptors of a window slot */
-    uint64_t fetch;     /* device: pinned bytes to which a window is downloaded */
-    uint64_t read_host; /* all bytes of a read slot */
+    uint64_t read;    /* bytes of a piece, in a read slot */
+    uint64_t receive; /* bytes of all slices of a window, in a window slot */
+    uint64_t copies;  /* device: number of copy descriptors of a window slot */
+    uint64_t fetch;   /* device: pinned bytes to which a window is downloaded */
     uint64_t window_host,
         window_device; /* all bytes of a window slot, on the host and the device */
 };
