@@ -131,18 +131,17 @@ void ckpt_list_rank(struct ckpt_str *list, uint32_t n, uint32_t rank)
 
 /* ---- messages ---- */
 
-int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
-                   size_t len, struct ckpt_err *err)
+void ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
+                    size_t len)
 {
     const struct ckpt_ctl_head head = {type, comm->epoch};
     ckpt_cleanup(ckpt_freep) unsigned char *msg = malloc(sizeof head + len);
 
     if (!msg)
-        return ckpt_nomem(err);
+        return;
     memcpy(msg, &head, sizeof head);
-    if (len)
-        memcpy(msg + sizeof head, data, len);
-    return comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, err);
+    memcpy(msg + sizeof head, data, len);
+    (void)comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, NULL);
 }
 
 static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
@@ -254,23 +253,17 @@ void ckpt_comm_begin_again(struct ckpt_comm *comm)
     comm->epoch--;
 }
 
-static void tell_alive(struct ckpt_comm *comm, uint32_t peer)
-{
-    const uint64_t idle = ckpt_now_ms() - comm->busy_ms;
-    const struct ckpt_heartbeat sign = {comm->said, (uint32_t)ckpt_min_u64(idle, UINT32_MAX)};
-
-    (void)ckpt_comm_send(comm, peer, CKPT_CTL_HEARTBEAT, &sign, sizeof sign, NULL);
-}
-
 void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
     const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(HEARTBEAT_MS, timeout_ms / 16);
+    const struct ckpt_heartbeat sign = {comm->said,
+                                        (uint32_t)ckpt_min_u64(now - comm->busy_ms, UINT32_MAX)};
 
     if (comm->x->size == 1 || now - comm->beat_ms < every)
         return;
     comm->beat_ms = now;
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
-        tell_alive(comm, peer);
+        ckpt_comm_send(comm, peer, CKPT_CTL_HEARTBEAT, &sign, sizeof sign);
 }
 
 int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,

@@ -168,9 +168,9 @@ int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t 
 /* Begin to wait: take all ranks for heard, and busy, now. */
 void ckpt_comm_restart_clocks(struct ckpt_comm *comm);
 
-/* Send a control message of the current load. Never blocks; data is copied. */
-int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
-                   size_t len, struct ckpt_err *err);
+/* Send a control message of the current load, unless that fails. Never blocks; data is copied. */
+void ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
+                    size_t len);
 
 /* Whether a rank has failed, and why. */
 struct ckpt_status {

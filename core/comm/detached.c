@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Detached threads, counted. */
+/* Detached threads, and who uses what they share. */
 #include "comm/detached.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/clock.h"
 
@@ -39,31 +40,28 @@ static void *go(void *arg)
 
     e->run(e);
     (void)pthread_mutex_lock(&e->lock);
-    e->left--; /* with the same lock as `users`: the thread that waits leaves after this one */
+    e->runs =
+        false; /* with the same lock as `users`: the thread that waits leaves after this one */
     (void)pthread_cond_signal(&e->news);
     leave(e);
     return NULL;
 }
 
-uint32_t ckpt_detached_start(struct ckpt_detached *e, uint32_t n)
+int ckpt_detached_start(struct ckpt_detached *e, struct ckpt_err *err)
 {
     pthread_attr_t detached;
     pthread_t id;
-    int rc = 0;
 
     (void)pthread_attr_init(&detached);
     (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     (void)pthread_mutex_lock(&e->lock);
-    for (uint32_t i = 0; i < n && rc == 0; i++)
-        if ((rc = pthread_create(&id, &detached, go, e)) == 0) {
-            e->users++;
-            e->left++;
-        }
-    const uint32_t started = e->left;
+    const int rc = pthread_create(&id, &detached, go, e);
+    e->runs = rc == 0;
+    e->users += e->runs;
     (void)pthread_mutex_unlock(&e->lock);
     (void)pthread_attr_destroy(&detached);
-    errno = rc;
-    return started;
+    return rc == 0 ? 0
+                   : ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(rc));
 }
 
 bool ckpt_detached_wait(struct ckpt_detached *e, uint64_t ms)
@@ -71,10 +69,9 @@ bool ckpt_detached_wait(struct ckpt_detached *e, uint64_t ms)
     const struct timespec until = ckpt_deadline(ms);
 
     (void)pthread_mutex_lock(&e->lock);
-    while (e->left && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
+    while (e->runs && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
         ;
-    e->late = true;
-    const bool all = e->left == 0;
+    const bool over = !e->runs;
     (void)pthread_mutex_unlock(&e->lock);
-    return all;
+    return over;
 }

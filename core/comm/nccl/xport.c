@@ -258,7 +258,7 @@ static bool give_up(struct nccl_device *n)
     nccl_ref(&n->cuda.base);
     c->device = n;
     ckpt_detached_init(&c->abort, abort_comms, comms_free);
-    if (ckpt_detached_start(&c->abort, 1) == 0)
+    if (ckpt_detached_start(&c->abort, NULL) < 0)
         return false; /* NCCL may still use the device: neither is ever freed */
     const bool over = ckpt_detached_wait(&c->abort, ABORT_MS);
     ckpt_detached_unref(&c->abort);

@@ -3,7 +3,7 @@
  * engine_life.c starts, waits and ends. Workers run worker.c: they read units and place bytes into
  * destinations. The pump is one thread that runs pump.c: it opens windows and posts transfers
  * (window.c) or queues work on a device (pump_device.c), exchanges messages with other ranks
- * (messages.c, pause.c), watches timeouts, and agrees with all ranks on the end. */
+ * (messages.c), watches timeouts, and agrees with all ranks on the end. */
 #pragma once
 
 #include <pthread.h>
@@ -265,12 +265,6 @@ void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why);
 
 /* Handle a control message of the load; the callback for ckpt_comm_begin. data is borrowed. */
 void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data, size_t len);
-
-/* ---- pause.c ---- */
-
-/* Pump only. Handle a message of type CKPT_CTL_PAUSE or CKPT_CTL_PAUSE_AT. */
-void ckpt_pause_receive(struct ckpt_engine *e, uint32_t type, const unsigned char *data,
-                        size_t len);
 
 /* Pump only. Report this rank's progress if a pause was asked for, and notice when the pause is
  * reached. True: no window may be opened now, so no rank is late with anything. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt_load_open: rank 0 opens the checkpoint and records what it reads (io/recording.h); the other
  * ranks replay the recording, and open only the files from which they load. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -115,8 +114,8 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
     uint64_t progress = 0, since = ckpt_now_ms();
 
     o->opt->recording = o->rec;
-    if (ckpt_detached_start(&o->task, 1) == 0)
-        return ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
+    if (ckpt_detached_start(&o->task, err) < 0)
+        return -1;
     while (!ckpt_detached_wait(&o->task, TICK_MS)) {
         const uint64_t now = ckpt_recording_progress(o->rec);
         if (tend(comm, timeout_ms, err) < 0)

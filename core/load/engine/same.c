@@ -3,7 +3,6 @@
  * copies, samples of their bytes. */
 #include "load/engine/same.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,12 +255,10 @@ static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t ha
                         struct ckpt_err *err)
 {
     struct sampling *l = NULL;
-    int rc = 0;
 
     if (sampling_new(view, &l, err) < 0)
         return -1;
-    if (ckpt_detached_start(&l->task, 1) == 0)
-        rc = ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
+    int rc = ckpt_detached_start(&l->task, err);
     const bool done = ckpt_detached_wait(&l->task, timeout_ms);
     (void)pthread_mutex_lock(&l->task.lock);
     for (uint32_t i = 0; i < l->n; i++)
