@@ -225,7 +225,8 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
             continue;
         }
         *at = m->next;
-        on_message(ctx, m->peer, m->data, m->len);
+        if (on_message)
+            on_message(ctx, m->peer, m->data, m->len);
         ckpt_ctl_free(m);
     }
 }

@@ -134,8 +134,8 @@ bool ckpt_wait_is_long(struct ckpt_wait *w);
  * first ones are listed. */
 void ckpt_list_rank(struct ckpt_str *list, uint32_t n, uint32_t rank);
 
-/* A load begins: on_message is called from now on, first with the messages of this load that
- * arrived already. ckpt_comm_end: the load is over. */
+/* A load begins: on_message (may be NULL) is called from now on, first with the messages of this
+ * load that arrived already. ckpt_comm_end: the load is over. */
 void ckpt_comm_begin(struct ckpt_comm *comm,
                      void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
                                         size_t len),

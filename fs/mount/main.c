@@ -35,12 +35,6 @@ static void library_line(void *ctx, enum ckpt_log_severity severity, const char 
     ckptfs_log_line(&log, severity, text);
 }
 
-static int complain(const struct ckpt_err *err)
-{
-    ckptfs_logf(&program_log, CKPT_ERROR, "%s", err->text);
-    return err->code == CKPT_USAGE ? 2 : 1;
-}
-
 static int run(struct ckptfs_config *c, struct ckpt_err *err)
 {
     int ready = -1;
@@ -69,8 +63,10 @@ int main(int argc, char **argv)
 
     const int parsed = ckptfs_config_parse(argv, &config, &err);
     program_log.json = config.log_json;
-    if (parsed < 0 || (config.run && run(&config, &err) < 0))
-        status = complain(&err);
+    if (parsed < 0 || (config.run && run(&config, &err) < 0)) {
+        ckptfs_logf(&program_log, CKPT_ERROR, "%s", err.text);
+        status = err.code == CKPT_USAGE ? 2 : 1;
+    }
     ckptfs_config_release(&config);
     return status;
 }

@@ -46,17 +46,15 @@ static int confine_files(const struct ckptfs_config *config, unsigned version, s
     return ckpt_landlock_enter(rules, err);
 }
 
-/* Load a library now that the C library loads at the first cancellation of a thread: libfuse
- * cancels its threads at the end. */
-static void load_libraries(void) { (void)dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_GLOBAL); }
-
 int ckptfs_sandbox_enter(const struct ckptfs_config *config, struct ckptfs_sandbox *ret,
                          struct ckpt_err *err)
 {
     const unsigned version = ckpt_landlock_version();
 
     *ret = (struct ckptfs_sandbox){0};
-    load_libraries();
+    /* the C library loads it at the first cancellation of a thread: libfuse cancels its threads at
+     * the end */
+    (void)dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (version > 0 && confine_files(config, version, err) < 0)
         return -1;
     ret->landlock = version;

@@ -449,15 +449,6 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
     return check_plans(load, rc, &fit, err);
 }
 
-/* COLLECTIVE. Make the communicators, unless no rank exchanges anything. */
-static int connect_groups(struct ckpt_load *load, struct ckpt_err *err)
-{
-    struct ckpt_xport *x = load->comm->x;
-
-    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->family, err)
-                                              : 0;
-}
-
 /* What the comm's last load has measured replaces what would be assumed. */
 static void use_measured(const struct ckpt_comm *comm, uint32_t nnode, struct ckpt_rates *rates)
 {
@@ -565,6 +556,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
                     struct ckpt_err *err)
 {
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ckpt_xport *x = load->comm->x;
     struct ckpt_load_options opt = load->opt;
     ckpt_cleanup(ckpt_freep) struct ckpt_file_use *use =
         calloc(load->view->cat->sources.len + 1, sizeof *use);
@@ -590,7 +582,11 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
         if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
             break;
     }
-    return rc < 0 ? ckpt_err_move(err, &own) : connect_groups(load, err);
+    if (rc < 0)
+        return ckpt_err_move(err, &own);
+    /* the communicators, unless no rank exchanges anything */
+    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->family, err)
+                                              : 0;
 }
 
 /* ---- all of it ---- */

@@ -257,25 +257,19 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     return 0;
 }
 
-/* True if this worker has been in one read for limit_ms; the operating system may never return from
- * it. */
-static bool is_stuck(const struct ckpt_worker *w, uint64_t now, uint64_t limit_ms)
-{
-    const uint64_t since = atomic_load(&w->since_ms);
-
-    return since != 0 && now >= since + limit_ms;
-}
-
-/* Wait until all workers have left, except those that have been in one read for limit_ms. No worker
- * begins a read after the load has stopped, so this takes no longer than limit_ms. */
+/* Wait until all workers have left, except those that have been in one read for limit_ms, from
+ * which the operating system may never return. No worker begins a read after the load has stopped,
+ * so this takes no longer than limit_ms. */
 static void await_workers(struct ckpt_engine *e, uint64_t limit_ms)
 {
     (void)pthread_mutex_lock(&e->lock);
     for (;;) {
         const uint64_t now = ckpt_now_ms();
         uint32_t stuck = 0;
-        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
-            stuck += is_stuck(&e->worker[i], now, limit_ms);
+        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++) {
+            const uint64_t since = atomic_load(&e->worker[i].since_ms);
+            stuck += since != 0 && now >= since + limit_ms;
+        }
         if (e->nworker <= stuck)
             break;
         const struct timespec look = ckpt_deadline(LOOK_MS);
@@ -341,11 +335,6 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     return 0;
 }
 
-static void ignore_message(void *ctx, uint32_t peer, const unsigned char *data, size_t len)
-{
-    (void)ctx, (void)peer, (void)data, (void)len;
-}
-
 void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err)
 {
     const struct ckpt_load_stats none = {0};
@@ -356,7 +345,7 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
     if (comm->x->size == 1)
         return;
     (void)ckpt_fail(&why, err->code, "rank %" PRIu32 ": %s", comm->x->rank, err->text);
-    ckpt_comm_begin(comm, ignore_message, NULL);
+    ckpt_comm_begin(comm, NULL, NULL);
     ckpt_abort_send(comm, &why);
     (void)ckpt_round_run(&round, -1, NULL, NULL, &why);
     comm->failed = true;

@@ -52,12 +52,6 @@ void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why)
 
 /* ---- a pause ---- */
 
-/* The number of the last window that this rank has opened, plus one; 0: none. */
-static uint32_t own_count(const struct ckpt_engine *e)
-{
-    return e->next_window ? e->plan->windows.ptr[e->next_window - 1].number + 1 : 0;
-}
-
 /* Take note of rank 0's announcement, and pass it on to the ranks below. */
 static void tell_below(struct ckpt_engine *e, uint32_t last)
 {
@@ -86,7 +80,9 @@ static void receive_pause(struct ckpt_engine *e, uint32_t type, const unsigned c
 /* Report to the rank above, as this rank and all ranks below are to pause. Rank 0 announces. */
 static void tell_above(struct ckpt_engine *e)
 {
-    const uint32_t most = (uint32_t)ckpt_max_u64(e->pause.furthest, own_count(e));
+    const uint32_t opened =
+        e->next_window ? e->plan->windows.ptr[e->next_window - 1].number + 1 : 0;
+    const uint32_t most = (uint32_t)ckpt_max_u64(e->pause.furthest, opened);
 
     e->pause.reported++;
     e->pause.nheard = e->pause.furthest = 0;

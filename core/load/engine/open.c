@@ -270,12 +270,6 @@ static int open_together(struct opening *o, struct ckpt_comm *comm, uint32_t tim
     return ckpt_comm_agree(comm, rc, timeout_ms, err);
 }
 
-static int open_alone(struct opening *o, struct ckpt_err *err)
-{
-    opening_run(&o->task);
-    return o->rc < 0 ? ckpt_err_move(err, &o->err) : 0;
-}
-
 int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
                    const char *step, uint32_t timeout_ms, struct ckpt_run **ret_run,
                    char **ret_step, struct ckpt_view **ret_view, struct ckpt_err *err)
@@ -288,8 +282,13 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
     ckpt_comm_set_doing(comm, "open", path);
     if (comm->x->size > 1)
         rc = ckpt_comm_agree(comm, rc, ms, &own);
-    if (rc == 0)
-        rc = comm->x->size > 1 ? open_together(o, comm, ms, &own) : open_alone(o, &own);
+    if (rc == 0 && comm->x->size > 1) {
+        rc = open_together(o, comm, ms, &own);
+    } else if (rc == 0) {
+        opening_run(&o->task);
+        rc = o->rc;
+        own = o->err;
+    }
     ckpt_comm_set_doing(comm, NULL, NULL);
     if (rc == 0) {
         *ret_view = ckpt_steal(&o->view);

@@ -95,13 +95,6 @@ static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
     return 0;
 }
 
-/* After a pause, or after this process was itself stopped, nobody is late. */
-static void restart_clocks(struct ckpt_engine *e, uint64_t now)
-{
-    ckpt_comm_restart_clocks(e->comm);
-    e->read_ms = now;
-}
-
 /* Now and then: fail if a rank is gone or frozen, or if nothing has moved for too long. */
 static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
@@ -279,9 +272,12 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     else if (ckpt_device_turn(e, &worked, err) < 0)
         return -1;
     const bool paused = ckpt_pause_turn(e);
-    /* the first turn after a pause, too, and after this process was itself stopped for a while */
-    if (paused || e->paused || now > e->looked_ms + e->opt.exchange_timeout_ms / 4)
-        restart_clocks(e, now);
+    /* in a pause, in the first turn after it, and if this process was itself stopped for a while,
+     * nobody is late */
+    if (paused || e->paused || now > e->looked_ms + e->opt.exchange_timeout_ms / 4) {
+        ckpt_comm_restart_clocks(e->comm);
+        e->read_ms = now;
+    }
     e->paused = paused;
     moved |= worked;
     if (e->plan->exchanges)

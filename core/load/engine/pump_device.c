@@ -242,14 +242,6 @@ static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
     return list_exchange(e, s, err);
 }
 
-static int upload_list(struct ckpt_engine *e, const struct ckpt_copy_list *l, struct ckpt_err *err)
-{
-    const struct ckpt_copies *c = &l->copies;
-
-    return c->n ? e->device->ops->upload(e->device, l->list, c->ptr, c->n * sizeof *c->ptr, err)
-                : 0;
-}
-
 /* ---- windows, one after the other ---- */
 
 /* Queue the copies: the last work of a window. Workers place what goes to host memory. */
@@ -305,9 +297,11 @@ static int upload_own(struct ckpt_engine *e, struct ckpt_window_slot *s, struct 
 
 static int queue_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
+    const struct ckpt_copies *c = &s->dev.list.copies;
     struct ckpt_device *d = e->device;
 
-    if (list_window(e, s, err) < 0 || upload_list(e, &s->dev.list, err) < 0 ||
+    if (list_window(e, s, err) < 0 ||
+        (c->n && d->ops->upload(d, s->dev.list.list, c->ptr, c->n * sizeof *c->ptr, err) < 0) ||
         upload_own(e, s, err) < 0 || d->ops->fence(d, err) < 0)
         return -1;
     s->dev.phase = CKPT_DEVICE_EXCHANGE;

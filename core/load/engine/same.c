@@ -38,11 +38,6 @@ struct digest {
     uint64_t *file;                 /* name_digest of each file; NULL: none are kept */
 };
 
-static uint64_t file_digest(const struct digest *d, const struct ckpt_catalog *cat, uint32_t source)
-{
-    return cat == d->cat && d->file ? d->file[source] : name_digest(cat->sources.ptr[source]);
-}
-
 static void add_tensor(const struct digest *d, const struct ckpt_catalog *cat,
                        const struct ckpt_tensor *t)
 {
@@ -51,7 +46,9 @@ static void add_tensor(const struct digest *d, const struct ckpt_catalog *cat,
     (void)XXH3_128bits_update(d->h, &t->dtype, sizeof t->dtype);
     for (size_t i = 0; i < t->npiece; i++) {
         const struct ckpt_piece *p = &t->piece[i];
-        const uint64_t head[4] = {p->dst, p->src, p->naxis, file_digest(d, cat, p->source)};
+        const uint64_t file = cat == d->cat && d->file ? d->file[p->source]
+                                                       : name_digest(cat->sources.ptr[p->source]);
+        const uint64_t head[4] = {p->dst, p->src, p->naxis, file};
         (void)XXH3_128bits_update(d->h, head, sizeof head);
         (void)XXH3_128bits_update(d->h, p->axis, p->naxis * sizeof *p->axis);
     }

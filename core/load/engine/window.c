@@ -93,13 +93,6 @@ void ckpt_window_rate(struct ckpt_engine *e, const struct ckpt_window_slot *s, u
         e->stats.exchange_rate = rate;
 }
 
-static void sign(unsigned char *data, size_t len)
-{
-    const XXH64_hash_t h = XXH3_64bits(data, len);
-
-    memcpy(data + len, &h, sizeof h);
-}
-
 unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s, size_t *ret_len)
 {
     const struct ckpt_window *w = ckpt_window_of(e, s);
@@ -118,7 +111,8 @@ unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s
     if (data && s->since_ns == 0)
         s->since_ns = ckpt_now_ns();
     if (data && e->opt.mode.verify && e->plan->stream[w->group].nstep && !s->hashed) {
-        sign(data, *ret_len);
+        const XXH64_hash_t h = XXH3_64bits(data, *ret_len);
+        memcpy(data + *ret_len, &h, sizeof h);
         s->hashed = true;
     }
     return data;

@@ -17,13 +17,6 @@ struct position {
     uint32_t index[CKPT_GRID_DIMS];
 };
 
-static void find_positions(const struct ckpt_wants *w, uint32_t rank, struct position *position)
-{
-    for (size_t s = 0; s < w->specs.len; s++)
-        position[s].in =
-            ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, position[s].index);
-}
-
 int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint64_t *ret_bytes,
                      uint64_t *ret_stored, struct ckpt_err *err)
 {
@@ -33,7 +26,9 @@ int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint
     *ret_bytes = *ret_stored = 0;
     if (!position)
         return ckpt_nomem(err);
-    find_positions(w, rank, position);
+    for (size_t s = 0; s < w->specs.len; s++)
+        position[s].in =
+            ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, position[s].index);
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
         const struct ckpt_tensor *t = &job_wants->cat->tensors.ptr[e->tensor];
