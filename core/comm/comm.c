@@ -85,8 +85,6 @@ int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
 
 struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
 
-void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x) { comm->x = x; }
-
 uint32_t ckpt_comm_rank(const struct ckpt_comm *comm) { return comm->x->rank; }
 
 uint32_t ckpt_comm_size(const struct ckpt_comm *comm) { return comm->x->size; }

@@ -141,10 +141,8 @@ int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_
  * transports in libraries of their own, as are the functions that follow. */
 CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err);
 
-/* The transport of a comm; and replace it, by one that contains it (NCCL's contains the one that
- * carries its control messages). */
+/* The transport of a comm. */
 CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
-CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x);
 
 /* How long ranks wait for each other at the rendezvous: CKPTFS_MEET_TIMEOUT, or 300 s. USAGE: the
  * variable is no number of seconds. */

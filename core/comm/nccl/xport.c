@@ -51,6 +51,8 @@ struct comms {
 
 struct nccl_device {
     struct ckpt_cuda cuda;
+    struct ckpt_xport_ops ops;            /* of the comm's transport from now on, */
+    const struct ckpt_xport_ops *control; /* and its own, which carry the control messages */
     struct comms *comms; /* made by the first load that exchanges data; NULL: none */
     bool stuck;          /* the device's work did not end after a load failed */
     /* those of comms that the current load uses */
@@ -60,12 +62,6 @@ struct nccl_device {
     const struct ckpt_exchange *list;
     size_t count, at;
     ncclComm_t last;
-};
-
-struct xport_nccl {
-    struct ckpt_xport x;
-    struct ckpt_xport *control;
-    struct nccl_device *device;
 };
 
 static const char EXCHANGE[] = "an exchange";
@@ -441,12 +437,7 @@ static const struct ckpt_device_ops device_ops = {
     .unref = nccl_unref,
 };
 
-/* ---- the transport: control messages use the other transport ---- */
-
-static struct ckpt_xport *control(struct ckpt_xport *x)
-{
-    return ((struct xport_nccl *)x)->control;
-}
+/* ---- what differs from the transport that carries the control messages ---- */
 
 static int nccl_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
 {
@@ -465,71 +456,20 @@ static int nccl_connect(struct ckpt_xport *x, struct ckpt_comm *comm,
     return rc;
 }
 
-static int nccl_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
-{
-    return control(x)->ops->progress(control(x), ret_moved, err);
-}
-
-static void nccl_wait(struct ckpt_xport *x, uint32_t timeout_ms)
-{
-    control(x)->ops->wait(control(x), timeout_ms);
-}
-
-static void nccl_kick(struct ckpt_xport *x) { control(x)->ops->kick(control(x)); }
-
-static int nccl_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
-                         struct ckpt_err *err)
-{
-    return control(x)->ops->ctl_send(control(x), peer, msg, len, err);
-}
-
-static int nccl_ctl_recv(struct ckpt_xport *x, struct ckpt_ctl_message **ret, struct ckpt_err *err)
-{
-    return control(x)->ops->ctl_recv(control(x), ret, err);
-}
-
-static bool nccl_gone(struct ckpt_xport *x, uint32_t peer)
-{
-    return control(x)->ops->gone && control(x)->ops->gone(control(x), peer);
-}
-
 static bool nccl_cancel(struct ckpt_xport *x)
 {
     struct ckpt_device *d = x->device;
-    const bool clean = control(x)->ops->cancel(control(x));
+    const bool clean = of(d)->control->cancel(x);
 
     return d->ops->drain(d) && clean;
 }
 
-static void nccl_renew(struct ckpt_xport *x)
-{
-    if (control(x)->ops->renew)
-        control(x)->ops->renew(control(x));
-}
-
 static void nccl_free(struct ckpt_xport *x)
 {
-    struct xport_nccl *n = (struct xport_nccl *)x;
-
-    nccl_unref(&n->device->cuda.base);
-    n->control->ops->free(n->control);
-    free(n);
+    x->ops = of(x->device)->control;
+    nccl_unref(x->device);
+    x->ops->free(x);
 }
-
-static const struct ckpt_xport_ops nccl_ops = {
-    .name = "nccl",
-    .post = nccl_post,
-    .connect = nccl_connect,
-    .progress = nccl_progress,
-    .wait = nccl_wait,
-    .kick = nccl_kick,
-    .ctl_send = nccl_ctl_send,
-    .ctl_recv = nccl_ctl_recv,
-    .gone = nccl_gone,
-    .cancel = nccl_cancel,
-    .renew = nccl_renew,
-    .free = nccl_free,
-};
 
 /* ---- making it ---- */
 
@@ -559,33 +499,33 @@ static const char *remark(void)
 static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, int version,
                    struct ckpt_err *err)
 {
-    struct xport_nccl *x = calloc(1, sizeof *x);
     struct nccl_device *n = calloc(1, sizeof *n);
-    struct ckpt_xport *below = ckpt_comm_xport(ctl);
+    struct ckpt_xport *x = ckpt_comm_xport(ctl);
 
-    if (!x || !n) {
-        free(x);
-        free(n);
+    if (!n)
         return ckpt_nomem(err);
-    }
     n->cuda.base.ops = &device_ops;
     n->cuda.base.logarithmic = version >= LOGARITHMIC_VERSION;
     n->cuda.user_alloc = how->alloc;
     n->cuda.user_dealloc = how->dealloc;
     n->cuda.user = how->user;
     if (meet(n, how, ctl, err) < 0) {
-        free(x);
         device_free(n);
         return -1;
     }
-    x->x = *below;
-    x->x.ops = &nccl_ops;
-    x->x.device = &n->cuda.base;
+    n->control = x->ops;
+    n->ops = *x->ops;
+    n->ops.name = "nccl";
+    n->ops.post = nccl_post;
+    n->ops.connect = nccl_connect;
+    n->ops.gather = NULL;
+    n->ops.shm = NULL;
+    n->ops.cancel = nccl_cancel;
+    n->ops.free = nccl_free;
+    x->ops = &n->ops;
+    x->device = &n->cuda.base;
     if (remark())
-        x->x.remark = remark();
-    x->control = below;
-    x->device = n;
-    ckpt_comm_replace(ctl, &x->x);
+        x->remark = remark();
     return 0;
 }
 
@@ -617,11 +557,11 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
 
 int ckpt_comm_nccl_stream(struct ckpt_comm *comm, cudaStream_t stream, struct ckpt_err *err)
 {
-    struct ckpt_xport *x = ckpt_comm_xport(comm);
+    struct ckpt_device *d = ckpt_comm_xport(comm)->device;
 
-    if (x->ops != &nccl_ops)
+    if (!d)
         return ckpt_fail(err, CKPT_USAGE, "the comm has no devices, and so no stream");
-    return ckpt_cuda_choose_stream(&((struct xport_nccl *)x)->device->cuda, stream, err);
+    return ckpt_cuda_choose_stream(&of(d)->cuda, stream, err);
 }
 
 /* The device whose number is the rank's number on its machine, as the launcher counts. */
