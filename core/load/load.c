@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
@@ -436,24 +435,17 @@ int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret, struct ckpt_
 
     if (d)
         return d->ops->alloc(d, len ? len : 1, ret, err);
-    *ret = mmap(NULL, len + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (*ret == MAP_FAILED)
-        return ckpt_nomem(err);
-    *(size_t *)*ret = len + PAGE;
-    *ret = (char *)*ret + PAGE;
-    return 0;
+    return posix_memalign(ret, PAGE, len + !len) == 0 ? 0 : ckpt_nomem(err);
 }
 
 void ckpt_comm_dealloc(struct ckpt_comm *comm, void *mem)
 {
     struct ckpt_device *d = comm->x->device;
 
-    if (mem && d) {
+    if (mem && d)
         d->ops->dealloc(d, mem);
-    } else if (mem) {
-        size_t *head = (size_t *)(void *)((char *)mem - PAGE);
-        (void)munmap(head, *head);
-    }
+    else
+        free(mem);
 }
 
 int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t len,

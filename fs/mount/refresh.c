@@ -175,10 +175,7 @@ int ckptfs_refresh_start(struct ckptfs_refresh *r, struct ckpt_err *err)
 {
     int rc = pthread_create(&r->thread, NULL, watch, r);
 
-    if (rc != 0)
-        return ckpt_fail_errno(err, rc, "starting a thread");
-    r->running = true;
-    return 0;
+    return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
 
 void ckptfs_refresh_kick(struct ckptfs_refresh *r)
@@ -191,14 +188,11 @@ void ckptfs_refresh_kick(struct ckptfs_refresh *r)
 
 void ckptfs_refresh_stop(struct ckptfs_refresh *r)
 {
-    if (!r->running)
-        return;
     (void)pthread_mutex_lock(&r->lock);
     r->stop = true;
     (void)pthread_cond_signal(&r->wake);
     (void)pthread_mutex_unlock(&r->lock);
     (void)pthread_join(r->thread, NULL);
-    r->running = false;
 }
 
 void ckptfs_refresh_release(struct ckptfs_refresh *r)

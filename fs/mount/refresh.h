@@ -37,7 +37,6 @@ struct ckptfs_refresh {
     uint64_t said[64];        /* hashes of errors that were logged; protected by the lock */
     size_t nsaid;
     bool kicked, stop; /* scan at once; end. Protected by the lock */
-    bool running;
     pthread_t thread;
 };
 

@@ -316,11 +316,9 @@ struct ckptfs_file {
     struct ckptfs_handle handle;  /* must be the first member, as above */
     const struct ckpt_node *node; /* of handle.view; if that is NULL, handle.text is the file */
     uint64_t size;
-    const char *name; /* name for the log; belongs to the node, which the kernel holds while the
-                         file is open */
-    const char *step;
-    struct ckptfs_lanes lanes; /* lanes of its reads */
-    atomic_flag complained;    /* one log line per open file is enough */
+    const struct ckptfs_id *id; /* of its inode, which the kernel holds while the file is open */
+    struct ckptfs_lanes lanes;  /* lanes of its reads */
+    atomic_flag complained;     /* one log line per open file is enough */
 };
 
 static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
@@ -377,10 +375,9 @@ int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct c
         return ENOMEM;
     enlist(fs, &f->handle);
     atomic_flag_clear(&f->complained);
-    f->name = node->id.path;
-    f->step = node->id.step;
-    f->lanes = (struct ckptfs_lanes){.step = hash(f->step, READING),
-                                     .file = hash(f->name, hash(f->step, READING)),
+    f->id = &node->id;
+    f->lanes = (struct ckptfs_lanes){.step = hash(f->id->step, READING),
+                                     .file = hash(f->id->path, hash(f->id->step, READING)),
                                      .file_jobs = CKPTFS_FILE_JOBS};
     if ((rc = open_content(fs, node, f)) != 0) {
         ckptfs_handle_close(fs, &f->handle);
@@ -403,13 +400,13 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     if (ckpt_node_pread(f->handle.view, f->node, buf, len, off, ret_len, &err) == 0) {
         if (*ret_len == len || off + *ret_len >= f->size)
             return 0;
-        (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
+        (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->id->path, *ret_len,
                         len, (unsigned long long)off);
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
     /* the library logs once per view that a shard has changed */
     if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
-        ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
+        ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->id->step, *f->id->step ? "/" : "",
                     err.text); /* the text begins with the file's name */
     return ckptfs_read_errno(&err);
 }

@@ -32,8 +32,7 @@ static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
         struct ckpt_tensor_info info = {.size = sizeof info};
         ckpt_view_tensor(view, i, &info);
-        if (json_array_append_new(list, tensor_json(&info)) < 0)
-            return ckpt_nomem(err);
+        ckpt_json_append(&list, tensor_json(&info));
     }
     return ckpt_out_json(list, err);
 }
@@ -90,10 +89,9 @@ static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, s
         return table(head, "rl", 2, items.n, file_row, &items, err);
     list = json_array();
     for (size_t i = 0; i < items.n; i++)
-        if (json_array_append_new(list, json_pack("{s:o, s:I}", "name",
-                                                  ckptfs_json_text(items.item[i].path), "bytes",
-                                                  (json_int_t)items.item[i].size)) < 0)
-            return ckpt_nomem(err);
+        ckpt_json_append(&list,
+                         json_pack("{s:o, s:I}", "name", ckptfs_json_text(items.item[i].path),
+                                   "bytes", (json_int_t)items.item[i].size));
     return ckpt_out_json(list, err);
 }
 

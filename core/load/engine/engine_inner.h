@@ -23,12 +23,6 @@ static inline uint64_t ckpt_whole_pages(uint64_t len)
     return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
 }
 
-/* A list of copies on a device. */
-struct ckpt_copy_list {
-    struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */
-    struct ckpt_device_copy *list; /* room for them in device memory */
-};
-
 /* A read slot: a piece that this rank reads. The lock protects it. */
 struct ckpt_read_slot {
     bool open;       /* it has a piece */
@@ -86,8 +80,9 @@ struct ckpt_window_slot {
                                    */
             CKPT_DEVICE_PLACING,  /* the last copies are queued */
         } phase;
-        unsigned char *receive; /* buffer of all slices in device memory */
-        struct ckpt_copy_list list;
+        unsigned char *receive;        /* buffer of all slices in device memory */
+        struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */
+        struct ckpt_device_copy *list; /* room for them in device memory */
         CKPT_VEC(struct ckpt_exchange) exchange;
         ckpt_parts own; /* parts of wants that have arrived when all is done */
     } dev;
@@ -288,6 +283,9 @@ void ckpt_engine_leave(struct ckpt_engine *e);
 /* Make the load fail with *err, unless it has failed already. own: the error arose on this rank.
  * Not under the lock. */
 void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool own);
+
+/* Has the load failed, or ended? Not under the lock. */
+bool ckpt_engine_has_stopped(struct ckpt_engine *e);
 
 /* Wake the pump (under the lock). Does nothing once the load is finished, when the comm may be
  * gone. */

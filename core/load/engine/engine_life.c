@@ -125,6 +125,14 @@ void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool ow
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+bool ckpt_engine_has_stopped(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool stopped = e->stopped;
+    (void)pthread_mutex_unlock(&e->lock);
+    return stopped;
+}
+
 void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes)
 {
     if (atomic_fetch_sub(&e->left[want], bytes) != bytes)

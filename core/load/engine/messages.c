@@ -24,10 +24,7 @@ static void receive_abort(struct ckpt_engine *e, uint32_t from, const unsigned c
     struct abort_message m;
     struct ckpt_err err = {0};
 
-    (void)pthread_mutex_lock(&e->lock);
-    const bool failed = e->err.code != CKPT_OK;
-    (void)pthread_mutex_unlock(&e->lock);
-    if (len != sizeof m || failed)
+    if (len != sizeof m || ckpt_engine_has_stopped(e))
         return;
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(e->self, e->size, i, &peer); i++)
         if (peer != from)

@@ -190,25 +190,15 @@ static void await_placing(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* A load that has received all bytes fails if its files have changed: the bytes may be of two
- * saves. */
-static void check_files(struct ckpt_engine *e)
-{
-    struct ckpt_err err = {0};
-
-    (void)pthread_mutex_lock(&e->lock);
-    const bool failed = e->err.code != CKPT_OK;
-    (void)pthread_mutex_unlock(&e->lock);
-    if (!failed && ckpt_load_files_unchanged(e->view, &err) < 0)
-        ckpt_engine_fail(e, &err, true);
-}
-
 /* This rank has finished, or has failed: begin the round in which all ranks agree on the end. */
 static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 {
+    struct ckpt_err changed = {0};
     struct ckpt_load_stats s;
 
-    check_files(e);
+    /* all bytes are here, but if a file has changed they may be of two saves */
+    if (!ckpt_engine_has_stopped(e) && ckpt_load_files_unchanged(e->view, &changed) < 0)
+        ckpt_engine_fail(e, &changed, true);
     (void)pthread_mutex_lock(&e->lock);
     const bool failed = e->err.code != CKPT_OK;
     const struct ckpt_err why = e->err;
@@ -310,12 +300,9 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
 static void hear_why(struct ckpt_engine *e)
 {
     for (int i = 0; i < HEAR_TURNS; i++) {
-        bool moved, known;
+        bool moved;
         (void)ckpt_comm_poll(e->comm, &moved, NULL);
-        (void)pthread_mutex_lock(&e->lock);
-        known = e->err.code != CKPT_OK;
-        (void)pthread_mutex_unlock(&e->lock);
-        if (known)
+        if (ckpt_engine_has_stopped(e))
             return;
         e->comm->x->ops->wait(e->comm->x, HEAR_MS);
     }

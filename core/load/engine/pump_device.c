@@ -59,31 +59,24 @@ static void *cut(unsigned char **at, uint64_t len)
     return p;
 }
 
-static int take_list(struct ckpt_device *d, uint64_t n, unsigned char **at,
-                     struct ckpt_copy_list *l, struct ckpt_err *err)
-{
-    const uint64_t bytes = n * sizeof *l->list;
-
-    if (n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
-    l->copies = (struct ckpt_copies){.ptr = cut(at, bytes), .cap = (uint32_t)n};
-    return take(d, bytes, &l->list, err);
-}
-
 int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
+    const uint64_t n = e->sizes.copies, bytes = n * sizeof(struct ckpt_device_copy);
     int rc = pin_slab(e, err);
     unsigned char *at = e->slab;
 
+    if (rc == 0 && n > UINT32_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
     for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++)
         e->read[i].buf = e->read[i].pinned = cut(&at, read_bytes(e));
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {
         struct ckpt_window_slot *s = &e->slot[i];
         s->receive = cut(&at, e->sizes.fetch);
+        s->dev.copies = (struct ckpt_copies){.ptr = cut(&at, bytes), .cap = (uint32_t)n};
         rc = take(d, e->sizes.receive, &s->dev.receive, err);
         if (rc == 0)
-            rc = take_list(d, e->sizes.copies, &at, &s->dev.list, err);
+            rc = take(d, bytes, &s->dev.list, err);
     }
     /* the caller's stream may still use the memory that was allocated */
     return rc == 0 ? d->ops->begin(d, err) : rc;
@@ -97,8 +90,8 @@ void ckpt_device_slots_release(struct ckpt_engine *e)
         struct ckpt_window_slot *s = &e->slot[i];
         if (s->dev.receive)
             d->ops->dealloc(d, s->dev.receive);
-        if (s->dev.list.list)
-            d->ops->dealloc(d, s->dev.list.list);
+        if (s->dev.list)
+            d->ops->dealloc(d, s->dev.list);
         ckpt_vec_release(&s->dev.exchange);
         ckpt_vec_release(&s->dev.own);
     }
@@ -139,7 +132,7 @@ static int list_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64
         if (t->host)
             continue;
         own->ptr[kept] = own->ptr[i];
-        if (ckpt_copies_place(&l->slot->dev.list.copies, t, &own->ptr[kept++].box,
+        if (ckpt_copies_place(&l->slot->dev.copies, t, &own->ptr[kept++].box,
                               l->data + (at - l->lo), box,
                               ckpt_plan_unit_tensor(e->plan, unit)->dtype, l->err) < 0)
             return -1;
@@ -230,7 +223,7 @@ static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
     const uint32_t n = e->plan->groups.ptr[w->group].n;
     struct listing l = {.e = e, .slot = s, .err = err};
 
-    s->dev.list.copies.n = s->dev.list.copies.nblock = 0;
+    s->dev.copies.n = s->dev.copies.nblock = 0;
     s->dev.own.len = s->dev.exchange.len = s->nin = 0;
     free(s->in);
     s->in = e->opt.mode.hosts ? calloc(n, sizeof *s->in) : NULL;
@@ -247,14 +240,14 @@ static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
 /* Queue the copies: the last work of a window. Workers place what goes to host memory. */
 static int queue_copies(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    const struct ckpt_copies *c = &s->dev.list.copies;
+    const struct ckpt_copies *c = &s->dev.copies;
 
     (void)pthread_mutex_lock(&e->lock);
     s->left += (uint32_t)s->nin;
     for (size_t i = 0; i < s->nin; i++)
         ckpt_message_hand(e, &s->in[i]);
     (void)pthread_mutex_unlock(&e->lock);
-    if (c->n && e->device->ops->copy(e->device, s->dev.list.list, c->n, c->nblock, err) < 0)
+    if (c->n && e->device->ops->copy(e->device, s->dev.list, c->n, c->nblock, err) < 0)
         return -1;
     s->dev.phase = CKPT_DEVICE_PLACING;
     return e->device->ops->mark(e->device, mark_of(e, s), err);
@@ -297,11 +290,11 @@ static int upload_own(struct ckpt_engine *e, struct ckpt_window_slot *s, struct 
 
 static int queue_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    const struct ckpt_copies *c = &s->dev.list.copies;
+    const struct ckpt_copies *c = &s->dev.copies;
     struct ckpt_device *d = e->device;
 
     if (list_window(e, s, err) < 0 ||
-        (c->n && d->ops->upload(d, s->dev.list.list, c->ptr, c->n * sizeof *c->ptr, err) < 0) ||
+        (c->n && d->ops->upload(d, s->dev.list, c->ptr, c->n * sizeof *c->ptr, err) < 0) ||
         upload_own(e, s, err) < 0 || d->ops->fence(d, err) < 0)
         return -1;
     s->dev.phase = CKPT_DEVICE_EXCHANGE;

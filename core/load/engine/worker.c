@@ -269,15 +269,6 @@ static void units_done(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* True if the load has stopped: then no worker begins a read. */
-static bool has_stopped(struct ckpt_engine *e)
-{
-    (void)pthread_mutex_lock(&e->lock);
-    const bool stopped = e->stopped;
-    (void)pthread_mutex_unlock(&e->lock);
-    return stopped;
-}
-
 /* ---- reads straight into the destination ----
  *
  * If no other rank wants a unit, and whole_place finds its destination, no buffer is needed between
@@ -366,7 +357,7 @@ static void run_job(struct job *j)
     for (uint32_t u = j->lo; u < j->hi; u++)
         (void)ckpt_plan_boxes(e->plan, u, piece->lo, piece->lo + piece->len, add_box, j);
     if (!read_direct(j)) {
-        if (has_stopped(e))
+        if (ckpt_engine_has_stopped(e)) /* then no worker begins a read */
             return;
         if (read_job(j, &err) < 0 ||
             (!e->device && place_read(e, j->slot, j->lo, j->hi, &err) < 0)) {
