@@ -222,7 +222,7 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
 
 /* ---- memory ---- */
 
-int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
+static int cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_cuda_scope scope;
@@ -245,7 +245,7 @@ int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_e
     return ckpt_cuda_failed(c, rc, "allocating memory", err);
 }
 
-void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
+static void cuda_dealloc(struct ckpt_device *d, void *ptr)
 {
     struct ckpt_cuda_scope scope;
 
@@ -258,7 +258,7 @@ void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
     ckpt_cuda_leave(self(d), &scope);
 }
 
-bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
+static bool cuda_reaches(struct ckpt_device *d, const void *ptr)
 {
     CUpointer_attribute ask[] = {CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
                                  CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -278,8 +278,8 @@ bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
     return managed || type != CU_MEMORYTYPE_DEVICE || device == self(d)->number;
 }
 
-int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                    struct ckpt_err *err)
+static int cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                      struct ckpt_err *err)
 {
     struct ckpt_cuda_scope scope;
 
@@ -291,7 +291,7 @@ int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t le
 
 /* ---- work ---- */
 
-int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
+static int cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -315,8 +315,8 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
     return leave(c, &scope, rc, "waiting for the caller's stream", err);
 }
 
-int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                     struct ckpt_err *err)
+static int cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                       struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_cuda_scope scope;
@@ -327,7 +327,7 @@ int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t l
     return leave(c, &scope, rc, "uploading", err);
 }
 
-int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
+static int cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_cuda_scope scope;
@@ -342,7 +342,7 @@ int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
     return leave(c, &scope, rc, "waiting for uploads", err);
 }
 
-int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err)
+static int cuda_follow(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_cuda_scope scope;
@@ -355,8 +355,8 @@ int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err)
     return leave(c, &scope, rc, "waiting for an exchange", err);
 }
 
-int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
-                   uint32_t nblock, struct ckpt_err *err)
+static int cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
+                     uint32_t nblock, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     void *args[] = {&list, &n};
@@ -369,8 +369,8 @@ int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, u
     return leave(c, &scope, rc, "copying", err);
 }
 
-int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                       struct ckpt_err *err)
+static int cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                         struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_cuda_scope scope;
@@ -381,7 +381,7 @@ int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t
     return leave(c, &scope, rc, "downloading", err);
 }
 
-int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
+static int cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     CUresult rc = CUDA_SUCCESS;
@@ -425,3 +425,20 @@ bool ckpt_cuda_drain(struct ckpt_cuda *c)
     }
     return false;
 }
+
+const struct ckpt_device_ops ckpt_cuda_ops = {
+    .adopt = ckpt_cuda_adopt,
+    .alloc = cuda_alloc,
+    .dealloc = cuda_dealloc,
+    .pin = ckpt_cuda_pin,
+    .unpin = ckpt_cuda_unpin,
+    .reaches = cuda_reaches,
+    .fetch = cuda_fetch,
+    .begin = cuda_begin,
+    .upload = cuda_upload,
+    .fence = cuda_fence,
+    .follow = cuda_follow,
+    .copy = cuda_copy,
+    .download = cuda_download,
+    .mark = cuda_mark,
+};

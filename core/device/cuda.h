@@ -74,23 +74,11 @@ bool ckpt_cuda_drain(struct ckpt_cuda *c);
 /* Free all pinned memory. The caller has entered the device, and no load uses the memory. */
 void ckpt_cuda_unpin_all(struct ckpt_cuda *c);
 
-/* The members of struct ckpt_device_ops. */
+/* The members that need no exchanges. */
+extern const struct ckpt_device_ops ckpt_cuda_ops;
+
+/* Members that other files use, or have. */
 void ckpt_cuda_adopt(struct ckpt_device *d);
-int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
-void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr);
 int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
 uint64_t ckpt_cuda_unpin(struct ckpt_device *d, void *ptr);
-bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr);
-int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                    struct ckpt_err *err);
-int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err);
-int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                     struct ckpt_err *err);
-int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err);
-int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err);
-int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
-                   uint32_t nblock, struct ckpt_err *err);
-int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
-                       struct ckpt_err *err);
-int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
 int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);

@@ -51,6 +51,7 @@ struct comms {
 
 struct nccl_device {
     struct ckpt_cuda cuda;
+    struct ckpt_device_ops device_ops;
     struct ckpt_xport_ops ops;            /* of the comm's transport from now on, */
     const struct ckpt_xport_ops *control; /* and its own, which carry the control messages */
     struct comms *comms; /* made by the first load that exchanges data; NULL: none */
@@ -414,29 +415,6 @@ static int connect_all(struct nccl_device *n, struct ckpt_comm *ctl,
     return 0;
 }
 
-static const struct ckpt_device_ops device_ops = {
-    .adopt = ckpt_cuda_adopt,
-    .alloc = ckpt_cuda_alloc,
-    .dealloc = ckpt_cuda_dealloc,
-    .pin = ckpt_cuda_pin,
-    .unpin = ckpt_cuda_unpin,
-    .reaches = ckpt_cuda_reaches,
-    .fetch = ckpt_cuda_fetch,
-    .begin = ckpt_cuda_begin,
-    .upload = ckpt_cuda_upload,
-    .fence = ckpt_cuda_fence,
-    .follow = ckpt_cuda_follow,
-    .copy = ckpt_cuda_copy,
-    .download = ckpt_cuda_download,
-    .exchange = nccl_exchange,
-    .exchanged = nccl_exchanged,
-    .mark = ckpt_cuda_mark,
-    .reached = nccl_reached,
-    .drain = nccl_drain,
-    .ref = nccl_ref,
-    .unref = nccl_unref,
-};
-
 /* ---- what differs from the transport that carries the control messages ---- */
 
 static int nccl_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
@@ -504,7 +482,14 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, int versi
 
     if (!n)
         return ckpt_nomem(err);
-    n->cuda.base.ops = &device_ops;
+    n->device_ops = ckpt_cuda_ops;
+    n->device_ops.exchange = nccl_exchange;
+    n->device_ops.exchanged = nccl_exchanged;
+    n->device_ops.reached = nccl_reached;
+    n->device_ops.drain = nccl_drain;
+    n->device_ops.ref = nccl_ref;
+    n->device_ops.unref = nccl_unref;
+    n->cuda.base.ops = &n->device_ops;
     n->cuda.base.logarithmic = version >= LOGARITHMIC_VERSION;
     n->cuda.user_alloc = how->alloc;
     n->cuda.user_dealloc = how->dealloc;
