@@ -53,31 +53,6 @@ void ckpt_comm_free(struct ckpt_comm *comm)
     free(comm);
 }
 
-int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_xport **x = calloc((size_t)n + 1, sizeof *x);
-    int rc = 0;
-
-    if (n == 0)
-        return ckpt_fail(err, CKPT_USAGE, "a comm of no ranks");
-    if (!x)
-        return ckpt_nomem(err);
-    if (ckpt_xport_threads(n, x, err) < 0)
-        return -1;
-    for (uint32_t r = 0; r < n; r++) {
-        ret[r] = NULL;
-        if (rc == 0)
-            rc = ckpt_comm_wrap(x[r], &ret[r], err);
-        else
-            x[r]->ops->free(x[r]);
-    }
-    for (uint32_t r = 0; r < n && rc < 0; r++) {
-        ckpt_comm_free(ret[r]);
-        ret[r] = NULL;
-    }
-    return rc;
-}
-
 int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
 {
     return ckpt_comm_threads(1, ret, err);
@@ -244,12 +219,6 @@ void ckpt_comm_renew(struct ckpt_comm *comm)
     (void)comm->x->ops->cancel(comm->x); /* a rank whose own load succeeded has not cancelled */
     if (comm->x->ops->renew)
         comm->x->ops->renew(comm->x);
-}
-
-void ckpt_comm_begin_again(struct ckpt_comm *comm)
-{
-    ckpt_comm_end(comm);
-    comm->epoch--;
 }
 
 void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms)

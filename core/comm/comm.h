@@ -146,9 +146,6 @@ void ckpt_comm_end(struct ckpt_comm *comm);
  * for the next one. */
 void ckpt_comm_renew(struct ckpt_comm *comm);
 
-/* Undo ckpt_comm_begin for a load that could not start: the next load gets its number. */
-void ckpt_comm_begin_again(struct ckpt_comm *comm);
-
 /* Make progress: move data, and receive control messages. *ret_moved: something happened. -1 and
  * PEER: a rank is gone that a transfer waits for. */
 int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err);

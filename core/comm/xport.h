@@ -167,6 +167,3 @@ typedef int ckpt_xport_open(struct ckpt_xport **ret, struct ckpt_err *err);
  */
 typedef int ckpt_comm_device(struct ckpt_comm *ctl, struct ckpt_comm **ret, struct ckpt_err *err);
 #define CKPT_COMM_DEVICE "ckpt_comm_device_from_env"
-
-/* n transports that connect threads of one process; ret[r] is rank r's. */
-int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err);

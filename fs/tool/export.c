@@ -409,8 +409,6 @@ static void clean_up(struct export *x, bool of_other_save)
             (void)unlinkat(x->dir, temp, 0);
         if (of_other_save)
             (void)unlinkat(x->dir, x->items->item[i].path, 0);
-    }
-    for (size_t i = 0; i < x->items->n; i++) {
         ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
         for (char *slash; dir && (slash = strrchr(dir, '/'));) {
             *slash = '\0';

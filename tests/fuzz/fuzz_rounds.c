@@ -209,7 +209,7 @@ static void take_patches(const uint8_t *data, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct ckpt_view *view;
-    struct ckpt_xport *x[RANKS];
+    struct ckpt_comm *comm[RANKS];
     struct rank rank[RANKS];
     pthread_t thread[RANKS];
     struct ckpt_err err = {0};
@@ -217,15 +217,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!view)
         view = make_view();
     take_patches(data, size);
-    MUST(ckpt_xport_threads(RANKS, x, &err) == 0);
+    MUST(ckpt_comm_threads(RANKS, comm, &err) == 0);
     for (uint32_t r = 0; r < RANKS; r++) {
         struct between *b = calloc(1, sizeof *b);
         MUST(b);
-        if (x[r]->ops->fetched)
+        if (comm[r]->x->ops->fetched)
             between_ops.fetched = between_fetched;
-        *b = (struct between){{.ops = &between_ops, .rank = r, .size = RANKS}, x[r]};
-        rank[r] = (struct rank){.view = view, .number = r};
-        MUST(ckpt_comm_wrap(&b->x, &rank[r].comm, &err) == 0);
+        *b = (struct between){{.ops = &between_ops, .rank = r, .size = RANKS}, comm[r]->x};
+        comm[r]->x = &b->x;
+        rank[r] = (struct rank){.comm = comm[r], .view = view, .number = r};
     }
     for (uint32_t r = 0; r < RANKS; r++)
         MUST(pthread_create(&thread[r], NULL, run_rank, &rank[r]) == 0);

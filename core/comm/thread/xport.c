@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "comm/xport.h"
+#include "comm/comm.h"
 
 /* One rank's queues; the hub's lock protects them. */
 struct box {
@@ -231,6 +231,7 @@ static int hub_new(uint32_t n, struct hub **ret)
     if (!h)
         return -1;
     h->size = n;
+    h->refs = 1;
     (void)pthread_mutex_init(&h->lock, NULL);
     for (uint32_t r = 0; r < n; r++) {
         struct box *b = &h->box[r];
@@ -252,30 +253,33 @@ static int hub_new(uint32_t n, struct hub **ret)
     return 0;
 }
 
-int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err)
+int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct hub *h;
+    int rc = 0;
 
-    for (uint32_t r = 0; r < n; r++)
-        ret[r] = NULL;
+    if (n == 0)
+        return ckpt_fail(err, CKPT_USAGE, "a comm of no ranks");
     if (hub_new(n, &h) < 0)
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < n; r++) {
-        struct xport_thread *x = calloc(1, sizeof *x);
+        struct xport_thread *x = rc == 0 ? calloc(1, sizeof *x) : NULL;
+        ret[r] = NULL;
         if (!x) {
-            if (r == 0)
-                hub_free(h);
-            while (r-- > 0) {
-                ret[r]->ops->free(ret[r]);
-                ret[r] = NULL;
-            }
-            return ckpt_nomem(err);
+            rc = ckpt_nomem(err);
+            continue;
         }
         x->x = (struct ckpt_xport){
             .ops = n == 1 ? &self_ops : &thread_ops, .rank = r, .size = n, .same_host = true};
         x->hub = h;
         h->refs++;
-        ret[r] = &x->x;
+        rc = ckpt_comm_wrap(&x->x, &ret[r], err);
     }
-    return 0;
+    for (uint32_t r = 0; r < n && rc < 0; r++) {
+        ckpt_comm_free(ret[r]);
+        ret[r] = NULL;
+    }
+    if (--h->refs == 0) /* this function's */
+        hub_free(h);
+    return rc;
 }

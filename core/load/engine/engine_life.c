@@ -335,7 +335,8 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     ckpt_comm_begin(e->comm, ckpt_engine_receive, e);
     if (start_threads(e, err) < 0) {
         stop_workers(e);
-        ckpt_comm_begin_again(e->comm);
+        ckpt_comm_end(e->comm);
+        e->comm->epoch--; /* the next load gets the number of this one */
         ckpt_engine_unref(e);
         return -1;
     }
