@@ -2,6 +2,7 @@
 /* Output of the tool: aligned columns, human-readable sizes, JSON, and JSON as an outline. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,3 +36,21 @@ int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err);
  * else "". */
 const char *ckpt_out_bold(void);
 const char *ckpt_out_plain(void);
+
+/* ---- a progress bar on stderr, drawn if that is a terminal ---- */
+
+struct ckpt_progress {
+    bool shown;       /* stderr is a terminal, and --quiet was not given */
+    uint64_t begin;   /* by ckpt_now_ns */
+    uint64_t already; /* bytes that were done before this run, which the rate does not count */
+    uint64_t total;
+};
+
+/* Begin a bar of `total` bytes; `already` and `quiet` are as in the struct. */
+void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t total, bool quiet);
+
+/* Redraw the bar. `name` is the item in progress. */
+void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char *name);
+
+/* Erase the bar. */
+void ckpt_progress_end(const struct ckpt_progress *p);

@@ -2,6 +2,7 @@
 /* The commands of ckpt, of which load and plan are in a program of their own, ckpt-load. */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <ckptfs/load.h>
@@ -81,3 +82,17 @@ int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const c
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);
+
+/* One export: the files of a view in a directory, written, resumed or compared. */
+struct ckpt_export {
+    const struct ckpt_tool *tool; /* its options */
+    const char *step;             /* of several, which the report then names; or NULL */
+    bool only_new;       /* leave a directory that has all files as it is, and do not compare */
+    atomic_bool writing; /* DEST is unfinished now */
+    bool wrote;          /* result: something was written, and DEST is finished */
+};
+
+/* Export the view into dest, and print a report. A failure leaves what the same call can resume, or
+ * nothing. */
+int ckpt_export(struct ckpt_export *e, struct ckpt_view *view, const char *dest,
+                struct ckpt_err *err);

@@ -40,3 +40,17 @@ char *ckptfs_fuse_escape(const char *value);
  * stored as given; ckptfs_paths_resolve makes them absolute. If only help or the version was asked
  * for, it is printed and `run` is NULL. */
 int ckptfs_config_parse(char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
+
+/* ---- the paths (mounts.c) ---- */
+
+struct ckptfs_log;
+/* Make c's paths absolute, and detach a dead ckptfs mount (one whose daemon is gone) from the
+ * mountpoint. It is an error if the mountpoint is not a directory, if a live ckptfs is mounted
+ * there, or if the mountpoint and the run contain each other, since the daemon would then wait for
+ * itself. c->lock is a lock that keeps other ckptfs processes from mounting there until
+ * ckptfs_mountpoint_unlock; -1 if the filesystem has no locks. */
+int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
+                         struct ckpt_err *err);
+
+/* Release the lock, after the mount was made or has failed. */
+void ckptfs_mountpoint_unlock(struct ckptfs_config *c);

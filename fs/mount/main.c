@@ -11,7 +11,6 @@
 #include "mount/daemon.h"
 #include "mount/log.h"
 #include "mount/mount.h"
-#include "mount/mounts.h"
 
 /* The only global variable of the program, because libfuse's log callback has no context argument.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mountpoints and stale mounts. */
-#include "mount/mounts.h"
+#include "mount/config.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +20,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "mount/log.h"
 
 enum { MOST_STACKED = 16 };
 

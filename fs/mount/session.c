@@ -14,7 +14,6 @@
 #include "base/err.h"
 #include "mount/daemon.h"
 #include "mount/mounter.h"
-#include "mount/mounts.h"
 #include "mount/reply.h"
 #include "mount/sandbox.h"
 #include "mount/signals.h"

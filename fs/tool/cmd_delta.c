@@ -21,7 +21,6 @@
 #include "base/str.h"
 #include "out.h"
 #include "tool.h"
-#include "tool/progress.h"
 #include "tool/pump.h"
 
 enum { FILE_BYTES = 256 << 20 };

@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "common.h"
-#include "tool/export.h"
+#include "tool.h"
 
 extern char **environ;
 

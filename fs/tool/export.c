@@ -5,8 +5,6 @@
  * disk, so that repeating the command resumes an interrupted export: finished files are kept; of an
  * unfinished file, the prefix recorded in the journal is read back and compared with its hash. At
  * the end DEST holds the view's files and nothing else. */
-#include "tool/export.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +24,7 @@
 #include "base/str.h"
 #include "common.h"
 #include "out.h"
+#include "tool.h"
 #include "tool/items.h"
 #include "tool/journal.h"
 #include "tool/pump.h"

@@ -16,7 +16,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "common.h"
-#include "tool/progress.h"
+#include "out.h"
 
 enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
