@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* struct ckpt_load, which is behind include/ckptfs/load.h. In the order of a load's phases: load.c
  * and layout.c (declaring wants), agree.c (the agreement and the plan, with job.c, weigh.c and
- * budget.c), load.c again (start, waiting, end), reload.c (another run). */
+ * policy.c), load.c again (start, waiting, end), reload.c (another run). */
 #pragma once
 
 #include <ckptfs/load.h>

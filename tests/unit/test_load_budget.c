@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank's memory is divided. */
 #include "base/ckd.h"
-#include "load/plan/budget.h"
+#include "load/plan/policy.h"
 #include "tensor/strided.h"
 #include "test.h"
 
