@@ -17,7 +17,7 @@
 #include "model/opening.h"
 #include "run/checkpoint.h"
 #include "run/save.h"
-#include "tensor/same.h"
+#include "tensor/read.h"
 #include "tensor/value.h"
 #include "view/ahead.h"
 

@@ -78,17 +78,10 @@ int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...)
 
 static enum ckpt_code code_of_errno(int errnum)
 {
-    switch (errnum) {
-    case ENOENT:
-    case ENOTDIR:
-        return CKPT_MISSING;
-    case ENOMEM:
-        return CKPT_NOMEM;
-    case ESTALE:
-        return CKPT_STALE;
-    default:
-        return CKPT_IO;
-    }
+    return errnum == ENOENT || errnum == ENOTDIR ? CKPT_MISSING
+           : errnum == ENOMEM                    ? CKPT_NOMEM
+           : errnum == ESTALE                    ? CKPT_STALE
+                                                 : CKPT_IO;
 }
 
 int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...)

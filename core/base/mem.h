@@ -17,6 +17,15 @@
         stolen_;                                                                                   \
     })
 
+/* For ckpt_cleanup: the function `free_`p, which gives up what the variable points to, by `free_`,
+ * and clears the variable. */
+#define CKPT_CLEANUP_BY(free_, type)                                                               \
+    static inline void free_##p(type **variable)                                                   \
+    {                                                                                              \
+        free_(*variable);                                                                          \
+        *variable = NULL;                                                                          \
+    }
+
 /* free() for ckpt_cleanup; p is the address of a pointer. Preserves errno. */
 void ckpt_freep(void *p);
 

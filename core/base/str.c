@@ -131,6 +131,13 @@ bool ckpt_has_suffix(const char *s, const char *suffix)
     return n >= m && memcmp(s + n - m, suffix, m) == 0;
 }
 
+bool ckpt_one_of(const char *s, const char *const *words)
+{
+    while (*words && strcmp(s, *words) != 0)
+        words++;
+    return *words;
+}
+
 void ckpt_remove_word(char *s, const char *word)
 {
     const size_t len = strlen(word);

@@ -43,6 +43,7 @@ char *ckpt_asprintf(const char *fmt, ...) CKPT_PRINTF(1, 2);
 char *ckpt_printable(const char *bytes);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);
+bool ckpt_one_of(const char *s, const char *const *words); /* the last is NULL */
 
 /* A remark for an error about a path that is not there: "", or that part of it is a scheme ("s3:/",
  * also behind the directory that made it absolute). Static storage. */

@@ -36,9 +36,6 @@ struct ckpt_delta_summing {
     uint32_t a, b;
 };
 /* Add the next bytes; -1: no memory. */
-int ckpt_delta_sum_add(struct ckpt_delta_summing *s, const void *data, size_t len);
-/* The digits; frees what the checksum has allocated. */
-void ckpt_delta_sum_end(struct ckpt_delta_summing *s, char ret_digits[33]);
 
 /* A change of one tensor. */
 struct ckpt_delta {

@@ -11,9 +11,176 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "container/pickle_out.h"
 #include "container/torch.h"
 #include "tensor/box.h"
+#include "tensor/dtype.h"
+
+/* ---- pickles: opcodes of protocol 2 ---- */
+
+static void put_le(struct ckpt_str *out, uint64_t n, int bytes)
+{
+    char le[8];
+
+    for (int i = 0; i < bytes; i++)
+        le[i] = (char)(n >> 8 * i);
+    ckpt_str_append(out, le, (size_t)bytes);
+}
+
+void ckpt_pickle_out_op(struct ckpt_pickle_out *p, int op) { ckpt_str_putc(p->out, (char)op); }
+
+void ckpt_pickle_out_begin(struct ckpt_pickle_out *p)
+{
+    ckpt_str_append(p->out, "\x80\x02", 2);
+    p->memo = 0;
+}
+
+void ckpt_pickle_out_global(struct ckpt_pickle_out *p, const char *module, const char *name)
+{
+    ckpt_str_putc(p->out, 'c');
+    ckpt_str_puts(p->out, module);
+    ckpt_str_putc(p->out, '\n');
+    ckpt_str_puts(p->out, name);
+    ckpt_str_putc(p->out, '\n');
+}
+
+/* LONG1: two's complement in as few bytes as hold the sign, too. */
+static void put_long(struct ckpt_str *out, uint64_t n)
+{
+    int bytes = 4;
+
+    while (bytes < 8 && n >> (8 * bytes - 1))
+        bytes++;
+    if (n >> 63)
+        bytes = 9;
+    ckpt_str_putc(out, (char)0x8a);
+    ckpt_str_putc(out, (char)bytes);
+    put_le(out, n, bytes < 9 ? bytes : 8);
+    if (bytes == 9)
+        ckpt_str_putc(out, 0);
+}
+
+void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n)
+{
+    if (n < 1 << 8) {
+        ckpt_str_putc(p->out, 'K');
+        put_le(p->out, n, 1);
+    } else if (n < 1 << 16) {
+        ckpt_str_putc(p->out, 'M');
+        put_le(p->out, n, 2);
+    } else if (n <= INT32_MAX) {
+        ckpt_str_putc(p->out, 'J');
+        put_le(p->out, n, 4);
+    } else {
+        put_long(p->out, n);
+    }
+}
+
+void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text)
+{
+    const size_t len = strlen(text);
+
+    ckpt_str_putc(p->out, 'X');
+    put_le(p->out, len, 4);
+    ckpt_str_append(p->out, text, len);
+}
+
+void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    ckpt_str_putc(p->out, 'G');
+    for (int i = 56; i >= 0; i -= 8)
+        ckpt_str_putc(p->out, (char)(bits >> i));
+}
+
+static void put_int(struct ckpt_pickle_out *p, json_int_t n)
+{
+    if (n >= 0) {
+        ckpt_pickle_out_u64(p, (uint64_t)n);
+        return;
+    }
+    ckpt_str_append(p->out, "\x8a\x08", 2);
+    put_le(p->out, (uint64_t)n, 8);
+}
+
+static void put_string(struct ckpt_pickle_out *p, const char *s)
+{
+    static const char prefix[] = "torch.";
+
+    for (int t = 0; t < CKPT_NDTYPE && strncmp(s, prefix, sizeof prefix - 1) == 0; t++)
+        if (strcmp(s + sizeof prefix - 1, ckpt_dtype_torch_name((enum ckpt_dtype)t)) == 0) {
+            ckpt_pickle_out_global(p, "torch", s + sizeof prefix - 1);
+            return;
+        }
+    ckpt_pickle_out_text(p, s);
+}
+
+void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+
+    switch (json_typeof(j)) {
+    case JSON_OBJECT:
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        json_object_foreach((json_t *)j, key, value) {
+            ckpt_pickle_out_text(p, key);
+            ckpt_pickle_out_json(p, value);
+        }
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+        break;
+    case JSON_ARRAY:
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        json_array_foreach(j, i, value)
+            ckpt_pickle_out_json(p, value);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
+        break;
+    case JSON_STRING:
+        put_string(p, json_string_value(j));
+        break;
+    case JSON_INTEGER:
+        put_int(p, json_integer_value(j));
+        break;
+    case JSON_REAL:
+        ckpt_pickle_out_float(p, json_real_value(j));
+        break;
+    default:
+        ckpt_pickle_out_op(p, json_is_true(j)    ? CKPT_PICKLE_OUT_TRUE
+                              : json_is_false(j) ? CKPT_PICKLE_OUT_FALSE
+                                                 : CKPT_PICKLE_OUT_NONE);
+    }
+}
+
+/* An entry's number follows in one byte or in four. */
+static void put_memo(struct ckpt_pickle_out *p, char small, char large, uint32_t entry)
+{
+    ckpt_str_putc(p->out, entry < 256 ? small : large);
+    put_le(p->out, entry, entry < 256 ? 1 : 4);
+}
+
+void ckpt_pickle_out_put(struct ckpt_pickle_out *p) { put_memo(p, 'q', 'r', p->memo++); }
+
+void ckpt_pickle_out_get(struct ckpt_pickle_out *p, uint32_t entry)
+{
+    put_memo(p, 'h', 'j', entry);
+}
+
+void ckpt_pickle_out_tuple(struct ckpt_pickle_out *p, const uint64_t *n, uint32_t count, bool put)
+{
+    static const int close[] = {CKPT_PICKLE_OUT_EMPTY_TUPLE, 0x85, 0x86, 0x87};
+
+    if (count > 3)
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    for (uint32_t i = 0; i < count; i++)
+        ckpt_pickle_out_u64(p, n[i]);
+    ckpt_pickle_out_op(p, count > 3 ? CKPT_PICKLE_OUT_TUPLE : close[count]);
+    if (put && count)
+        ckpt_pickle_out_put(p);
+}
 
 enum {
     ALIGNMENT = 64,
@@ -41,30 +208,19 @@ struct record {
 struct archive {
     struct ckpt_str *out; /* all but the bytes of tensors */
     const char *folder;   /* of the records, with the slash */
-    uint64_t at;          /* in the archive */
+    size_t begin;         /* of the archive in `out` */
+    uint64_t tensors;     /* bytes of tensors so far */
     struct record *record;
     size_t n;
 };
 
-static void put(struct archive *a, const void *bytes, size_t len)
-{
-    ckpt_str_append(a->out, bytes, len);
-    a->at += len;
-}
-
-static void put_le(struct archive *a, uint64_t n, int bytes)
-{
-    char le[8];
-
-    for (int i = 0; i < bytes; i++)
-        le[i] = (char)(n >> 8 * i);
-    put(a, le, (size_t)bytes);
-}
+/* The next place in the archive. */
+static uint64_t place(const struct archive *a) { return a->out->len - a->begin + a->tensors; }
 
 static void put_name(struct archive *a, const char *name)
 {
-    put(a, a->folder, strlen(a->folder));
-    put(a, name, strlen(name));
+    ckpt_str_append(a->out, a->folder, strlen(a->folder));
+    ckpt_str_append(a->out, name, strlen(name));
 }
 
 static bool is_large(uint64_t n) { return n >= UINT32_MAX; }
@@ -75,9 +231,9 @@ static void put_padding(struct archive *a, size_t n)
         "ZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
 
     assert(n < ALIGNMENT);
-    put(a, "FB", 2);
-    put_le(a, n, 2);
-    put(a, letters, n);
+    ckpt_str_append(a->out, "FB", 2);
+    put_le(a->out, n, 2);
+    ckpt_str_append(a->out, letters, n);
 }
 
 /* Records without bytes have no descriptor. */
@@ -97,14 +253,14 @@ static void put_large(struct archive *a, uint64_t off, uint64_t size, uint64_t s
 
     if (!n)
         return;
-    put_le(a, 1, 2);
-    put_le(a, n, 2);
+    put_le(a->out, 1, 2);
+    put_le(a->out, n, 2);
     if (is_large(size)) {
-        put_le(a, size, 8);
-        put_le(a, stored, 8);
+        put_le(a->out, size, 8);
+        put_le(a->out, stored, 8);
     }
     if (is_large(off))
-        put_le(a, off, 8);
+        put_le(a->out, off, 8);
 }
 
 /* With its header. */
@@ -118,22 +274,22 @@ static size_t large_field(uint64_t off, uint64_t size)
 /* The local header; the record's bytes follow. */
 static void begin(struct archive *a, const char *name, uint64_t size)
 {
-    const uint64_t off = a->at;
+    const uint64_t off = place(a);
     const size_t len = strlen(a->folder) + strlen(name), large = large_field(off, size);
     const size_t pad = (size_t)(-(off + LOCAL_HEADER + len + large + EXTRA_HEADER) % ALIGNMENT);
 
     (void)snprintf(a->record[a->n].name, NAME, "%s", name);
     a->record[a->n].off = off;
     a->record[a->n++].size = size;
-    put(a, "PK\3\4", 4);
-    put_le(a, 0, 2); /* version needed */
-    put_le(a, flags_of(size), 2);
-    put_le(a, 0, 2); /* stored */
-    put_le(a, 0, 4); /* no date */
-    put_le(a, 0, 4); /* CRC and sizes: in the descriptor */
-    put_le(a, 0, 8);
-    put_le(a, len, 2);
-    put_le(a, large + EXTRA_HEADER + pad, 2);
+    ckpt_str_append(a->out, "PK\3\4", 4);
+    put_le(a->out, 0, 2); /* version needed */
+    put_le(a->out, flags_of(size), 2);
+    put_le(a->out, 0, 2); /* stored */
+    put_le(a->out, 0, 4); /* no date */
+    put_le(a->out, 0, 4); /* CRC and sizes: in the descriptor */
+    put_le(a->out, 0, 8);
+    put_le(a->out, len, 2);
+    put_le(a->out, large + EXTRA_HEADER + pad, 2);
     put_name(a, name);
     put_large(a, off, size, 0);
     put_padding(a, pad);
@@ -147,16 +303,16 @@ static void end(struct archive *a)
 
     if (!size)
         return;
-    put(a, "PK\7\10", 4);
-    put_le(a, 0, 4); /* CRC */
-    put_le(a, size, width);
-    put_le(a, size, width);
+    ckpt_str_append(a->out, "PK\7\10", 4);
+    put_le(a->out, 0, 4); /* CRC */
+    put_le(a->out, size, width);
+    put_le(a->out, size, width);
 }
 
 static void put_record(struct archive *a, const char *name, const void *bytes, size_t len)
 {
     begin(a, name, len);
-    put(a, bytes, len);
+    ckpt_str_append(a->out, bytes, len);
     end(a);
 }
 
@@ -167,18 +323,18 @@ static void put_text(struct archive *a, const char *name, const char *text)
 
 static void put_entry(struct archive *a, const char *name, uint64_t off, uint64_t size)
 {
-    put(a, "PK\1\2", 4);
-    put_le(a, 0, 4); /* versions */
-    put_le(a, flags_of(size), 2);
-    put_le(a, 0, 2); /* stored */
-    put_le(a, 0, 8); /* date, CRC */
-    put_le(a, is_large(size) ? UINT32_MAX : size, 4);
-    put_le(a, is_large(size) ? UINT32_MAX : size, 4);
-    put_le(a, strlen(a->folder) + strlen(name), 2);
-    put_le(a, large_field(off, size), 2);
-    put_le(a, 0, 2); /* comment */
-    put_le(a, 0, 8); /* disk, attributes */
-    put_le(a, is_large(off) ? UINT32_MAX : off, 4);
+    ckpt_str_append(a->out, "PK\1\2", 4);
+    put_le(a->out, 0, 4); /* versions */
+    put_le(a->out, flags_of(size), 2);
+    put_le(a->out, 0, 2); /* stored */
+    put_le(a->out, 0, 8); /* date, CRC */
+    put_le(a->out, is_large(size) ? UINT32_MAX : size, 4);
+    put_le(a->out, is_large(size) ? UINT32_MAX : size, 4);
+    put_le(a->out, strlen(a->folder) + strlen(name), 2);
+    put_le(a->out, large_field(off, size), 2);
+    put_le(a->out, 0, 2); /* comment */
+    put_le(a->out, 0, 8); /* disk, attributes */
+    put_le(a->out, is_large(off) ? UINT32_MAX : off, 4);
     put_name(a, name);
     put_large(a, off, size, size);
 }
@@ -186,31 +342,31 @@ static void put_entry(struct archive *a, const char *name, uint64_t off, uint64_
 /* The central directory; torch writes the records of 64 bits always. */
 static void finish(struct archive *a)
 {
-    const uint64_t directory = a->at;
+    const uint64_t directory = place(a);
 
     for (size_t i = 0; i < a->n; i++)
         put_entry(a, a->record[i].name, a->record[i].off, a->record[i].size);
-    const uint64_t last = a->at, len = last - directory;
-    put(a, "PK\6\6", 4);
-    put_le(a, 44, 8);
-    put_le(a, MADE_BY, 2);
-    put_le(a, NEEDS, 2);
-    put_le(a, 0, 8); /* disks */
-    put_le(a, a->n, 8);
-    put_le(a, a->n, 8);
-    put_le(a, len, 8);
-    put_le(a, directory, 8);
-    put(a, "PK\6\7", 4);
-    put_le(a, 0, 4);
-    put_le(a, last, 8);
-    put_le(a, 1, 4);
-    put(a, "PK\5\6", 4);
-    put_le(a, 0, 4);
-    put_le(a, a->n, 2);
-    put_le(a, a->n, 2);
-    put_le(a, len, 4);
-    put_le(a, is_large(directory) ? UINT32_MAX : directory, 4);
-    put_le(a, 0, 2); /* comment */
+    const uint64_t last = place(a), len = last - directory;
+    ckpt_str_append(a->out, "PK\6\6", 4);
+    put_le(a->out, 44, 8);
+    put_le(a->out, MADE_BY, 2);
+    put_le(a->out, NEEDS, 2);
+    put_le(a->out, 0, 8); /* disks */
+    put_le(a->out, a->n, 8);
+    put_le(a->out, a->n, 8);
+    put_le(a->out, len, 8);
+    put_le(a->out, directory, 8);
+    ckpt_str_append(a->out, "PK\6\7", 4);
+    put_le(a->out, 0, 4);
+    put_le(a->out, last, 8);
+    put_le(a->out, 1, 4);
+    ckpt_str_append(a->out, "PK\5\6", 4);
+    put_le(a->out, 0, 4);
+    put_le(a->out, a->n, 2);
+    put_le(a->out, a->n, 2);
+    put_le(a->out, len, 4);
+    put_le(a->out, is_large(directory) ? UINT32_MAX : directory, 4);
+    put_le(a->out, 0, 2); /* comment */
 }
 
 /* ---- data.pkl ---- */
@@ -286,8 +442,7 @@ int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *tex
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + f->n, sizeof *record);
-    struct archive a = {.out = text, .folder = f->folder, .record = record};
-    const size_t before = text->len;
+    struct archive a = {.out = text, .folder = f->folder, .begin = text->len, .record = record};
     char name[NAME];
 
     if (!record)
@@ -299,8 +454,8 @@ int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *tex
     for (size_t i = 0; i < f->n; i++) {
         (void)snprintf(name, sizeof name, "data/%zu", i);
         begin(&a, name, f->nbytes[i]);
-        ret_at[i] = text->len - before;
-        a.at += f->nbytes[i];
+        ret_at[i] = text->len - a.begin;
+        a.tensors += f->nbytes[i];
         end(&a);
     }
     put_text(&a, "version", "3\n");

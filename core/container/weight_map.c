@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "container/json_pull.h"
+#include "base/json.h"
 
 enum {
     MAX_INDEX_BYTES = 512 * 1024 * 1024,
@@ -38,8 +38,6 @@ void ckpt_weight_map_unref(struct ckpt_weight_map *map)
     ckpt_arena_release(&map->arena);
     free(map);
 }
-
-void ckpt_weight_map_unrefp(struct ckpt_weight_map **map) { ckpt_weight_map_unref(*map); }
 
 /* The number of a file, which is added if it is new. */
 static int add_file(struct ckpt_weight_map *map, const char *file, uint32_t *ret)

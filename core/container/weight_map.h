@@ -31,7 +31,7 @@ int ckpt_weight_map_new(struct ckpt_weight_map **ret, struct ckpt_err *err);
 /* References; NULL is none. */
 struct ckpt_weight_map *ckpt_weight_map_ref(struct ckpt_weight_map *map);
 void ckpt_weight_map_unref(struct ckpt_weight_map *map);
-void ckpt_weight_map_unrefp(struct ckpt_weight_map **map);
+CKPT_CLEANUP_BY(ckpt_weight_map_unref, struct ckpt_weight_map)
 
 /* Say that a tensor is in a file (both copied). A tensor that has one already stays there. NOMEM.
  */

@@ -10,7 +10,6 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "tensor/slab.h"
 
 enum {
     IN_BYTES = 1 << 20,
@@ -20,15 +19,10 @@ enum {
     MAX_WINDOW_LOG = 27, /* memory that a frame may ask for: 128 MiB, the library's own limit */
 };
 
-struct ckpt_zstd_store {
-    struct ckpt_slabs *slabs;
-    atomic_uint refs;
-};
-
 struct source_zstd {
     struct ckpt_source source;
     struct ckpt_source *of;
-    struct ckpt_zstd_store *store;
+    struct ckpt_slabs *slabs;
     uint64_t off, len; /* in `of`, compressed */
     struct kept {
         unsigned char head[KEPT], tail[KEPT]; /* the tail ends where the source ends */
@@ -40,31 +34,6 @@ static struct source_zstd *self(const struct ckpt_source *s) { return (struct so
 bool ckpt_zstd_is_frame(const unsigned char head[CKPT_ZSTD_MAGIC_LEN])
 {
     return memcmp(head, "\x28\xb5\x2f\xfd", CKPT_ZSTD_MAGIC_LEN) == 0;
-}
-
-/* ---- the store ---- */
-
-int ckpt_zstd_store_new(size_t budget, struct ckpt_zstd_store **ret, struct ckpt_err *err)
-{
-    struct ckpt_zstd_store *store = calloc(1, sizeof *store);
-
-    if (!store)
-        return ckpt_nomem(err);
-    atomic_init(&store->refs, 1);
-    if (ckpt_slabs_new(budget, &store->slabs, err) < 0) {
-        free(store);
-        return -1;
-    }
-    *ret = store;
-    return 0;
-}
-
-void ckpt_zstd_store_unref(struct ckpt_zstd_store *store)
-{
-    if (!store || atomic_fetch_sub(&store->refs, 1) != 1)
-        return;
-    ckpt_slabs_free(store->slabs);
-    free(store);
 }
 
 /* ---- decompressing ---- */
@@ -283,7 +252,7 @@ static int read_part(struct source_zstd *z, void *buf, size_t len, uint64_t off,
     else if (z->kept && off >= tail)
         memcpy(buf, z->kept->tail + (KEPT - (size - off)), len);
     else
-        return ckpt_slabs_read(z->store->slabs, &slab, buf, len, (size_t)off, err);
+        return ckpt_slabs_read(z->slabs, &slab, buf, len, (size_t)off, err);
     return 0;
 }
 
@@ -307,8 +276,8 @@ static void zstd_free(struct ckpt_source *s)
 {
     struct source_zstd *z = self(s);
 
-    ckpt_slabs_forget(z->store->slabs, z);
-    ckpt_zstd_store_unref(z->store);
+    ckpt_slabs_forget(z->slabs, z);
+    ckpt_slabs_unref(z->slabs);
     ckpt_source_unref(z->of);
     free(z->kept);
     free(z);
@@ -326,7 +295,7 @@ static const struct ckpt_source_ops zstd_ops = {.preadv = zstd_preadv,
                                                 .free = zstd_free,
                                                 .stored = zstd_stored};
 
-int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, uint64_t off,
+int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err)
 {
@@ -335,10 +304,9 @@ int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, 
     assert(ckpt_range_ok(off, len, of->size));
     if (!z)
         return ckpt_nomem(err);
-    atomic_fetch_add(&store->refs, 1);
     atomic_init(&z->source.refs, 1);
     z->source.ops = &zstd_ops;
-    z->store = store;
+    z->slabs = ckpt_slabs_ref(slabs);
     z->of = ckpt_source_ref(of);
     z->off = off;
     z->len = len;
@@ -348,7 +316,7 @@ int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, 
         zstd_free(&z->source);
         return -1;
     }
-    ckpt_slabs_need(store->slabs, (size_t)z->source.size);
+    ckpt_slabs_need(slabs, (size_t)z->source.size);
     *ret = &z->source;
     return 0;
 }

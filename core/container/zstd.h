@@ -4,7 +4,7 @@
  *
  * Their length is known only when all of it was decompressed, which happens when a source is made:
  * only its beginning and its end are kept then, for reading headers. The first read of another part
- * decompresses all of it once more, into a cache that the sources of one store share. */
+ * decompresses all of it once more, into a cache that several sources share. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,22 +13,18 @@
 
 #include "base/err.h"
 #include "io/source.h"
+#include "tensor/slab.h"
 
 enum { CKPT_ZSTD_MAGIC_LEN = 4 };
 
 /* Do these bytes begin a frame? */
 bool ckpt_zstd_is_frame(const unsigned char head[CKPT_ZSTD_MAGIC_LEN]);
 
-/* The cache that several sources share; each of them counts a reference. Its budget is `budget`
- * bytes, or what the two largest sources need. */
-struct ckpt_zstd_store;
-int ckpt_zstd_store_new(size_t budget, struct ckpt_zstd_store **ret, struct ckpt_err *err);
-void ckpt_zstd_store_unref(struct ckpt_zstd_store *store);
-
 /* The bytes in [off, off+len) of another source, decompressed; the source is referenced. FORMAT:
- * the bytes are damaged, cut short, or more than max_len when decompressed. Sources of one store
- * may be made by many threads. */
-int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, uint64_t off,
+ * the bytes are damaged, cut short, or more than max_len when decompressed. Sources that share a
+ * cache, each of which counts a reference, may be made by many threads; its budget grows to what
+ * the two largest need. */
+int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err);
 

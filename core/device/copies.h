@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of strided copies and casts, which one launch of the copy kernel executes: what
- * tensor/place.h does in host memory, for device memory. The loader fills a list per read slot and
+ * tensor/ndcopy.h does in host memory, for device memory. The loader fills a list per read slot and
  * per window (load/engine/pump_device.c). */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "device/copy_kernel.h"
-#include "tensor/place.h"
+#include "tensor/ndcopy.h"
 
 /* A list of n descriptors in an array of cap, which the caller owns. Addresses in it are the
  * device's: the host never dereferences them. */

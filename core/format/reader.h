@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "container/weight_map.h"
 #include "io/dir.h"
-#include "io/fdpool.h"
+#include "io/source.h"
 #include "tensor/catalog.h"
 
 /* How certain a probe is. Common names are names that users also give to their own files. */
@@ -124,7 +124,7 @@ struct ckpt_reader {
                 struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err);
 
     /* Add to the object `out` the values that the checkpoint holds besides tensors: encoded as in
-     * container/pickle_value.h, named as in torch's distributed checkpoints. If every rank wrote
+     * container/torch_file.h, named as in torch's distributed checkpoints. If every rank wrote
      * its own file, they are those of the first rank. NULL: the format has none. */
     int (*objects)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                    struct ckpt_err *err);

@@ -8,7 +8,6 @@
 
 #include "format/output.h"
 #include "tensor/catalog.h"
-#include "tensor/cut.h"
 #include "tensor/slice.h"
 #include "view/files.h"
 #include "view/view.h"
@@ -66,7 +65,7 @@ extern const struct ckpt_writer *const ckpt_writers[];
  * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
 
-/* ---- what one rank has of a tensor that is divided over ranks (tensor/cut.h) ---- */
+/* ---- what one rank has of a tensor that is divided over ranks (tensor/catalog.h) ---- */
 
 /* The dimension that is divided this way; the tensor's rank if none is. */
 uint32_t ckpt_cut_dim(const struct ckpt_tensor *t, enum ckpt_cut_way way);

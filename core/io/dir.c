@@ -10,13 +10,62 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/err.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "io/below.h"
+
+bool ckpt_below_ok(const char *name)
+{
+    if (*name == '\0')
+        return false;
+    while (*name) {
+        size_t n = strcspn(name, "/");
+        if (n == 0 || (n == 2 && memcmp(name, "..", 2) == 0))
+            return false;
+        name += n;
+        if (*name == '/' && *++name == '\0')
+            return false;
+    }
+    return true;
+}
+
+/* The path b below the path a, malloc'ed. NULL: no memory. */
+static char *join(const char *a, const char *b)
+{
+    return strcmp(a, ".") == 0   ? strdup(b)
+           : strcmp(b, ".") == 0 ? strdup(a)
+                                 : ckpt_asprintf("%s/%s", a, b);
+}
+
+bool ckpt_is_below(const char *path, const char *top)
+{
+    size_t n = strlen(top);
+    return strncmp(path, top, n) == 0 &&
+           (path[n] == '/' || path[n] == '\0' || strcmp(top, "/") == 0);
+}
+
+/* For the canonical path of a snapshot in a hub cache, .../models--ORG--NAME/snapshots/REV: the
+ * path .../models--ORG--NAME/blobs, malloc'ed (the layout of huggingface_hub's cache). NULL: the
+ * path is not a snapshot's, or there is no memory. */
+static char *blobs_of(const char *real)
+{
+    const char *rev = strrchr(real, '/');
+    const char *tail = "/snapshots";
+    size_t n = rev ? (size_t)(rev - real) : 0;
+
+    if (n <= strlen(tail) || memcmp(rev - strlen(tail), tail, strlen(tail)) != 0)
+        return NULL;
+    n -= strlen(tail);
+    const char *model = memrchr(real, '/', n);
+    if (!model || !ckpt_has_prefix(model, "/models--"))
+        return NULL;
+    return ckpt_asprintf("%.*s/blobs", (int)n, real);
+}
 
 /* Data that all directories below one ckpt_dir_open share. */
 struct root {
@@ -87,7 +136,7 @@ static int root_open(const char *path, int flags, enum ckpt_links links, struct 
     } else if (!(r->top.real = realpath(path, NULL))) {
         (void)ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
     } else {
-        r->top.blobs = ckpt_below_blobs(r->top.real);
+        r->top.blobs = blobs_of(r->top.real);
         *ret = r;
         return 0;
     }
@@ -146,8 +195,7 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
     struct root *root = root_new(CKPT_LINKS_BENEATH);
 
     if (!root ||
-        !(root->top.real =
-              folder ? ckpt_below_join(ckpt_dir_real_path(folder), name) : strdup(path)) ||
+        !(root->top.real = folder ? join(ckpt_dir_real_path(folder), name) : strdup(path)) ||
         dir_new(root, path, 0, ret, err) < 0) {
         root_unref(root);
         return ckpt_nomem(err);
@@ -183,12 +231,6 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     free(dir);
 }
 
-void ckpt_dir_unrefp(struct ckpt_dir **dir)
-{
-    ckpt_dir_unref(*dir);
-    *dir = NULL;
-}
-
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
 
 const char *ckpt_dir_real_path(const struct ckpt_dir *dir) { return dir->root->top.real; }
@@ -200,6 +242,37 @@ const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
     const char *slash = strrchr(dir->root->top.real, '/');
 
     return slash ? slash + 1 : dir->root->top.real;
+}
+
+/* ---- identities ---- */
+
+bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
+{
+    return a->inode == b->inode && a->size == b->size && a->mtime_ns == b->mtime_ns &&
+           a->ctime_ns == b->ctime_ns;
+}
+
+struct ckpt_file_id ckpt_file_id_of_statx(const struct statx *st)
+{
+    const uint64_t dev = makedev(st->stx_dev_major, st->stx_dev_minor);
+
+    return (struct ckpt_file_id){
+        .inode = st->stx_ino ^ dev << 44 ^ dev >> 20,
+        .size = st->stx_size,
+        .mtime_ns = st->stx_mtime.tv_sec * 1000000000 + st->stx_mtime.tv_nsec,
+        .ctime_ns = st->stx_ctime.tv_sec * 1000000000 + st->stx_ctime.tv_nsec,
+    };
+}
+
+int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err)
+{
+    struct statx st;
+
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &st) < 0)
+        return ckpt_fail_errno(err, errno, "statx");
+    *ret = ckpt_file_id_of_statx(&st);
+    *ret_unlinked = st.stx_nlink == 0;
+    return 0;
 }
 
 /* ---- failures that a probe would take for a no ---- */
@@ -247,8 +320,10 @@ bool ckpt_errno_is_answer(int errnum)
     return false;
 }
 
-int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
-                  struct ckpt_err *err)
+/* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
+ */
+static int fail_at(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
+                   struct ckpt_err *err)
 {
     struct ckpt_err own = {0};
 
@@ -265,7 +340,7 @@ static int path_below(const struct ckpt_dir *dir, const char *name, char **ret,
 {
     if (!ckpt_below_ok(name))
         return ckpt_fail(err, CKPT_FORMAT, "'%s' is not a path below '%s'", name, dir->path);
-    return (*ret = ckpt_below_join(dir->below, name)) ? 0 : ckpt_nomem(err);
+    return (*ret = join(dir->below, name)) ? 0 : ckpt_nomem(err);
 }
 
 /* ---- looking and opening ---- */
@@ -279,7 +354,7 @@ static int fail_open(const struct ckpt_dir *dir, const char *name, int rc, struc
         return ckpt_err_move(err, own);
     }
     if (rc != EXDEV)
-        return ckpt_dir_fail(dir, rc, "cannot open", name, err);
+        return fail_at(dir, rc, "cannot open", name, err);
     if (dir->root->folder)
         (void)ckpt_fail(own, CKPT_UNSUPPORTED,
                         "'%s/%s' is a link that leads out of the archive: unpack it", dir->path,
@@ -422,7 +497,7 @@ static const struct ckpt_dir_way *memory_of(const struct ckpt_dir *dir, const ch
 {
     const struct ckpt_dir *h = holder(dir, &name);
 
-    if (!h->root->way.ops->memory || !(*ret_below = ckpt_below_join(h->below, name)))
+    if (!h->root->way.ops->memory || !(*ret_below = join(h->below, name)))
         return NULL;
     return &h->root->way;
 }
@@ -465,7 +540,7 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
     if (ckpt_dir_look(dir, name, &found, err) < 0)
         return -1;
     if (found.kind != CKPT_ENTRY_DIR)
-        return ckpt_dir_fail(dir, ENOTDIR, "cannot open", name, err);
+        return fail_at(dir, ENOTDIR, "cannot open", name, err);
     return ckpt_dir_listed_below(dir, name, ret, err);
 }
 
@@ -586,7 +661,7 @@ int ckpt_dir_list(const struct ckpt_dir *dir, ckpt_dir_entry_fn *fn, void *ctx,
     int rc = way->ops->list(way->ctx, dir->below, &list, err);
 
     if (rc)
-        return rc > 0 ? ckpt_dir_fail(dir, rc, "cannot list", NULL, err) : -1;
+        return rc > 0 ? fail_at(dir, rc, "cannot list", NULL, err) : -1;
     if (list.failed)
         return ckpt_nomem(err);
     for (const char *at = ckpt_str_get(&list), *end = at + list.len;

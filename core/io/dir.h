@@ -13,9 +13,49 @@
 #include <sys/uio.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "base/str.h"
-#include "io/below.h"
-#include "io/file_id.h"
+
+/* ---- paths below a directory; "." is the directory itself ---- */
+
+/* Where a symbolic link below the directory may lead. */
+enum ckpt_links {
+    CKPT_LINKS_BENEATH, /* anywhere below `root` (see ckpt_dir_open_below) */
+    CKPT_LINKS_ANY,     /* -o follow_symlinks */
+};
+
+struct ckpt_below {
+    int fd; /* of the directory; -1: none */
+    enum ckpt_links links;
+    char *real;  /* its canonical path, for links that are absolute or leave and come back */
+    char *blobs; /* of the same model in a hub cache, canonical; or NULL */
+};
+
+/* May this be the name of a file below a directory: relative, no "..", no empty component? */
+bool ckpt_below_ok(const char *name);
+
+/* Is the path the path `top`, or below it, by their texts? */
+bool ckpt_is_below(const char *path, const char *top);
+
+/* ---- directories ---- */
+
+struct statx;
+
+/* What identifies a file's content while we hold it; compared before every reply. */
+struct ckpt_file_id {
+    uint64_t inode; /* device and inode number, folded: only good for comparing */
+    uint64_t size;
+    int64_t mtime_ns, ctime_ns;
+};
+
+/* Are all members equal? */
+bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
+
+/* The identity in the result of statx(2). */
+struct ckpt_file_id ckpt_file_id_of_statx(const struct statx *st);
+
+/* The identity of an open file. *ret_unlinked: no name leads to the file any more. */
+int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
 struct ckpt_dir;
 
@@ -75,7 +115,7 @@ int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_e
  * closes the directory. */
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
-void ckpt_dir_unrefp(struct ckpt_dir **dir);
+CKPT_CLEANUP_BY(ckpt_dir_unref, struct ckpt_dir)
 
 /* Describe an entry. */
 int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,
@@ -121,11 +161,6 @@ int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err);
 
 /* Is this error a normal answer about a name that leads nowhere? Other errors are trouble. */
 bool ckpt_errno_is_answer(int errnum);
-
-/* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
- */
-int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
-                  struct ckpt_err *err);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's, and *ret (may be NULL)
  * describes it. In an archive, the descriptor and the identity are the archive's. An object is not

@@ -1,11 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An archive as a directory: its files are ranges of bytes of the archive, and are read in place.
- * If the archive changes, its index is read again. */
+/* The index of an archive: a tree of names with the bytes of each file. It is filled while the
+ * archive's headers are read, then sealed, and immutable from then on. */
 #pragma once
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
 #include "base/err.h"
-#include "io/archive_index.h"
+#include "base/mem.h"
 #include "io/dir.h"
+
+enum {
+    CKPT_ARCHIVE_MAX_MEMBERS = 1 << 22, /* files and folders of one archive */
+    CKPT_ARCHIVE_MAX_NAME = 4096        /* bytes of a path, and of a link's target */
+};
+
+struct ckpt_archive_index;
+
+struct ckpt_member {
+    enum ckpt_entry_kind kind;
+    uint64_t off, len; /* of a file's bytes in the archive */
+    uint32_t number;   /* of the entry in the index; 0: the archive itself */
+};
+
+/* An empty index. */
+int ckpt_archive_index_new(struct ckpt_archive_index **ret, struct ckpt_err *err);
+void ckpt_archive_index_free(struct ckpt_archive_index *m);
+CKPT_CLEANUP_BY(ckpt_archive_index_free, struct ckpt_archive_index)
+
+/* Add an entry under the path name[0..name_len); the folders above it are added too. Of two files
+ * with one name the second one counts, and a "/" in front is ignored, as when the archive is
+ * unpacked. FORMAT: the path has a "..", or an entry would be a file and a folder. what->number is
+ * ignored. */
+int ckpt_archive_index_add(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                           const struct ckpt_member *what, struct ckpt_err *err);
+
+/* Add a symbolic link (which is resolved when it is looked up), or another name of a file that was
+ * added before (FORMAT: there is no such file). */
+int ckpt_archive_index_add_link(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *target, struct ckpt_err *err);
+int ckpt_archive_index_add_same(struct ckpt_archive_index *m, const char *name, size_t name_len,
+                                const char *as, struct ckpt_err *err);
+
+/* Sort the entries of all folders. Must be called once, after the last entry was added. */
+int ckpt_archive_index_seal(struct ckpt_archive_index *m, struct ckpt_err *err);
+
+/* ---- an archive as a directory ---- */
 
 struct ckpt_recording;
 

@@ -22,6 +22,7 @@
 #include <sys/uio.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "base/str.h"
 #include "io/dir.h"
 
@@ -35,10 +36,8 @@ struct ckpt_recording;
 /* Begin a recording. `machine` identifies this machine. */
 int ckpt_recording_new(uint64_t machine, uint64_t most_bytes, struct ckpt_recording **ret,
                        struct ckpt_err *err);
-struct ckpt_recording *ckpt_recording_ref(struct ckpt_recording *r);
 void ckpt_recording_unref(struct ckpt_recording *r); /* NULL is allowed */
-void ckpt_recording_unrefp(struct ckpt_recording **r);
-
+CKPT_CLEANUP_BY(ckpt_recording_unref, struct ckpt_recording)
 /* Bytes that are read from now on are samples: they are not replayed, but as soon as one file of
  * another process turns out to be a copy, that process compares them with its own. */
 void ckpt_recording_sample(struct ckpt_recording *r);
@@ -64,19 +63,10 @@ uint64_t ckpt_recording_progress(const struct ckpt_recording *r);
  * (it was written after the recording). */
 int ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec, struct ckpt_err *err);
 
-/* ---- for io/recorded.c: questions and answers ---- */
+/* ---- questions and answers ---- */
 
 /* Does it keep answers, recall them, or (after the end) neither? */
 enum ckpt_dir_memory ckpt_recording_memory(const struct ckpt_recording *r);
-
-/* Was the recording made on this machine; and when did it begin, by the recording process's clock?
- */
-bool ckpt_recording_is_of_here(const struct ckpt_recording *r);
-int64_t ckpt_recording_begin_ns(const struct ckpt_recording *r);
-
-/* The number of a directory that is opened with the recording: they are opened in the same order by
- * all processes. */
-uint32_t ckpt_recording_add_root(struct ckpt_recording *r);
 
 enum ckpt_question_kind {
     CKPT_ASK_LOOK,   /* struct ckpt_looked */
@@ -98,25 +88,14 @@ struct ckpt_answer {
     size_t len;
     const unsigned char *data;                 /* after the end: NULL, but for looks */
     uint64_t sum;                              /* XXH3 of the data */
-    _Atomic(const struct ckpt_file_id *) here; /* ckpt_recording_recognise; or NULL */
+    _Atomic(const struct ckpt_file_id *) here; /* the file's identity in this process; or NULL */
 };
-
-/* Record an answer, if a recording runs. A failure to do so is not reported: other processes will
- * ask their own files. */
-void ckpt_recording_put(struct ckpt_recording *r, const struct ckpt_question *q,
-                        const struct iovec *iov, int n);
 
 /* The answer to a question; NULL: there is none, or this is not a replay. */
 struct ckpt_answer *ckpt_recording_find(struct ckpt_recording *r, const struct ckpt_question *q);
 
-/* The index of the first answer that is not before a question; and the i-th answer (NULL: there are
- * no more). */
-size_t ckpt_recording_lower(const struct ckpt_recording *r, const struct ckpt_question *q);
+/* The i-th answer; NULL: there are no more. */
 struct ckpt_answer *ckpt_recording_at(struct ckpt_recording *r, size_t i);
-
-/* Keep the identity that the file of a look has in this process. */
-int ckpt_recording_recognise(struct ckpt_recording *r, struct ckpt_answer *look,
-                             const struct ckpt_file_id *here, struct ckpt_err *err);
 
 /* The data of an answer to a look. */
 struct ckpt_looked {

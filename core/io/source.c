@@ -4,7 +4,9 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
@@ -20,12 +22,6 @@ void ckpt_source_unref(struct ckpt_source *s)
 {
     if (s && atomic_fetch_sub(&s->refs, 1) == 1)
         s->ops->free(s);
-}
-
-void ckpt_source_unrefp(struct ckpt_source **s)
-{
-    ckpt_source_unref(*s);
-    *s = NULL;
 }
 
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
@@ -93,3 +89,146 @@ int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err)
 }
 
 char *ckpt_source_name(const struct ckpt_source *s) { return s->ops->name(s); }
+
+/* ---- bytes in memory ---- */
+
+struct source_mem {
+    struct ckpt_source source;
+    char *name;
+    unsigned char data[];
+};
+
+static int mem_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                      struct ckpt_err *err)
+{
+    struct ckpt_iov_cursor to = {iov, 0};
+
+    (void)err;
+    ckpt_iov_put(&to, ((struct source_mem *)s)->data + off, ckpt_iov_len(iov, n));
+    return 0;
+}
+
+static char *mem_name(const struct ckpt_source *s)
+{
+    return strdup(((const struct source_mem *)s)->name);
+}
+
+static void mem_free(struct ckpt_source *s)
+{
+    free(((struct source_mem *)s)->name);
+    free(s);
+}
+
+static const struct ckpt_source_ops mem_ops = {
+    .preadv = mem_preadv, .name = mem_name, .free = mem_free};
+
+int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
+                        struct ckpt_err *err)
+{
+    size_t bytes;
+    struct source_mem *m;
+
+    if (ckd_add(&bytes, offsetof(struct source_mem, data), len) || !(m = calloc(1, bytes)))
+        return ckpt_nomem(err);
+    if (!(m->name = strdup(name))) {
+        free(m);
+        return ckpt_nomem(err);
+    }
+    m->source.ops = &mem_ops;
+    m->source.size = len;
+    atomic_init(&m->source.refs, 1);
+    if (len)
+        memcpy(m->data, data, len);
+    *ret = &m->source;
+    return 0;
+}
+
+/* ---- a range of another source: a member of an archive, a file behind a header ---- */
+
+struct source_window {
+    struct ckpt_source source;
+    struct ckpt_source *of;
+    uint64_t off;
+};
+
+static struct source_window *self(const struct ckpt_source *s) { return (struct source_window *)s; }
+
+static int window_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                         struct ckpt_err *err)
+{
+    return ckpt_source_preadv(self(s)->of, iov, n, self(s)->off + off, err);
+}
+
+static bool window_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    return ckpt_source_soon(self(s)->of, self(s)->off + off, len);
+}
+
+static bool window_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
+{
+    enum { AT_ONCE = 64 };
+    struct ckpt_source_run part[AT_ONCE];
+
+    for (size_t done = 0; done < n;) {
+        size_t k = 0;
+        for (; k < AT_ONCE && done < n; k++, done++) {
+            part[k] = run[done];
+            part[k].off += self(s)->off;
+        }
+        if (!ckpt_source_gather_cached(self(s)->of, part, k))
+            return false;
+    }
+    return true;
+}
+
+static int window_check(struct ckpt_source *s, struct ckpt_err *err)
+{
+    return ckpt_source_check(self(s)->of, err);
+}
+
+static char *window_name(const struct ckpt_source *s) { return ckpt_source_name(self(s)->of); }
+
+static void window_free(struct ckpt_source *s)
+{
+    ckpt_source_unref(self(s)->of);
+    free(s);
+}
+
+static bool window_same(const struct ckpt_source *a, const struct ckpt_source *b)
+{
+    return self(a)->off == self(b)->off && ckpt_source_same(self(a)->of, self(b)->of);
+}
+
+static const struct ckpt_source_ops window_ops = {.preadv = window_preadv,
+                                                  .gather_cached = window_gather_cached,
+                                                  .soon = window_soon,
+                                                  .check = window_check,
+                                                  .name = window_name,
+                                                  .free = window_free,
+                                                  .same = window_same};
+
+int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
+                           struct ckpt_source **ret, struct ckpt_err *err)
+{
+    if (!ckpt_range_ok(off, len, of->size)) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(of);
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s': %" PRIu64 " bytes at %" PRIu64 " do not fit into %" PRIu64, name,
+                         len, off, of->size);
+    }
+    struct source_window *w = calloc(1, sizeof *w);
+    if (!w)
+        return ckpt_nomem(err);
+    w->source.ops = &window_ops;
+    w->source.size = len;
+    atomic_init(&w->source.refs, 1);
+    w->of = ckpt_source_ref(of);
+    w->off = off;
+    *ret = &w->source;
+    return 0;
+}
+
+struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s)
+{
+    return s->ops == &window_ops ? self(s)->of : NULL;
+}

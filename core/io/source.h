@@ -13,9 +13,21 @@
 #include <sys/uio.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "io/dir.h"
 #include "io/direct.h"
-#include "io/fdpool.h"
+
+/* A bounded number of open shard files.
+ *
+ * A checkpoint may have 10^5 files; descriptors are opened on first use and one not used lately is
+ * closed when the budget is spent (by the clock algorithm). A reopened file must still be the one
+ * that was registered (device, inode, size, mtime, ctime), or it is STALE. `max_open` descriptors
+ * (0: what RLIMIT_NOFILE allows, less a reserve, at most 1024). Safe from many threads. Counted. */
+struct ckpt_fdpool;
+int ckpt_fdpool_new(size_t max_open, struct ckpt_fdpool **ret, struct ckpt_err *err);
+void ckpt_fdpool_unref(struct ckpt_fdpool *pool);
+/* The number of descriptors that are open now. */
+size_t ckpt_fdpool_open_count(struct ckpt_fdpool *pool);
 
 struct ckpt_source;
 
@@ -72,7 +84,7 @@ struct ckpt_source {
  * the source. */
 struct ckpt_source *ckpt_source_ref(struct ckpt_source *s);
 void ckpt_source_unref(struct ckpt_source *s);
-void ckpt_source_unrefp(struct ckpt_source **s);
+CKPT_CLEANUP_BY(ckpt_source_unref, struct ckpt_source)
 
 /* Bytes [off, off+len). A range outside the source is FORMAT ("needs bytes a..b, has n"). */
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A regular file as a source. */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -12,7 +14,180 @@
 #include "base/fdio.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/vec.h"
 #include "io/source.h"
+
+/* ---- a bounded number of open files: a ring of descriptors with a clock hand ---- */
+
+enum { MOST_OPEN = 1024, RESERVED = 64, LEAST_OPEN = 16 };
+
+/* One file of the pool; belongs to the source that embeds it, which must drop it before the pool
+ * goes. Zero-initialised, but fd is -1. */
+struct fdslot {
+    int fd;        /* -1: not open */
+    uint32_t pins; /* users right now; > 0 is never evicted */
+    uint32_t at;   /* place in the pool's ring while open */
+    bool recent;   /* used since the hand of the clock passed */
+};
+
+struct ckpt_fdpool {
+    atomic_uint refs;
+    size_t max_open;
+    pthread_mutex_t lock; /* everything below, and the slots' fields */
+    CKPT_VEC(struct fdslot *) ring;
+    size_t hand;
+};
+
+static size_t default_budget(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) < 0)
+        return LEAST_OPEN;
+    if (lim.rlim_cur >= MOST_OPEN + RESERVED)
+        return MOST_OPEN;
+    return lim.rlim_cur < LEAST_OPEN + RESERVED ? LEAST_OPEN : (size_t)lim.rlim_cur - RESERVED;
+}
+
+int ckpt_fdpool_new(size_t max_open, struct ckpt_fdpool **ret, struct ckpt_err *err)
+{
+    struct ckpt_fdpool *p = calloc(1, sizeof *p);
+
+    if (!p)
+        return ckpt_nomem(err);
+    atomic_init(&p->refs, 1);
+    p->max_open = max_open ? max_open : default_budget();
+    (void)pthread_mutex_init(&p->lock, NULL);
+    *ret = p;
+    return 0;
+}
+
+static struct ckpt_fdpool *fdpool_ref(struct ckpt_fdpool *pool)
+{
+    atomic_fetch_add(&pool->refs, 1);
+    return pool;
+}
+
+void ckpt_fdpool_unref(struct ckpt_fdpool *pool)
+{
+    if (!pool || atomic_fetch_sub(&pool->refs, 1) != 1)
+        return;
+    (void)pthread_mutex_destroy(&pool->lock);
+    ckpt_vec_release(&pool->ring);
+    free(pool);
+}
+
+/* Takes a slot out of the ring; its descriptor is the caller's to close. */
+static int remove_slot(struct ckpt_fdpool *p, struct fdslot *slot)
+{
+    int fd = slot->fd;
+
+    p->ring.ptr[slot->at] = p->ring.ptr[--p->ring.len];
+    p->ring.ptr[slot->at]->at = slot->at;
+    slot->fd = -1;
+    return fd;
+}
+
+/* A descriptor to close so that there is room for one more, or -1: there is room, or all are in
+ * use. */
+static int evict(struct ckpt_fdpool *p)
+{
+    if (p->ring.len < p->max_open)
+        return -1;
+    for (size_t i = 0; i < 2 * p->ring.len; i++) {
+        if (p->hand >= p->ring.len)
+            p->hand = 0;
+        struct fdslot *s = p->ring.ptr[p->hand];
+        if (s->pins == 0 && !s->recent)
+            return remove_slot(p, s);
+        s->recent = false;
+        p->hand++;
+    }
+    return -1;
+}
+
+/* Put a freshly opened fd into the slot. If another thread was faster, its descriptor stays and
+ * ours is closed. */
+static int install(struct ckpt_fdpool *p, struct fdslot *slot, int *fd, struct ckpt_err *err)
+{
+    int closing = -1, result = 0;
+
+    (void)pthread_mutex_lock(&p->lock);
+    if (slot->fd < 0) {
+        closing = evict(p);
+        if (ckpt_vec_push(&p->ring, slot) < 0) {
+            result = ckpt_nomem(err);
+        } else {
+            slot->at = (uint32_t)(p->ring.len - 1);
+            slot->fd = *fd;
+            *fd = -1;
+        }
+    }
+    if (result == 0) {
+        slot->pins++;
+        slot->recent = true;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    ckpt_closep(&closing);
+    return result;
+}
+
+static bool pin_if_open(struct ckpt_fdpool *p, struct fdslot *slot)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    bool open = slot->fd >= 0;
+    if (open) {
+        slot->pins++;
+        slot->recent = true;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    return open;
+}
+
+/* Nobody else needs the descriptor of get_fd. */
+static void put_fd(struct ckpt_fdpool *pool, struct fdslot *slot)
+{
+    int closing = -1;
+
+    (void)pthread_mutex_lock(&pool->lock);
+    slot->pins--;
+    if (slot->pins == 0 && pool->ring.len > pool->max_open)
+        closing = remove_slot(pool, slot);
+    (void)pthread_mutex_unlock(&pool->lock);
+    ckpt_closep(&closing);
+}
+
+/* Give the pool an open descriptor for the slot: *fd becomes -1 if it was taken, else it stays the
+ * caller's. */
+static int adopt(struct ckpt_fdpool *pool, struct fdslot *slot, int *fd, struct ckpt_err *err)
+{
+    if (install(pool, slot, fd, err) < 0)
+        return -1;
+    put_fd(pool, slot);
+    return 0;
+}
+
+/* Close the file if open. Nobody may hold it. */
+static void drop(struct ckpt_fdpool *pool, struct fdslot *slot)
+{
+    int closing = -1;
+
+    (void)pthread_mutex_lock(&pool->lock);
+    if (slot->fd >= 0)
+        closing = remove_slot(pool, slot);
+    (void)pthread_mutex_unlock(&pool->lock);
+    ckpt_closep(&closing);
+}
+
+size_t ckpt_fdpool_open_count(struct ckpt_fdpool *pool)
+{
+    (void)pthread_mutex_lock(&pool->lock);
+    size_t n = pool->ring.len;
+    (void)pthread_mutex_unlock(&pool->lock);
+    return n;
+}
+
+/* ---- the source ---- */
 
 struct source_file {
     struct ckpt_source source;
@@ -22,29 +197,42 @@ struct source_file {
     uint64_t base;          /* of the first byte in the file that is opened: an archive, or 0 */
     struct ckpt_file_id id; /* of the file that is opened */
     char *tag; /* of an object of a bucket, which has no descriptor: its ETag; or NULL */
-    struct ckpt_fdslot slot;
-    struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
-    atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
-    atomic_bool was_read;      /* by a request, not only its header */
-    atomic_bool was_opened;    /* false: all bytes were recalled (ckpt_dir_recall) */
+    struct fdslot slot;
+    struct fdslot direct;   /* a descriptor of O_DIRECT */
+    atomic_uint align;      /* that it asks for; 0: not known yet; 1: it can't be had */
+    atomic_bool was_read;   /* by a request, not only its header */
+    atomic_bool was_opened; /* false: all bytes were recalled (ckpt_dir_recall) */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
-
-/* ckpt_fdpool_get for one of the file's two slots. */
-static int get_fd(struct source_file *f, struct ckpt_fdslot *slot, int *ret_fd,
-                  struct ckpt_err *err)
-{
-    if (ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &f->id, ret_fd, err) < 0)
-        return -1;
-    atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
-    return 0;
-}
 
 static int changed(const struct source_file *f, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
                      ckpt_dir_path(f->dir), f->name);
+}
+
+/* The descriptor in one of the file's two slots, open until put_fd. Opens the file if need be,
+ * which must still be the one that was registered. */
+static int get_fd(struct source_file *f, struct fdslot *slot, int *ret_fd, struct ckpt_err *err)
+{
+    if (!pin_if_open(f->pool, slot)) {
+        ckpt_cleanup(ckpt_closep) int fd = -1;
+        struct ckpt_dir_found now;
+        if (ckpt_dir_open_file(f->dir, f->name, &fd, &now, err) < 0) {
+            /* it was there when the checkpoint was opened */
+            if (err && err->code == CKPT_MISSING)
+                err->code = CKPT_STALE;
+            return -1;
+        }
+        if (!ckpt_file_id_eq(&now.id, &f->id))
+            return changed(f, err);
+        if (install(f->pool, slot, &fd, err) < 0)
+            return -1;
+    }
+    atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
+    *ret_fd = slot->fd; /* pinned, so no other thread changes it */
+    return 0;
 }
 
 static int read_object(struct source_file *f, const struct iovec *iov, int n, uint64_t off,
@@ -66,7 +254,7 @@ static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t
     off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, 0);
     off -= f->base;
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     if (rc == CKPT_FDIO_END)
         return ckpt_fail(err, CKPT_STALE,
                          "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
@@ -115,7 +303,7 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
         return false;
     off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, RWF_NOWAIT);
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     return rc == 0;
 }
 
@@ -131,7 +319,7 @@ static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
         uint64_t off = f->base + run[i].off;
         rc = ckpt_fdio_preadv(fd, &iov, 1, &off, RWF_NOWAIT);
     }
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     return rc == 0;
 }
 
@@ -157,7 +345,7 @@ static uint32_t get_direct(struct source_file *f, int *ret_fd)
     const uint32_t align = ckpt_direct_begin(*ret_fd);
     atomic_store(&f->align, align ? align : 1);
     if (!align)
-        ckpt_fdpool_put(f->pool, &f->direct);
+        put_fd(f->pool, &f->direct);
     return align;
 }
 
@@ -171,7 +359,7 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
         return false;
     const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
-    ckpt_fdpool_put(f->pool, &f->direct);
+    put_fd(f->pool, &f->direct);
     if (!good)
         atomic_store(&f->align, 1);
     return good;
@@ -210,7 +398,7 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     if (result < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
     ckpt_dir_known_as(f->dir, f->name, &now);
@@ -228,8 +416,8 @@ static void file_free(struct ckpt_source *s)
 {
     struct source_file *f = self(s);
 
-    ckpt_fdpool_drop(f->pool, &f->slot);
-    ckpt_fdpool_drop(f->pool, &f->direct);
+    drop(f->pool, &f->slot);
+    drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
     free(f->tag);
@@ -265,7 +453,7 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
     atomic_init(&f->source.refs, 1);
     f->slot.fd = f->direct.fd = -1;
     f->dir = ckpt_dir_ref(dir);
-    f->pool = ckpt_fdpool_ref(pool);
+    f->pool = fdpool_ref(pool);
     *ret = &f->source;
     return 0;
 }
@@ -285,7 +473,7 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
         return ckpt_nomem(err);
     atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
     /* its header is read next: keep the descriptor */
-    return fd < 0 ? 0 : ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
+    return fd < 0 ? 0 : adopt(f->pool, &f->slot, &fd, err);
 }
 
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
@@ -415,7 +603,7 @@ double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
     if (get_fd(f, &f->slot, &fd, NULL) < 0)
         return 1;
     double part = (double)resident_pages(fd, lo, npage, page) / (double)npage;
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     return part;
 }
 
@@ -445,7 +633,67 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         resident += n ? resident_pages(fd, (first + at) * page, n, page) : 0;
     }
     *ret_shared = fstatfs(fd, &fs) == 0 && is_shared_storage((long)fs.f_type);
-    ckpt_fdpool_put(f->pool, &f->slot);
+    put_fd(f->pool, &f->slot);
     *ret_resident = asked ? (double)resident / (double)asked : 0;
     return true;
+}
+
+/* ---- small files of a directory, whole or their first bytes ---- */
+
+/* The file, to be read once. */
+static int open_once(const struct ckpt_dir *dir, const char *name, struct ckpt_source **ret,
+                     struct ckpt_err *err)
+{
+    struct ckpt_fdpool *pool = NULL;
+
+    if (ckpt_fdpool_new(1, &pool, err) < 0)
+        return -1;
+    /* the source counts a reference, which changes nothing else */
+    const int rc = ckpt_source_file_new((struct ckpt_dir *)dir, name, pool, ret, err);
+    ckpt_fdpool_unref(pool);
+    return rc;
+}
+
+static int read_first(const struct ckpt_dir *dir, struct ckpt_source *s, void *buf, size_t len,
+                      struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+
+    if (ckpt_source_pread(s, buf, len, 0, &own) == 0)
+        return 0;
+    if (own.code != CKPT_STALE)
+        ckpt_dir_keep_trouble(dir, &own);
+    return ckpt_err_move(err, &own);
+}
+
+size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (open_once(dir, name, &s, NULL) < 0)
+        return 0;
+    const size_t n = (size_t)ckpt_min_u64(cap, s->size);
+    return read_first(dir, s, buf, n, NULL) < 0 ? 0 : n;
+}
+
+int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
+                       char **ret_text, size_t *ret_len, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (open_once(dir, name, &s, err) < 0)
+        return -1;
+    const uint64_t size = s->size;
+    if (size > max_len)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s/%s' has %llu bytes, at most %zu are expected",
+                         ckpt_dir_path(dir), name, (unsigned long long)size, max_len);
+    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)size + 1);
+    if (!text)
+        return ckpt_nomem(err);
+    if (read_first(dir, s, text, (size_t)size, err) < 0)
+        return -1;
+    text[size] = '\0';
+    *ret_text = ckpt_steal(&text);
+    *ret_len = (size_t)size;
+    return 0;
 }

@@ -159,18 +159,11 @@ static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ck
 {
     struct evidence e = {0};
 
-    if (!(a->name = ckpt_catalog_names(a->cat)))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < a->cat->tensors.len; i++) {
-        const char *name = a->name[i];
-        a->name[i] = NULL;
-        if (!ckpt_names_is_weight(a->type, name))
-            continue;
-        if (!(a->name[i] = ckpt_names_unwrap(a->arena, name)))
-            return ckpt_nomem(err);
-        if (collect_one(a, a->name[i], &e, err) < 0)
+    if (ckpt_names_weights(a->cat, a->type, a->arena, &a->name, err) < 0)
+        return -1;
+    for (size_t i = 0; i < a->cat->tensors.len; i++)
+        if (a->name[i] && collect_one(a, a->name[i], &e, err) < 0)
             return -1;
-    }
     *ret_lora = e.lora > 0;
     *ret_whole = e.lora && (e.adapted || e.original || e.other > e.lora);
     return 0;

@@ -8,10 +8,9 @@
 #include "container/archive.h"
 #include "format/reader.h"
 #include "io/dir.h"
-#include "io/fdpool.h"
+#include "io/source.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
-
-struct ckpt_recording;
 
 /* Immutable after it is opened. */
 struct ckpt_base {
@@ -32,3 +31,41 @@ int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
+
+/* The config and the tokenizer of the model, where nobody says which: a trainer, or its user, puts
+ * them into the checkpoint, into a folder inside it, or into the folder of the run. They do what a
+ * base's would do, but for dtypes and split. One rule for all formats. */
+struct ckpt_home {
+    struct ckpt_dir *dir; /* with the model's config.json and its tokenizer; NULL: none was found */
+    json_t *config;
+    char *other; /* the first config.json that describes no model, such as a trainer's; or NULL */
+};
+
+/* Find the first config.json with a `model_type` or `architectures`: of the checkpoint in `dir`, of
+ * its inner folders, then of `above`, the folder of its run (or NULL), and its inner folders. A
+ * config.json that cannot be read is an error. *ret is all zero before, and is released after a
+ * failure too. */
+int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *above, struct ckpt_home *ret,
+                   struct ckpt_err *err);
+void ckpt_home_release(struct ckpt_home *home);
+
+/* Renaming a base's tensors from the hub's names to those that a run saves (the names in memory),
+ * as NeMo Automodel's key_mapping does: a list of patterns, of which the first match renames. */
+struct ckpt_renames;
+
+/* Load the patterns from a JSON object {pattern: replacement} at `path`. */
+int ckpt_renames_load(const char *path, struct ckpt_renames **ret, struct ckpt_err *err);
+
+/* The patterns by which transformers renames a model type's tensors when it loads them; *ret is
+ * NULL if the names are the same. */
+int ckpt_renames_of_type(const struct ckpt_type *type, struct ckpt_renames **ret,
+                         struct ckpt_err *err);
+void ckpt_renames_free(struct ckpt_renames *r);
+
+/* Rename one name. *ret_name is new; it equals name if no pattern matches. */
+int ckpt_renames_apply(const struct ckpt_renames *r, const char *name, char **ret_name,
+                       struct ckpt_err *err);
+
+/* If a name is renamed, add it to the object {new name: name}. */
+int ckpt_renames_note(const struct ckpt_renames *r, const char *name, json_t *map,
+                      struct ckpt_err *err);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of a view's files: a Hugging Face model directory, or what a writer makes. */
-#include "model/opening.h"
-
+#include <fnmatch.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/vec.h"
 #include "format/automodel/export.h"
 #include "format/writer.h"
-#include "model/naming.h"
-#include "model/side.h"
+#include "model/opening.h"
 #include "recipe/library/types.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
@@ -58,73 +58,265 @@ static bool passes_config(const struct ckpt_opening *o)
     }
 }
 
-/* ---- files beside the weights ---- */
+/* ---- generation_config.json: transformers' GenerationConfig.from_model_config ---- */
 
-/* Add one of the checkpoint's own files, or the base's. */
-static int add_own(struct ckpt_opening *o, struct ckpt_sides *sides, const char *name,
-                   struct ckpt_err *err)
+/* Copy those fields that `from` says (not null) and the result does not say yet. */
+static void take_fields(json_t **g, const struct ckpt_texts *fields, const json_t *from)
 {
-    return ckpt_sides_add_one(sides, o->dir, o->facts.files_at, name, o->shared->pool, err);
+    for (size_t i = 0; i < fields->n; i++) {
+        const json_t *v = json_object_get(from, fields->text[i]);
+        if (v && !json_is_null(v) && !json_object_get(*g, fields->text[i]))
+            ckpt_json_set(g, fields->text[i], json_deep_copy(v));
+    }
 }
 
-/* Add the model's config from where it was taken. */
-static int add_of_base(struct ckpt_opening *o, struct ckpt_sides *sides, const char *name,
-                       struct ckpt_err *err)
+/* The decoder's config of a composite model, or NULL. */
+static const json_t *text_config(const json_t *config, const char *decoder)
 {
-    struct ckpt_dir *dir = o->home.dir ? o->home.dir : o->shared->base->dir;
+    static const char *const names[] = {"decoder", "generator", "text_config"};
 
-    return ckpt_sides_add_one(sides, dir, "", name, o->shared->pool, err);
+    if (decoder)
+        return json_object_get(config, decoder);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_object_size(json_object_get(config, names[i])) > 0)
+            return json_object_get(config, names[i]);
+    return NULL;
+}
+
+/* What a config class has although config.json may leave it out. */
+static void add_defaults(json_t **g, bool no_use_cache)
+{
+    static const char *const outputs[] = {"output_attentions", "output_hidden_states",
+                                          "output_scores", "output_logits"};
+    bool any = false;
+
+    for (size_t i = 0; i < 4; i++) {
+        if (i < 2 && !json_object_get(*g, outputs[i]))
+            ckpt_json_set(g, outputs[i], json_false());
+        any |= ckpt_json_bool(*g, outputs[i], false);
+    }
+    if (!no_use_cache && !json_object_get(*g, "use_cache"))
+        ckpt_json_set(g, "use_cache", json_true());
+    if (any)
+        ckpt_json_set(g, "return_dict_in_generate", json_true());
+}
+
+int ckpt_generation_config(const json_t *config, const struct ckpt_type *type, json_t **ret,
+                           struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *g = json_object();
+    const char *version = ckpt_json_str(config, "transformers_version");
+
+    ckpt_json_set(&g, "_from_model_config", json_true());
+    take_fields(&g, &type->generation, config);
+    take_fields(&g, &type->generation, text_config(config, type->decoder_config));
+    add_defaults(&g, type->no_use_cache);
+    if (version)
+        ckpt_json_set(&g, "transformers_version", json_string(version));
+    if (!g)
+        return ckpt_nomem(err);
+    *ret = ckpt_steal(&g);
+    return 0;
+}
+
+/* ---- files that the view shows unchanged: tokenizer, processor, remote code ... ---- */
+
+struct sides {
+    struct ckpt_opening *o;
+    CKPT_VEC(struct ckpt_side_file) files; /* each path is owned, each source referenced */
+    int64_t mtime_ns;                      /* time of the newest file */
+    size_t nlink;            /* files left out because they are links that lead nowhere, or out */
+    char *dangling;          /* the first that leads nowhere; or NULL */
+    struct ckpt_err leaving; /* of the first that leads out; or empty */
+};
+
+/* Which files of a directory to add: those that belong to a model but are not its weights. */
+enum side_rule {
+    SIDE_TOKENIZER, /* files that save_pretrained of transformers' tokenizers and processors writes,
+                       generation_config.json, *.py */
+    SIDE_ALL,       /* all files except weights, their indices and hidden files: for a model
+                       directory that is shown as itself */
+};
+
+static bool matches(const char *name, const struct ckpt_texts *patterns)
+{
+    for (size_t i = 0; i < patterns->n; i++)
+        if (fnmatch(patterns->text[i], name, 0) == 0)
+            return true;
+    return false;
+}
+
+static bool wanted(const struct ckpt_opening *o, const char *name, enum side_rule rule)
+{
+    const struct ckpt_type *type = ckpt_opening_type(o);
+
+    if (name[0] == '.')
+        return false;
+    return rule == SIDE_TOKENIZER ? matches(name, &type->tokenizer_files)
+                                  : !matches(name, &type->weight_files);
+}
+
+static void side_release(struct ckpt_side_file *f)
+{
+    free((char *)f->path);
+    ckpt_source_unref(f->source);
+}
+
+static void sides_release(struct sides *s)
+{
+    for (size_t i = 0; i < s->files.len; i++)
+        side_release(&s->files.ptr[i]);
+    ckpt_vec_release(&s->files);
+    free(s->dangling);
+}
+
+static struct ckpt_side_file *sides_find(const struct sides *s, const char *path)
+{
+    for (size_t i = 0; i < s->files.len; i++)
+        if (strcmp(s->files.ptr[i].path, path) == 0)
+            return &s->files.ptr[i];
+    return NULL;
+}
+
+/* Remove a file from the list, if it is there. */
+static void sides_remove(struct sides *s, const char *path)
+{
+    struct ckpt_side_file *file = sides_find(s, path);
+
+    if (!file)
+        return;
+    side_release(file);
+    *file = s->files.ptr[--s->files.len];
+}
+
+static int add_file(struct sides *s, struct ckpt_dir *dir, const char *name, struct ckpt_err *err)
+{
+    struct ckpt_side_file file = {0};
+    struct ckpt_file_id id;
+
+    if (sides_find(s, name))
+        return 0;
+    if (ckpt_source_file_new(dir, name, s->o->shared->pool, &file.source, err) < 0)
+        return -1;
+    if (ckpt_source_file_id(file.source, &id) && id.mtime_ns > s->mtime_ns)
+        s->mtime_ns = id.mtime_ns;
+    if (!(file.path = strdup(name)) || ckpt_vec_push(&s->files, file) < 0) {
+        side_release(&file);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* Note a link that is left out. */
+static int note_link(struct sides *s, const struct ckpt_dir *dir, const char *name,
+                     struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+    struct ckpt_dir_found found;
+
+    s->nlink++;
+    if (ckpt_dir_look(dir, name, &found, &why) < 0 && why.code == CKPT_UNSUPPORTED) {
+        (void)ckpt_err_move(&s->leaving, &why);
+        return 0;
+    }
+    return s->dangling || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
+}
+
+struct adding {
+    struct sides *sides;
+    struct ckpt_dir *dir;
+    enum side_rule rule;
+};
+
+static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    const struct adding *a = ctx;
+    const bool link = e->is_link && e->kind == CKPT_ENTRY_OTHER;
+
+    if ((!link && e->kind != CKPT_ENTRY_FILE) || !wanted(a->sides->o, e->name, a->rule))
+        return 0;
+    return link ? note_link(a->sides, a->dir, e->name, err)
+                : add_file(a->sides, a->dir, e->name, err);
+}
+
+/* Add the files of subdirectory `below` ("" for dir itself), except names that were added before;
+ * or, if there is a name, that one of them, if it exists. */
+static int add_from(struct sides *s, struct ckpt_dir *dir, const char *below, const char *name,
+                    enum side_rule rule, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+
+    if (*below && !ckpt_dir_has_dir(dir, below))
+        return 0;
+    if (*below && ckpt_dir_open_below(dir, below, &sub, err) < 0)
+        return -1;
+    dir = sub ? sub : dir;
+    if (!name)
+        return ckpt_dir_list(dir, add_wanted, &(struct adding){s, dir, rule}, err);
+    return ckpt_dir_has_file(dir, name) ? add_file(s, dir, name, err) : 0;
+}
+
+static int sides_add(struct sides *s, struct ckpt_dir *dir, const char *below, enum side_rule rule,
+                     struct ckpt_err *err)
+{
+    return add_from(s, dir, below, NULL, rule, err);
+}
+
+static int sides_add_one(struct sides *s, struct ckpt_dir *dir, const char *below, const char *name,
+                         struct ckpt_err *err)
+{
+    return add_from(s, dir, below, name, SIDE_ALL, err);
 }
 
 /* Add the tokenizer of the base and of the model's home. */
-static int add_tokenizer(struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
+static int add_tokenizer(struct sides *s, struct ckpt_err *err)
 {
-    struct ckpt_dir *const dirs[] = {o->shared->base ? o->shared->base->dir : NULL, o->home.dir};
+    const struct ckpt_base *base = s->o->shared->base;
+    struct ckpt_dir *const dirs[] = {base ? base->dir : NULL, s->o->home.dir};
 
     for (size_t i = 0; i < 2; i++)
-        if (dirs[i] &&
-            ckpt_sides_add(sides, dirs[i], "", CKPT_SIDE_TOKENIZER, o->shared->pool, err) < 0)
+        if (dirs[i] && sides_add(s, dirs[i], "", SIDE_TOKENIZER, err) < 0)
             return -1;
     return 0;
 }
 
-static void warn_links(struct ckpt_opening *o, const struct ckpt_sides *sides)
+static void warn_links(const struct sides *s)
 {
-    if (sides->leaving.code != CKPT_OK)
-        ckpt_catalog_warn(o->cat, "left out: %zu side files that are links: %s", sides->nlink,
-                          sides->leaving.text);
-    else if (sides->nlink)
-        ckpt_catalog_warn(o->cat,
+    if (s->leaving.code != CKPT_OK)
+        ckpt_catalog_warn(s->o->cat, "left out: %zu side files that are links: %s", s->nlink,
+                          s->leaving.text);
+    else if (s->nlink)
+        ckpt_catalog_warn(s->o->cat,
                           "left out: %zu side files that are links to files that are not there "
                           "('%s' first)",
-                          sides->nlink, sides->dangling);
+                          s->nlink, s->dangling);
 }
 
-static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
+static int collect_sides(struct sides *s, struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = o->shared;
+    struct ckpt_opening *o = s->o;
     const struct ckpt_decision *d = &o->decision;
-    const enum ckpt_side_rule rule =
-        o->facts.files >= CKPT_FILES_ALL ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
-    const bool adapter = o->facts.is_adapter && !s->opt->raw;
-    const char *config = adapter ? "adapter_config.json" : "config.json";
+    const struct ckpt_base *base = o->shared->base;
+    const enum side_rule rule = o->facts.files >= CKPT_FILES_ALL ? SIDE_ALL : SIDE_TOKENIZER;
+    const bool adapter = o->facts.is_adapter && !o->shared->opt->raw;
+    const char *config = adapter ? "adapter_config.json" : "config.json", *at = o->facts.files_at;
 
-    if (d->merge_files)
-        return ckpt_merge_sides(o, sides, err);
-    if (d->own_files && ckpt_sides_add(sides, o->dir, o->facts.files_at, rule, s->pool, err) < 0)
+    if (d->merge_files) /* the base's files, but the adapter's tokenizer instead of the base's */
+        return sides_add(s, o->dir, ckpt_merge_folder(o), SIDE_TOKENIZER, err) < 0
+                   ? -1
+                   : sides_add(s, base->dir, "", SIDE_ALL, err);
+    if (d->own_files && sides_add(s, o->dir, at, rule, err) < 0)
         return -1;
     for (const char *const *tool = o->reader->tools; tool && *tool; tool++)
-        ckpt_sides_remove(sides, *tool);
-    if (d->own_config && add_own(o, sides, "config.json", err) < 0)
-        return -1;
-    if (d->base_files && add_tokenizer(o, sides, err) < 0)
-        return -1;
-    if (d->own_adapter_config && add_own(o, sides, config, err) < 0)
+        sides_remove(s, *tool);
+    if ((d->own_config && sides_add_one(s, o->dir, at, "config.json", err) < 0) ||
+        (d->base_files && add_tokenizer(s, err) < 0) ||
+        (d->own_adapter_config && sides_add_one(s, o->dir, at, config, err) < 0))
         return -1;
     if (d->base_files && (d->base_config || fits_base_config(o)) &&
-        add_of_base(o, sides, config, err) < 0)
+        sides_add_one(s, o->home.dir ? o->home.dir : base->dir, "", config, err) < 0)
         return -1;
-    if (adapter && !ckpt_sides_has(sides, config) && !o->facts.adapter_config)
+    if (adapter && !sides_find(s, config) && !o->facts.adapter_config)
         ckpt_catalog_warn(o->cat, "the adapter has no %s; give one with base=DIR", config);
     return 0;
 }
@@ -224,7 +416,7 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
 
 int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
+    ckpt_cleanup(sides_release) struct sides sides = {.o = o};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
     ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
     struct ckpt_vtree_options opt = {
@@ -236,24 +428,21 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
         .mtime_ns = newest_shard(o->cat),
     };
 
-    if (collect_sides(o, &sides, err) < 0 || choose_weight_map(o, &map, err) < 0)
+    if (collect_sides(&sides, err) < 0 || choose_weight_map(o, &map, err) < 0)
         return -1;
-    warn_links(o, &sides);
+    warn_links(&sides);
     opt.weight_map = map;
     if (o->config && !passes_config(o)) {
         opt.config = o->config;
-        ckpt_sides_remove(&sides, "config.json");
+        sides_remove(&sides, "config.json");
     }
     if (o->config && o->decision.write_generation &&
-        !ckpt_sides_has(&sides, "generation_config.json")) {
-        const struct ckpt_type *type = ckpt_opening_type(o);
-        if (ckpt_generation_config(o->config, type->decoder_config, type->no_use_cache, &generation,
-                                   err) < 0)
+        !sides_find(&sides, "generation_config.json")) {
+        if (ckpt_generation_config(o->config, ckpt_opening_type(o), &generation, err) < 0)
             return -1;
         opt.generation = generation;
     }
-    if (o->facts.is_adapter && !o->shared->opt->raw &&
-        !ckpt_sides_has(&sides, "adapter_config.json"))
+    if (o->facts.is_adapter && !o->shared->opt->raw && !sides_find(&sides, "adapter_config.json"))
         opt.adapter = o->facts.adapter_config;
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;

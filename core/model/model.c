@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making the model of a view from a reader's catalogue: names, values, dtypes, config. */
-#include "model/opening.h"
-
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/automodel/export.h"
+#include "format/writer.h"
 #include "model/dequantize.h"
 #include "model/names.h"
+#include "model/opening.h"
 #include "tensor/value.h"
 
 /* Set the view's config to this one (not NULL), with the options' overrides. */
@@ -75,6 +76,106 @@ static int match_names(struct ckpt_opening *o, const struct ckpt_catalog *base,
     return result;
 }
 
+/* ---- missing=base: tensors of the base ---- */
+
+enum { MOST_SHOWN = 3 };
+
+struct taking {
+    struct ckpt_opening *o;
+    json_t *names;         /* {name in the base: name in the view} where they differ */
+    json_t *taken;         /* names in the view */
+    uint32_t first_source; /* number of the base's first source in o->cat */
+};
+
+static void taking_release(struct taking *t)
+{
+    json_decref(t->names);
+    json_decref(t->taken);
+}
+
+/* The names of the base's tensors in the view, from o->base_names, which is the reverse. */
+static json_t *reverse(const json_t *names)
+{
+    json_t *back = json_object(), *other;
+    const char *name;
+
+    json_object_foreach((json_t *)names, name, other)
+        ckpt_json_set(&back, json_string_value(other), json_string(name));
+    return back;
+}
+
+/* Does config.json say that the tensor is another one, which the model has? */
+static bool is_tied(const struct ckpt_opening *o, const char *name)
+{
+    const struct ckpt_type *type = ckpt_opening_type(o);
+    const bool tied = ckpt_names_tie(type, o->config);
+
+    for (size_t i = 0; tied && i < type->ties.n; i++)
+        if (strcmp(type->ties.pair[i].from, name) == 0)
+            return true;
+    return false;
+}
+
+static int take(struct taking *t, const struct ckpt_tensor *of, const char *name,
+                struct ckpt_err *err)
+{
+    struct ckpt_tensor own = *of;
+
+    own.name = name;
+    if (json_array_append_new(t->taken, json_string(name)) < 0)
+        return ckpt_nomem(err);
+    return ckpt_catalog_copy(t->o->cat, &own, t->first_source, err);
+}
+
+/* Say which tensors these are: all in `about`, the first in a warning. */
+static int tell(struct taking *t, struct ckpt_err *err)
+{
+    const size_t n = json_array_size(t->taken);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+
+    for (size_t i = 0; i < n && i < MOST_SHOWN; i++)
+        ckpt_str_printf(&names, "%s'%s'", i ? ", " : "",
+                        json_string_value(json_array_get(t->taken, i)));
+    if (n == 0)
+        return 0;
+    ckpt_catalog_warn(t->o->cat, "%zu tensor%s of base '%s': %s%s", n,
+                      n == 1 ? " is that" : "s are those", ckpt_dir_path(t->o->shared->base->dir),
+                      ckpt_str_get(&names), n > MOST_SHOWN ? " ..." : "");
+    return json_object_set(t->o->cat->about, "from_base", t->taken) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Add to o->cat, whose names are those of the view, the tensors that only the base has, as they are
+ * stored there, and list them in o->cat->about under "from_base". A tensor that config.json ties to
+ * another is not missing. USAGE: the base has no weights. UNSUPPORTED: they are quantised. */
+static int take_missing(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_base *base = o->shared->base;
+    ckpt_cleanup(taking_release) struct taking t = {.o = o, .taken = json_array()};
+
+    if (o->shared->opt->missing != CKPT_LACKS_FROM_BASE)
+        return 0;
+    if (!base || !base->cat)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option missing=base needs base=DIR, a model directory with weights");
+    if (ckpt_is_quantized(base->cat))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option missing=base: the weights of base '%s' are quantised: export it "
+                         "with the option dequantize, and give the result as base=",
+                         ckpt_dir_path(base->dir));
+    t.first_source = (uint32_t)o->cat->sources.len;
+    if (!t.taken || !(t.names = reverse(o->base_names)))
+        return ckpt_nomem(err);
+    if (ckpt_catalog_add_sources(o->cat, base->cat, err) < 0)
+        return -1;
+    for (size_t i = 0; i < base->cat->tensors.len; i++) {
+        const struct ckpt_tensor *of = &base->cat->tensors.ptr[i];
+        const char *other = ckpt_json_str(t.names, of->name), *name = other ? other : of->name;
+        if (!ckpt_catalog_find(o->cat, name) && !is_tied(o, name) && take(&t, of, name, err) < 0)
+            return -1;
+    }
+    return tell(&t, err);
+}
+
 static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = o->shared;
@@ -92,7 +193,7 @@ static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat = ckpt_steal(&model->catalog);
     o->config = ckpt_steal(&model->config);
     o->recipe = ckpt_steal(&model->recipe);
-    return ckpt_opening_take_missing(o, err);
+    return take_missing(o, err);
 }
 
 static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
@@ -158,8 +259,7 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_base *base = o->shared->base;
 
     if (config_of_hub(o, err) < 0 ||
-        (o->decision.match_base && match_names(o, base->cat, err) < 0) ||
-        ckpt_opening_take_missing(o, err) < 0)
+        (o->decision.match_base && match_names(o, base->cat, err) < 0) || take_missing(o, err) < 0)
         return -1;
     if (o->decision.check && ckpt_opening_check(o, err) < 0)
         return -1;
@@ -169,9 +269,8 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 
 static int model_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 ||
-        ckpt_opening_take_missing(o, err) < 0 || ckpt_opening_check(o, err) < 0 ||
-        check_complete(o, err) < 0)
+    if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 || take_missing(o, err) < 0 ||
+        ckpt_opening_check(o, err) < 0 || check_complete(o, err) < 0)
         return -1;
     return o->adapter ? match_names(o, o->cat, err)
                       : 0; /* the checkpoint has the names in memory */
@@ -233,6 +332,119 @@ static int dequantize(struct ckpt_opening *o, struct ckpt_err *err)
 
 /* ---- dtypes ---- */
 
+const char *ckpt_config_dtype(const json_t *config)
+{
+    const char *name = ckpt_json_str(config, "dtype");
+
+    return name ? name : ckpt_json_str(config, "torch_dtype");
+}
+
+static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
+{
+    const char *name = ckpt_config_dtype(config);
+
+    return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
+}
+
+static const struct ckpt_base *base_of(const struct ckpt_opening *o)
+{
+    return o->decision.use_base_dtypes ? o->shared->base : NULL;
+}
+
+/* The tensor's name in the base. */
+static const char *base_name(const struct ckpt_opening *o, const char *name)
+{
+    const char *other = ckpt_json_str(o->base_names, name);
+
+    return other ? other : name;
+}
+
+static const struct ckpt_tensor *find_in_base(const struct ckpt_opening *o, const char *name)
+{
+    return base_of(o) && base_of(o)->cat ? ckpt_catalog_find(base_of(o)->cat, base_name(o, name))
+                                         : NULL;
+}
+
+/* The dtype in the model from which training started. The checkpoint's own mapping has priority;
+ * the base's headers follow, because the mapping may cover only one rank's tensors. */
+static bool find_mapped(const struct ckpt_opening *o, const char *name, enum ckpt_dtype *ret)
+{
+    const char *text = ckpt_json_str(o->facts.dtypes, name);
+    const struct ckpt_tensor *model;
+
+    if (text && ckpt_dtype_parse(text, strlen(text), ret))
+        return true;
+    if (!(model = find_in_base(o, name)))
+        return false;
+    *ret = model->dtype;
+    return true;
+}
+
+/* Does transformers load the tensor as F32 whatever the file says? Rounding it to the model's main
+ * dtype would only lose bits. */
+static bool keeps_dtype(const struct ckpt_opening *o, const char *name)
+{
+    return ckpt_texts_end(&ckpt_opening_type(o)->keeps_dtype, name);
+}
+
+/* Is it a weight of the model, which every save rounded to the config's dtype? Not a scalar or a
+ * buffer, whose dtype is the module's own, and not a tensor that the base, if it lists its tensors,
+ * does not have. */
+static bool is_weight(const struct ckpt_opening *o, const struct ckpt_tensor *t)
+{
+    if (t->rank == 0 || ckpt_texts_end(&ckpt_opening_type(o)->buffers, t->name))
+        return false;
+    if (base_of(o)->cat)
+        return find_in_base(o, t->name) != NULL;
+    return !base_of(o)->weight_map ||
+           ckpt_weight_map_find(base_of(o)->weight_map, base_name(o, t->name)) != UINT32_MAX;
+}
+
+/* Are these F32 weights of a 16-bit model, on which the optimizer works? A config alone never
+ * widens. */
+static bool is_narrowed(const struct ckpt_opening *o, const struct ckpt_tensor *t,
+                        enum ckpt_dtype *ret)
+{
+    return base_of(o) && !o->facts.dtypes && t->dtype == CKPT_F32 && is_weight(o, t) &&
+           config_dtype(base_of(o)->config, ret) && ckpt_dtype_size(*ret) == 2;
+}
+
+/* Has the checkpoint a mapping, but neither it nor the base names the floating-point tensor t? */
+static bool is_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t)
+{
+    enum ckpt_dtype mapped;
+
+    return o->facts.dtypes && !o->shared->opt->raw &&
+           o->shared->opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_dtype_is_castable(t->dtype) &&
+           !keeps_dtype(o, t->name) && !find_mapped(o, t->name, &mapped);
+}
+
+/* The dtype of tensor t in the view. The first of these that names a dtype decides: the option
+ * `dtype=`; the checkpoint's own mapping; the base's header for that tensor; the base's config, if
+ * it states a 16-bit type and the tensor is a weight stored as F32 (a config alone never widens);
+ * the stored dtype, also if there is no conversion to the other. */
+static enum ckpt_dtype wanted_dtype(const struct ckpt_opening *o, const struct ckpt_tensor *t)
+{
+    const bool cast = o->shared->opt->dtype_rule == CKPT_DTYPE_CAST;
+    enum ckpt_dtype mapped, dtype;
+
+    if (!ckpt_dtype_is_castable(t->dtype) || o->shared->opt->dtype_rule == CKPT_DTYPE_STORED)
+        return t->dtype;
+    if (t->wanted && !cast)
+        return (enum ckpt_dtype)(t->wanted - 1);
+    if (o->shared->opt->raw && !cast)
+        return t->dtype;
+    if (cast && o->facts.names != CKPT_NAMES_HUB)
+        return o->shared->opt->dtype;
+    if (find_mapped(o, t->name, &mapped))
+        return ckpt_automodel_dtype(t->dtype, &mapped, cast ? &o->shared->opt->dtype : NULL);
+    if (keeps_dtype(o, t->name))
+        return t->dtype;
+    if (cast)
+        return o->shared->opt->dtype;
+    return is_narrowed(o, t, &dtype) ? dtype : t->dtype;
+}
+
 /* Warn about tensors that have no entry in Automodel's mapping, which may cover one rank's tensors
  * only. Its own export leaves their dtypes unchanged. */
 static void warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, size_t n)
@@ -245,18 +457,26 @@ static void warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, si
         ckpt_dtype_name(t->dtype));
 }
 
+/* Are the names those of the framework whose checkpoint the view is? */
+static bool has_output_names(const struct ckpt_opening *o)
+{
+    const struct ckpt_writer *writer = o->shared->opt->output.writer;
+
+    return writer && writer->recipes;
+}
+
 static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const bool known = ckpt_opening_has_output_names(o); /* then each tensor says it */
+    const bool known = has_output_names(o); /* then each tensor says it */
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
 
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
-        enum ckpt_dtype want = known ? (enum ckpt_dtype)(t->wanted ? t->wanted - 1 : t->dtype)
-                                     : ckpt_dtypes_wanted(o, t);
+        enum ckpt_dtype want =
+            known ? (enum ckpt_dtype)(t->wanted ? t->wanted - 1 : t->dtype) : wanted_dtype(o, t);
         if (want == t->dtype) {
-            if (known || !ckpt_dtypes_unknown(o, t))
+            if (known || !is_unknown(o, t))
                 continue;
             if (nunknown++ == 0)
                 unknown = t;
@@ -308,14 +528,176 @@ static int state_dtype(struct ckpt_opening *o, struct ckpt_err *err)
                : 0;
 }
 
+/* ---- the names of the framework whose checkpoint the view is ---- */
+
+/* Dtypes follow from the hub's names, which the tensors still have: note them. */
+static void note_dtypes(struct ckpt_opening *o)
+{
+    for (size_t i = 0; i < o->cat->tensors.len; i++) {
+        struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
+        t->wanted = (uint8_t)(wanted_dtype(o, t) + 1);
+    }
+}
+
+static int no_recipe(const struct ckpt_opening *o, const struct ckpt_writer *writer,
+                     struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(o->config, "model_type");
+
+    if (!o->config)
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "view=%s needs a config.json that says which model it is; give one with base=DIR",
+            writer->name);
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "view=%s: no recipe makes a model of type '%s'",
+                     writer->name, type ? type : "?");
+}
+
+/* Keep the config of the checkpoint's framework, if a checkpoint of the same framework is written.
+ */
+static void keep_framework(struct ckpt_opening *o)
+{
+    const struct ckpt_writer *writer = o->shared->opt->output.writer;
+    const char *format = ckpt_json_str(o->cat->about, "format");
+
+    if (writer && writer->recipes && format && strcmp(writer->recipes, format) == 0 &&
+        o->cat->config)
+        o->framework = json_incref(o->cat->config);
+}
+
+/* Warn of keys that whoever reads the view as a Hugging Face model will not find. A base has them.
+ */
+static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *writer,
+                             const struct ckpt_model *made, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str lost = {0};
+
+    if (o->shared->base || writer->bare || writer->hub_files)
+        return 0;
+    if (ckpt_recipe_lost(o->shared->recipes, made, o->config, writer->recipes, &lost, err) < 0)
+        return -1;
+    if (lost.len)
+        ckpt_catalog_warn(made->catalog,
+                          "view=%s does not keep these keys of config.json: %s (base=DIR gives "
+                          "them back when it is read as a Hugging Face model again)",
+                          writer->name, ckpt_str_get(&lost));
+    return 0;
+}
+
+static void note_no_config(struct ckpt_opening *o, const struct ckpt_writer *writer)
+{
+    if (writer->bare && o->config && !o->shared->base)
+        ckpt_catalog_note(o->cat,
+                          "view=%s has no place for config.json: to read it as a Hugging Face "
+                          "model again, give base=DIR",
+                          writer->name);
+}
+
+static int apply_backwards(struct ckpt_opening *o, const struct ckpt_writer *writer,
+                           const struct ckpt_recipe_options *opt, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    bool done = false;
+
+    if (o->config && ckpt_recipe_fits(o->shared->recipes, o->cat, opt, &done, err) < 0)
+        return -1;
+    if (!done)
+        return no_recipe(o, writer, err);
+    note_dtypes(o);
+    if (ckpt_recipe_apply(o->shared->recipes, o->cat, opt, &model, err) < 0)
+        return ckpt_err_in(err, "view=%s", writer->name);
+    if (warn_of_lost_keys(o, writer, model, err) < 0)
+        return -1;
+    ckpt_catalog_free(o->cat);
+    o->cat = ckpt_steal(&model->catalog);
+    json_decref(o->framework);
+    o->framework = ckpt_steal(&model->made);
+    return 0;
+}
+
+/* Rows of the vocabulary on a rank (of all, where the format says so) are a multiple of this: as an
+ * option says, else the checkpoint that is read, if it is the same framework's. */
+static uint64_t vocab_multiple(const struct ckpt_opening *o)
+{
+    const struct ckpt_output *output = &o->shared->opt->output;
+    uint64_t own;
+
+    if (output->cut[CKPT_CUT_VOCAB])
+        return output->cut[CKPT_CUT_VOCAB];
+    if (ckpt_json_u64(o->framework, ckpt_output_keys[CKPT_CUT_VOCAB], &own) && own &&
+        own <= CKPT_CUT_MOST)
+        return own;
+    return output->writer->vocab_multiple ? output->writer->vocab_multiple : 1;
+}
+
+static bool says_quantized(const json_t *config)
+{
+    return json_object_get(config, "quantization_config") ||
+           json_object_get(json_object_get(config, "text_config"), "quantization_config");
+}
+
+/* Values that are computed have the hub's names: of the framework's tensors, which are parts of
+ * several of them, they are not made. A mount of one view, and a view of that mount, is as good. */
+static int check_values(const struct ckpt_opening *o, const char *view, struct ckpt_err *err)
+{
+    if (o->shared->opt->lora == CKPT_LORA_MERGE)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "view=%s is not made of a merged adapter in one step: mount or export "
+                         "lora=merge, and give the result as the run for view=%s",
+                         view, view);
+    if (o->facts.is_adapter)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is a LoRA adapter, which view=%s has no place for: mount or export "
+                         "the merged model (lora=merge, with base=), and give that as the run",
+                         ckpt_dir_path(o->dir), view);
+    if (says_quantized(o->config) && ckpt_is_quantized(o->cat))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "the weights of '%s' are quantised, which view=%s has no place for: mount "
+                         "or export it with the option dequantize, and give the result as the run",
+                         ckpt_dir_path(o->dir), view);
+    return 0;
+}
+
+/* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
+ * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
+static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = o->shared;
+    const struct ckpt_writer *writer = s->opt->output.writer;
+
+    if (!writer)
+        return 0;
+    note_no_config(o, writer);
+    if (!writer->recipes)
+        return 0;
+    const uint64_t tp = ckpt_output_parts(&s->opt->output, CKPT_CUT_TP),
+                   multiple = vocab_multiple(o) * (writer->vocab_whole ? 1 : tp);
+    const struct ckpt_recipe_output output = {.view = writer->name,
+                                              .tp = tp,
+                                              .pp = ckpt_output_parts(&s->opt->output, CKPT_CUT_PP),
+                                              .pad_to = multiple,
+                                              .config = o->framework};
+    const struct ckpt_recipe_options convert = {.format = writer->recipes,
+                                                .base_config = o->config,
+                                                .back = true,
+                                                .output = &output,
+                                                .allow_leftover = s->opt->allow_leftover};
+
+    if (ckpt_recipes_forced(s->recipes))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option recipe: view=%s needs the recipes of both directions: give a "
+                         "directory of recipes instead of one file",
+                         writer->name);
+    return check_values(o, writer->name, err) < 0 ? -1 : apply_backwards(o, writer, &convert, err);
+}
+
 /* ---- all of it ---- */
 
 int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    ckpt_opening_keep_framework(o);
-    if (name_tensors(o, err) < 0 || convert_names(o, err) < 0 ||
-        ckpt_opening_to_output(o, err) < 0 || dequantize(o, err) < 0 ||
-        ckpt_merge_finish(o, err) < 0)
+    keep_framework(o);
+    if (name_tensors(o, err) < 0 || convert_names(o, err) < 0 || to_output(o, err) < 0 ||
+        dequantize(o, err) < 0 || ckpt_merge_finish(o, err) < 0)
         return -1;
     ckpt_catalog_shrink(o->cat);
     return cast_tensors(o, err) < 0 || state_dtype(o, err) < 0 ? -1 : 0;

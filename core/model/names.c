@@ -11,7 +11,7 @@
 #include "recipe/apply/apply.h"
 #include "recipe/language/field.h"
 #include "recipe/library/types.h"
-#include "tensor/same.h"
+#include "tensor/read.h"
 
 enum { MOST_NAMED = 3 };
 
@@ -24,7 +24,9 @@ static const char *const other_roots[] = {"optimizer", "optimizers", "optim",   
 static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
                                        "_fsdp_wrapped_module."};
 
-bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
+/* False for names of the state of an optimizer, a scheduler or a data loader, and of tensors that a
+ * model of this type computes. */
+static bool is_weight(const struct ckpt_type *type, const char *name)
 {
     static const struct ckpt_texts roots = {other_roots, sizeof other_roots / sizeof *other_roots};
 
@@ -89,8 +91,9 @@ static const char *bare_name(const struct ckpt_type *type, const char *name)
     return len && strncmp(name, type->embedding.text[0], len) == 0 ? name + len : name;
 }
 
-/* Give all tensors the names of the model with a head, for recipes, and take that back. */
-static int add_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
+/* Give all tensors the names of the model with a head (or without), as recipes have them. */
+static int set_word(struct ckpt_catalog *cat, const struct ckpt_type *type, bool with,
+                    struct ckpt_err *err)
 {
     const int len = (int)word_len(type);
     ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
@@ -98,20 +101,10 @@ static int add_word(struct ckpt_catalog *cat, const struct ckpt_type *type, stru
     if (!name)
         return ckpt_nomem(err);
     for (size_t i = 0; len && i < cat->tensors.len; i++)
-        if (!(name[i] = ckpt_field_text(&cat->arena, err, "%.*s%s", len, type->embedding.text[0],
-                                        name[i])))
+        if (!(name[i] = with ? ckpt_field_text(&cat->arena, err, "%.*s%s", len,
+                                               type->embedding.text[0], name[i])
+                             : bare_name(type, name[i])))
             return -1;
-    return ckpt_catalog_select(cat, name, err);
-}
-
-static int drop_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
-
-    if (!name)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        name[i] = bare_name(type, name[i]);
     return ckpt_catalog_select(cat, name, err);
 }
 
@@ -164,7 +157,9 @@ static void naming_release(struct naming *n)
     free(n->prefix);
 }
 
-const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name)
+/* The name without the parts that wrappers add (torch.compile, FSDP ...): itself, or a copy in the
+ * arena. NULL: out of memory. */
+static const char *unwrap(struct ckpt_arena *arena, const char *name)
 {
     char *own = NULL;
 
@@ -175,6 +170,19 @@ const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name)
             ckpt_remove_word(own, wrappers[i]);
     }
     return own ? own : name;
+}
+
+int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                       struct ckpt_arena *arena, const char ***ret, struct ckpt_err *err)
+{
+    const char **name = *ret = ckpt_catalog_names(cat);
+
+    for (size_t i = 0; name && i < cat->tensors.len; i++)
+        if (!is_weight(type, name[i]))
+            name[i] = NULL;
+        else if (!(name[i] = unwrap(arena, name[i])))
+            return ckpt_nomem(err);
+    return name ? 0 : ckpt_nomem(err);
 }
 
 /* Does the model's class, or any if the config does not say it, leave the tensor out? */
@@ -193,15 +201,11 @@ static bool is_unsaved(const struct naming *n, const char *name)
 
 static int collect(struct naming *n, struct ckpt_err *err)
 {
-    if (!(n->name = ckpt_catalog_names(n->cat)))
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < n->cat->tensors.len; i++) {
-        const char *name = n->name[i];
-        n->name[i] = NULL;
-        if (ckpt_names_is_weight(n->type, name) && !is_unsaved(n, name) &&
-            !(n->name[i] = ckpt_names_unwrap(&n->cat->arena, name)))
-            return ckpt_nomem(err);
-    }
+    if (ckpt_names_weights(n->cat, n->type, &n->cat->arena, &n->name, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (n->name[i] && is_unsaved(n, n->cat->tensors.ptr[i].name))
+            n->name[i] = NULL;
     return 0;
 }
 
@@ -504,14 +508,15 @@ static int convert_bare(struct ckpt_catalog *cat, const struct ckpt_recipes *rec
 {
     const char *anchor = bare_anchor(type, opt->base_config);
 
-    if (add_word(cat, type, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
-        (*ret && drop_word((*ret)->catalog, type, err) < 0) || drop_word(cat, type, err) < 0)
+    if (set_word(cat, type, true, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
+        (*ret && set_word((*ret)->catalog, type, false, err) < 0) ||
+        set_word(cat, type, false, err) < 0)
         return -1;
     if (!*ret || !opt->back || ckpt_catalog_find((*ret)->catalog, anchor))
         return 0;
     ckpt_model_freep(ret);
     return convert(cat, recipes, opt, ret, err) < 0 ||
-                   (*ret && drop_word((*ret)->catalog, type, err) < 0)
+                   (*ret && set_word((*ret)->catalog, type, false, err) < 0)
                ? -1
                : 0;
 }

@@ -23,17 +23,15 @@ int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_e
  * UNSUPPORTED. */
 int ckpt_names_check_fused(const struct ckpt_opening *o, struct ckpt_err *err);
 
-/* False for names of the state of an optimizer, a scheduler or a data loader, and of tensors that a
- * model of this type computes. */
-bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
+/* The names of the weights among all tensors, without the parts that wrappers add (copies are in
+ * the arena); NULL for the state of an optimizer, a scheduler or a data loader, and for tensors
+ * that a model of this type computes. The caller frees *ret, also after a failure. */
+int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                       struct ckpt_arena *arena, const char ***ret, struct ckpt_err *err);
 
 /* Are tied weights (the type's ties) one tensor in this model? What its config says, else that of
  * its text model, else what is usual for the type. */
 bool ckpt_names_tie(const struct ckpt_type *type, const json_t *config);
-
-/* The name without the parts that wrappers add (torch.compile, FSDP ...): itself, or a copy in the
- * arena. NULL: out of memory. */
-const char *ckpt_names_unwrap(struct ckpt_arena *arena, const char *name);
 
 /* Convert the names and shapes that a model has in memory to those of the hub (opt->format
  * "transformers"), or back ("hub"), if there is a recipe for the model type of opt->base_config.

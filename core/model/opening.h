@@ -3,7 +3,7 @@
  * longer. The way is a straight line:
  *
  *     read        the reader's catalogue and facts     opening.c
- *                 the model's config and tokenizer     home.c
+ *                 the model's config and tokenizer     base.c
  *     identify    whose names, which adapter           identify.c
  *     decide      every choice, as a pure function     decide.c
  *     make        names, values, dtypes, config        model.c
@@ -17,14 +17,12 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "format/reader.h"
+#include "model/base.h"
 #include "model/decide.h"
-#include "model/home.h"
 #include "model/view.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
-
-struct ckpt_sides;
 
 struct ckpt_opening {
     /* what is opened: borrowed, and given by the caller */
@@ -89,6 +87,12 @@ int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err);
  * (format/writer.h) makes of the same tensors. */
 int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err);
 
+/* generation_config.json as transformers derives it from a model's config; a new object. Its
+ * transformers_version is the config's, if that has one: what we say about ourselves must not
+ * change from one of our versions to the next. */
+int ckpt_generation_config(const json_t *config, const struct ckpt_type *type, json_t **ret,
+                           struct ckpt_err *err);
+
 /* ---- parts of making a model ---- */
 
 /* Check that the tensors, under Hugging Face's names, fit the base and config.json. Formats that do
@@ -99,43 +103,11 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err);
  */
 int ckpt_opening_check(struct ckpt_opening *o, struct ckpt_err *err);
 
-/* With the option missing=base: add to o->cat, whose names are those of the view, the tensors that
- * only the base has, as they are stored there, and list them in o->cat->about under "from_base". A
- * tensor that config.json ties to another is not missing. USAGE: the base has no weights.
- * UNSUPPORTED: they are quantised. */
-int ckpt_opening_take_missing(struct ckpt_opening *o, struct ckpt_err *err);
-
-/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
- * a new catalogue of the base. o->facts become those of the merged model. */
-int ckpt_merge_begin(struct ckpt_opening *o, struct ckpt_err *err);
-
 /* Merge o->adapter, if there is one, into o->cat and o->config. */
 int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err);
 
-/* Add the base's files, but the adapter's tokenizer instead of the base's. */
-int ckpt_merge_sides(const struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err);
-
-/* For a view as a checkpoint of a training framework (options.output): are the names those of that
- * framework? */
-bool ckpt_opening_has_output_names(const struct ckpt_opening *o);
-
-/* Keep the config of the checkpoint's framework, if a checkpoint of the same framework is written.
- */
-void ckpt_opening_keep_framework(struct ckpt_opening *o);
-
-/* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
- * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
-int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err);
-
-/* The dtype of tensor t in the view. The first of these that names a dtype decides: the option
- * `dtype=`; the checkpoint's own mapping; the base's header for that tensor; the base's config, if
- * it states a 16-bit type and the tensor is a weight stored as F32 (a config alone never widens);
- * the stored dtype, also if there is no conversion to the other. */
-enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_opening *o, const struct ckpt_tensor *t);
-
-/* True if the checkpoint has a mapping, but neither it nor the base names the floating-point tensor
- * t. */
-bool ckpt_dtypes_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t);
+/* The folder with the adapter's own files, below o->dir. */
+const char *ckpt_merge_folder(const struct ckpt_opening *o);
 
 /* The dtype that a config.json states, under its new key or its old one; or NULL. */
 const char *ckpt_config_dtype(const json_t *config);
@@ -143,3 +115,7 @@ const char *ckpt_config_dtype(const json_t *config);
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
  * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */
 const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);
+
+/* The answers to the readers' questions about names that follow from the facts about model types,
+ * which are borrowed. */
+struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types);

@@ -39,12 +39,6 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt);
 }
 
-void ckpt_options_freep(struct ckpt_options **opt)
-{
-    ckpt_options_free(*opt);
-    *opt = NULL;
-}
-
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err)
 {

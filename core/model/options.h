@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "container/archive.h"
 #include "format/output.h"
 #include "tensor/dtype.h"
@@ -21,7 +22,7 @@ enum ckpt_lora_rule {
     CKPT_LORA_BASE,    /* the base without the adapter */
 };
 
-/* How the option dtype= chooses: by the rules of model/dtypes.c, the stored dtype, or one dtype for
+/* How the option dtype= chooses: by the rules of model/model.c, the stored dtype, or one dtype for
  * all. */
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 
@@ -58,7 +59,7 @@ struct ckpt_options {
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 /* ckpt_options_free for ckpt_cleanup. */
-void ckpt_options_freep(struct ckpt_options **opt);
+CKPT_CLEANUP_BY(ckpt_options_free, struct ckpt_options)
 
 /* Do the options go together? USAGE, UNSUPPORTED. */
 int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err);

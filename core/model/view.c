@@ -3,8 +3,80 @@
 #include "model/view.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
+
+/* ---- the warnings and notes of all views, each logged once ---- */
+
+enum { REMARKS_KEPT = 1000 }; /* further warnings are logged each time */
+
+static int remarks_init(struct ckpt_remarks *r, struct ckpt_err *err)
+{
+    (void)pthread_mutex_init(&r->lock, NULL);
+    r->list = json_array();
+    r->notes = json_array();
+    return r->list && r->notes ? 0 : ckpt_nomem(err);
+}
+
+/* Make an empty list; free it. */
+static void remarks_release(struct ckpt_remarks *r)
+{
+    json_decref(r->list);
+    json_decref(r->notes);
+    (void)pthread_mutex_destroy(&r->lock);
+}
+
+/* Was the line logged before? Called with the lock held. */
+static bool is_known(const json_t *list, const char *step, const char *text)
+{
+    size_t i;
+    json_t *j;
+
+    json_array_foreach(list, i, j) {
+        if (strcmp(ckpt_json_str(j, "text"), text) == 0 &&
+            strcmp(ckpt_json_str(j, "step"), step) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void add(struct ckpt_remarks *r, const struct ckpt_log *log, enum ckpt_log_level level,
+                const char *step, const char *text)
+{
+    json_t *list = level == CKPT_LOG_WARNING ? r->list : r->notes;
+
+    (void)pthread_mutex_lock(&r->lock);
+    const bool known = is_known(list, step, text);
+    if (!known && json_array_size(list) < REMARKS_KEPT)
+        (void)json_array_append_new(list, json_pack("{s:s, s:s}", "step", step, "text", text));
+    (void)pthread_mutex_unlock(&r->lock);
+    if (!known)
+        ckpt_logf(log, level, "%s%s%s", step, *step ? ": " : "", text);
+}
+
+void ckpt_remarks_add(struct ckpt_remarks *r, const struct ckpt_log *log, enum ckpt_log_level level,
+                      const char *step, const json_t *lines)
+{
+    size_t i;
+    json_t *text;
+
+    json_array_foreach(lines, i, text)
+        add(r, log, level, step, json_string_value(text));
+}
+
+int ckpt_remarks_text(struct ckpt_remarks *r, char **ret_json, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    char *text = json_dumps(r->list, JSON_COMPACT);
+    (void)pthread_mutex_unlock(&r->lock);
+    if (!text)
+        return ckpt_nomem(err);
+    *ret_json = text;
+    return 0;
+}
+
+/* ---- all ---- */
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err)
 {
@@ -17,7 +89,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
     (void)pthread_mutex_init(&s->eval, NULL);
-    if (ckpt_remarks_init(&s->remarks, err) < 0 || ckpt_options_copy(opt, &s->opt, err) < 0 ||
+    if (remarks_init(&s->remarks, err) < 0 || ckpt_options_copy(opt, &s->opt, err) < 0 ||
         ckpt_fdpool_new(0, &s->pool, err) < 0 || ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
@@ -42,10 +114,10 @@ void ckpt_shared_unref(struct ckpt_shared *s)
     ckpt_base_free(s->base);
     ckpt_recipes_free(s->recipes);
     ckpt_renames_free(s->renames);
-    ckpt_slabs_free(s->slabs);
+    ckpt_slabs_unref(s->slabs);
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
-    ckpt_remarks_release(&s->remarks);
+    remarks_release(&s->remarks);
     (void)pthread_mutex_destroy(&s->eval);
     free(s);
 }

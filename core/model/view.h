@@ -8,17 +8,32 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "io/dir.h"
-#include "io/fdpool.h"
+#include "io/source.h"
 #include "model/base.h"
 #include "model/options.h"
-#include "model/remarks.h"
-#include "model/rename.h"
 #include "recipe/library/recipe.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 #include "tensor/slab.h"
 #include "view/view.h"
+
+/* The warnings and notes of all views that a run has opened. Each is logged once, however often its
+ * step is opened. Safe from many threads. */
+struct ckpt_remarks {
+    pthread_mutex_t lock;
+    /* [{"step": name, "text": warning}, ...]; "step" is "" of a single checkpoint */
+    json_t *list, *notes;
+};
+
+/* Add the warnings (an array of strings) of a step's view, or its notes (CKPT_LOG_INFO); those that
+ * are new are logged. */
+void ckpt_remarks_add(struct ckpt_remarks *r, const struct ckpt_log *log, enum ckpt_log_level level,
+                      const char *step, const json_t *lines);
+
+/* The list of warnings as JSON text, which the caller frees. */
+int ckpt_remarks_text(struct ckpt_remarks *r, char **ret_json, struct ckpt_err *err);
 
 struct ckpt_save;
 

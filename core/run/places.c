@@ -16,9 +16,8 @@
 #include "io/bucket/dir_bucket.h"
 #include "io/dir.h"
 #include "model/base.h"
-#include "model/home.h"
 #include "model/options.h"
-#include "run/part.h"
+#include "run/steps.h"
 
 enum { DEEPEST = 16 }; /* limit of nested folders, because a link can lead to its own parent */
 
@@ -42,11 +41,9 @@ static void walk_release(struct walk *w)
 /* Is the path, or a directory above it, among the places? */
 static bool is_known(const struct walk *w, const char *path)
 {
-    for (size_t i = 0; i < w->places.len; i++) {
-        const size_t n = strlen(w->places.ptr[i]);
-        if (strncmp(path, w->places.ptr[i], n) == 0 && (path[n] == '\0' || path[n] == '/'))
+    for (size_t i = 0; i < w->places.len; i++)
+        if (ckpt_is_below(path, w->places.ptr[i]))
             return true;
-    }
     return false;
 }
 

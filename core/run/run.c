@@ -9,17 +9,87 @@
 #include "base/mem.h"
 #include "base/sized.h"
 #include "base/str.h"
+#include "base/vec.h"
 #include "container/archive.h"
 #include "format/reader.h"
 #include "run/checkpoint.h"
-#include "run/part.h"
-#include "run/saves.h"
+#include "run/save.h"
 #include "run/steps.h"
 
 enum {
     KEPT_VIEWS = 2, /* open views that are kept although nobody but the run holds them */
     MOST_TRIES = 3, /* attempts to open a step that is being saved */
 };
+
+/* ---- the saves that the steps held when they were last opened ---- */
+
+enum { MOST_KEPT = 32 }; /* the least recently opened are dropped first */
+
+struct kept_save {
+    char *step;
+    struct ckpt_save *save; /* referenced */
+};
+
+struct saves {
+    CKPT_VEC(struct kept_save) kept; /* the last opened at the end */
+};
+
+static size_t save_of(const struct saves *s, const char *step)
+{
+    size_t i = 0;
+
+    while (i < s->kept.len && strcmp(s->kept.ptr[i].step, step) != 0)
+        i++;
+    return i;
+}
+
+static void drop_save(struct saves *s, size_t i)
+{
+    free(s->kept.ptr[i].step);
+    ckpt_save_unref(s->kept.ptr[i].save);
+    memmove(&s->kept.ptr[i], &s->kept.ptr[i + 1], (--s->kept.len - i) * sizeof *s->kept.ptr);
+}
+
+/* The recorded save of the step, referenced for the caller; NULL: none is recorded. */
+static struct ckpt_save *saves_find(const struct saves *s, const char *step)
+{
+    const size_t i = save_of(s, step);
+
+    return i < s->kept.len ? ckpt_save_ref(s->kept.ptr[i].save) : NULL;
+}
+
+/* Record that the step was opened and held this save. If there is no memory, nothing is recorded;
+ * the next opening then goes by the times of the files, like a first one. */
+static void saves_keep(struct saves *s, const char *step, struct ckpt_save *save)
+{
+    const size_t known = save_of(s, step);
+    char *name = strdup(step);
+
+    if (known < s->kept.len)
+        drop_save(s, known);
+    if (s->kept.len == MOST_KEPT)
+        drop_save(s, 0);
+    if (!name || ckpt_vec_reserve(&s->kept, 1) < 0) {
+        free(name);
+        return;
+    }
+    s->kept.ptr[s->kept.len++] = (struct kept_save){name, ckpt_save_ref(save)};
+}
+
+/* Drop the saves of steps that no longer exist. */
+static void saves_forget(struct saves *s, const struct ckpt_steps_found *steps)
+{
+    for (size_t i = s->kept.len; i-- > 0;)
+        if (!ckpt_steps_find(steps, s->kept.ptr[i].step))
+            drop_save(s, i);
+}
+
+static void saves_release(struct saves *s)
+{
+    while (s->kept.len)
+        drop_save(s, s->kept.len - 1);
+    ckpt_vec_release(&s->kept);
+}
 
 /* A view that is open, or being opened. */
 struct opened {
@@ -40,7 +110,7 @@ struct ckpt_run {
     pthread_cond_t opened_one;
     struct ckpt_steps_found steps;
     CKPT_VEC(struct opened) opened;
-    struct ckpt_saves saves; /* also of views that have been closed */
+    struct saves saves; /* also of views that have been closed */
     uint64_t tick;
 };
 
@@ -60,7 +130,7 @@ static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *re
     *ret_changed = !ckpt_steps_same(&old, found);
     *ret_warn = is_new_text(found->warning, old.warning);
     run->steps = *found;
-    ckpt_saves_forget(&run->saves, &run->steps);
+    saves_forget(&run->saves, &run->steps);
     (void)pthread_mutex_unlock(&run->lock);
     *found = old;
 }
@@ -318,7 +388,7 @@ void ckpt_run_close(struct ckpt_run *run)
         ckpt_view_release(run->opened.ptr[i].view);
     }
     ckpt_vec_release(&run->opened);
-    ckpt_saves_release(&run->saves);
+    saves_release(&run->saves);
     ckpt_steps_found_release(&run->steps);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
@@ -460,7 +530,7 @@ static void opening_ended(struct ckpt_run *run, const char *name, uint64_t gener
         o->view = ckpt_view_hold(view);
         o->marker = view->save->marker.hash;
         o->used = ++run->tick;
-        ckpt_saves_keep(&run->saves, name, view->save);
+        saves_keep(&run->saves, name, view->save);
     } else {
         remove_opened(run, o);
     }
@@ -472,7 +542,7 @@ static int open_unlocked(struct ckpt_run *run, const struct ckpt_found_step *ste
                          struct ckpt_view **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = strdup(step->name);
-    struct ckpt_save *before = ckpt_saves_find(&run->saves, step->name);
+    struct ckpt_save *before = saves_find(&run->saves, step->name);
     const uint64_t generation = step->generation;
     int result = -1;
 

@@ -137,14 +137,6 @@ static int path_cmp(const struct ckpt_save_file *a, const struct ckpt_save_file 
     return c ? c : strcmp(a->name, b->name);
 }
 
-static bool is_below(const struct ckpt_dir *dir, const struct ckpt_dir *top)
-{
-    const char *path = ckpt_dir_path(dir), *above = ckpt_dir_path(top);
-    size_t n = strlen(above);
-
-    return strncmp(path, above, n) == 0 && (path[n] == '\0' || path[n] == '/');
-}
-
 /* The path of a file in the step, such as "model/model/norm/model_weight.safetensors"; new. */
 static char *path_of(const struct ckpt_save *s, const struct ckpt_save_file *f)
 {
@@ -184,7 +176,8 @@ static int list_files(const struct ckpt_catalog *cat, const struct ckpt_dir *ste
             continue;
         o.file.dir = ckpt_source_file_dir(s);
         o.file.name = ckpt_source_file_name(s);
-        if (is_below(o.file.dir, step) && ckpt_vec_push(ret, o) < 0)
+        if (ckpt_is_below(ckpt_dir_path(o.file.dir), ckpt_dir_path(step)) &&
+            ckpt_vec_push(ret, o) < 0)
             return ckpt_nomem(err);
     }
     if (ret->len)

@@ -19,7 +19,7 @@
 #include "base/vec.h"
 #include "format/reader.h"
 #include "io/dir.h"
-#include "io/fdpool.h"
+#include "io/source.h"
 #include "tensor/catalog.h"
 
 /* The file that a save writes after its shards, which marks it as finished. */

@@ -9,6 +9,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "container/archive.h"
+#include "format/reader.h"
 
 /* ---- one directory ---- */
 
@@ -26,7 +28,7 @@ static uint64_t add_identity(uint64_t h, const struct ckpt_dir *dir, const char 
     return XXH3_64bits_withSeed(part, sizeof part, h);
 }
 
-/* The file beside the weights that says which model it is (model/home.h). */
+/* The file beside the weights that says which model it is (model/base.h). */
 #define CONFIG "config.json"
 
 /* The generation of a step: a hash over the files that a save of any format writes anew, and the
@@ -204,9 +206,8 @@ static bool is_link(const char *name)
     if (strcmp(name, "latest") == 0)
         return true;
     for (size_t r = 0; ckpt_reader_list[r]; r++)
-        for (const char *const *link = ckpt_reader_list[r]->links; link && *link; link++)
-            if (strcmp(name, *link) == 0)
-                return true;
+        if (ckpt_reader_list[r]->links && ckpt_one_of(name, ckpt_reader_list[r]->links))
+            return true;
     return false;
 }
 
@@ -510,4 +511,41 @@ bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_f
             strcmp(a->ptr[i].name, b->ptr[i].name) != 0)
             return false;
     return true;
+}
+
+/* ---- opening the checkpoint above its folder of weights ---- */
+
+/* Does some format have weights in a folder `name` of the checkpoint `above`? */
+static bool is_part(struct ckpt_dir *above, const char *name)
+{
+    for (size_t r = 0; ckpt_reader_list[r]; r++)
+        if (ckpt_reader_list[r]->has_weights_in && ckpt_reader_list[r]->has_weights_in(above, name))
+            return true;
+    return false;
+}
+
+char *ckpt_part_above(const struct ckpt_dir *dir)
+{
+    const char *path = ckpt_dir_real_path(dir), *slash = strrchr(path, '/');
+
+    return slash && slash > path && is_part(NULL, slash + 1)
+               ? ckpt_asprintf("%.*s", (int)(slash - path), path)
+               : NULL;
+}
+
+int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                   struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *above = NULL;
+    struct ckpt_err ignored = {0};
+
+    if (ckpt_archive_open(path, how, &dir, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *outer = ckpt_archive_is_file(path) ? NULL : ckpt_part_above(dir);
+    if (outer && ckpt_archive_open(outer, how, &above, &ignored) == 0 &&
+        is_part(above, ckpt_dir_real_name(dir)))
+        *ret = ckpt_steal(&above);
+    else
+        *ret = ckpt_steal(&dir);
+    return 0;
 }

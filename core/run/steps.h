@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "container/archive.h"
 #include "format/reader.h"
 #include "io/dir.h"
 #include "run/save.h"
@@ -69,3 +70,15 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name);
 /* Find the reader of *dir, or of an inner folder with the model, which then replaces *dir. Errors
  * are those of ckpt_reader_probe. */
 const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err);
+
+/* ---- a folder of weights: its checkpoint's config and tokenizer are in the folder above ---- */
+
+/* The folder above the directory, as a new string, if the directory has the name of a folder of
+ * weights in some format; NULL: it does not have such a name, or there is no memory. Nothing is
+ * read. */
+char *ckpt_part_above(const struct ckpt_dir *dir);
+
+/* As ckpt_archive_open. If the path is the folder of weights in a checkpoint, that checkpoint is
+ * opened. */
+int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                   struct ckpt_err *err);

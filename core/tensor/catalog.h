@@ -16,10 +16,80 @@
 #include "base/mem.h"
 #include "base/vec.h"
 #include "io/source.h"
+#include "tensor/box.h"
 #include "tensor/dtype.h"
-#include "tensor/piece.h"
 
-struct ckpt_cuts;
+/* A piece says where in a source certain elements of a tensor are stored.
+ *
+ *     tensor element  dst + sum i[j] * axis[j].dst        (linear, row-major)
+ *     source byte     src + sum i[j] * axis[j].src        for every tuple 0 <= i[j] < axis[j].n
+ *
+ * Axes are slowest first in the tensor and nest (axis[j].dst >= axis[j+1].n * axis[j+1].dst), and
+ * no axis crosses a dimension: it steps within one. A shard of a tensor has one axis per dimension;
+ * a mapping (RoPE, query groups, a transpose) may have more and in any source order. Source strides
+ * may be 0 (torch's expanded tensors) or interleave. */
+struct ckpt_axis {
+    uint64_t n;
+    uint64_t dst; /* elements */
+    uint64_t src; /* bytes */
+};
+
+struct ckpt_piece {
+    uint64_t dst; /* element */
+    uint64_t src; /* byte */
+    const struct ckpt_axis *axis;
+    uint32_t naxis;
+    uint32_t source; /* index in the catalogue */
+};
+
+/* A piece that contains its axes, for building. `p.axis` is set when it is added to a catalogue. */
+struct ckpt_piece_draft {
+    uint64_t dst, src;
+    uint32_t naxis, source;
+    struct ckpt_axis axis[CKPT_MAX_AXES];
+};
+
+/* The box `b` of a tensor of shape dim[0..b->rank), whose first element lies at byte `src` of the
+ * source, with byte strides src_stride[d]. Gives one axis per dimension (also where n is 1). */
+void ckpt_piece_from_box(const uint64_t *dim, const struct ckpt_box *b, uint32_t source,
+                         uint64_t src, const uint64_t *src_stride, struct ckpt_piece_draft *out);
+
+/* The inverse, for pieces with one axis per dimension of unit step (what readers make): true and
+ * the box. False for others. */
+bool ckpt_piece_box(const struct ckpt_piece *p, const uint64_t *dim, uint32_t rank,
+                    struct ckpt_box *out);
+
+/* Numel of the piece; one past the last source byte (elements of esize bytes);
+ * false if that overflows. */
+uint64_t ckpt_piece_numel(const struct ckpt_piece *p);
+bool ckpt_piece_src_end(const struct ckpt_axis *axis, uint32_t naxis, uint64_t src, uint64_t esize,
+                        uint64_t *ret);
+
+/* ---- how a training framework divides a tensor over the ranks of a job ---- */
+
+enum ckpt_cut_way {
+    CKPT_CUT_NOT, /* every rank has the whole part */
+    CKPT_CUT_OVER_TP,
+    CKPT_CUT_OVER_EP,
+    CKPT_CUT_OVER_ETP, /* the ranks that divide an expert */
+};
+
+/* Elements lo..lo+n of a dimension: rank t of T has the t-th of T equal parts. */
+struct ckpt_cut {
+    uint64_t lo, n;
+    uint64_t groups;  /* equal groups (such as heads) that stay whole; 0: none */
+    const char *what; /* name of the groups, for messages */
+    uint8_t dim, way;
+    bool shared; /* several ranks may have the same group */
+};
+
+/* A tensor's place in a job. Of each dimension that is divided, all parts are there, in order. */
+struct ckpt_cuts {
+    uint32_t stage; /* of the pipeline */
+    uint32_t n;     /* 0: no dimension is divided */
+    const struct ckpt_cut *cut;
+};
+
 struct ckpt_value;
 
 struct ckpt_tensor {
@@ -29,7 +99,7 @@ struct ckpt_tensor {
     const struct ckpt_piece *piece; /* ascending by dst; empty if value, or if numel is 0 */
     const struct ckpt_value *value; /* not NULL: computed (tensor/value.h) */
     const struct ckpt_cuts *cuts;   /* how ranks share the tensor in a checkpoint that is to be
-                                       written (tensor/cut.h); NULL: not known */
+                                       written (see above); NULL: not known */
     uint64_t numel;
     uint64_t max_span; /* largest dst_end - dst of a piece: bounds the search for an element */
     size_t npiece;
@@ -63,7 +133,7 @@ int ckpt_catalog_new_like(const struct ckpt_catalog *of, struct ckpt_catalog **r
                           struct ckpt_err *err);
 /* Free the catalogue with all memory of its arena, and give back its sources. */
 void ckpt_catalog_free(struct ckpt_catalog *cat);
-void ckpt_catalog_freep(struct ckpt_catalog **cat);
+CKPT_CLEANUP_BY(ckpt_catalog_free, struct ckpt_catalog)
 
 /* Add a source (references it); its index, or UINT32_MAX and NOMEM. */
 uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,7 +12,7 @@
 #include "tensor/box.h"
 #include "tensor/catalog.h"
 #include "tensor/slab.h"
-#include "tensor/stored.h"
+#include "tensor/strided.h"
 #include "tensor/value.h"
 
 /* What reading costs, for statistics. Updated with relaxed atomics. */
@@ -75,3 +76,21 @@ const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t);
 
 /* Is the tensor, or what is read for it, made by a source that decodes all of it to give a part? */
 bool ckpt_tensor_is_decoded(const struct ckpt_tensor *t);
+
+/* ---- do two tensors hold the same values? ---- */
+
+/* CONFLICT unless both have the same dtype and shape; the message says where each is ("step 3"). */
+int ckpt_tensor_same_kind(const struct ckpt_tensor *a, const char *in_a,
+                          const struct ckpt_tensor *b, const char *in_b, struct ckpt_err *err);
+
+/* True: both are known to hold the same bytes without reading any: they are made of the same bytes
+ * of the same files, in the same way. */
+bool ckpt_tensor_unchanged(const struct ckpt_tensor *a, const struct ckpt_tensor *b);
+
+/* Compare two tensors. Dtype and shape must be equal. Nothing is read if they are known to be the
+ * same; otherwise up to 16 places, spread over the whole tensor, first and last bytes included, are
+ * read from both and compared.
+ * *ret_same is a sample's answer then: two tensors that differ elsewhere only are taken for equal.
+ * Fails only if a source cannot be read. */
+int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
+                     struct ckpt_err *err);

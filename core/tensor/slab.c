@@ -4,6 +4,7 @@
 #include "tensor/slab.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ struct slab {
 };
 
 struct ckpt_slabs {
+    atomic_uint refs;
     pthread_mutex_t lock; /* protects everything except the bytes of READY slabs that are in use */
     pthread_cond_t filled;
     struct slab list; /* sentinel */
@@ -42,6 +44,7 @@ int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
 
     if (!s)
         return ckpt_nomem(err);
+    atomic_init(&s->refs, 1);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->filled, NULL);
     s->list.prev = s->list.next = &s->list;
@@ -114,9 +117,15 @@ static void discard(struct ckpt_slabs *c, struct slab *s)
     free(s);
 }
 
-void ckpt_slabs_free(struct ckpt_slabs *slabs)
+struct ckpt_slabs *ckpt_slabs_ref(struct ckpt_slabs *slabs)
 {
-    if (!slabs)
+    atomic_fetch_add(&slabs->refs, 1);
+    return slabs;
+}
+
+void ckpt_slabs_unref(struct ckpt_slabs *slabs)
+{
+    if (!slabs || atomic_fetch_sub(&slabs->refs, 1) != 1)
         return;
     while (slabs->list.next != &slabs->list)
         discard(slabs, slabs->list.next);

@@ -15,9 +15,10 @@
 
 struct ckpt_slabs;
 
-/* budget in bytes; slabs in use may exceed it for a moment. */
+/* budget in bytes; slabs in use may exceed it for a moment. Counted. */
 int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err);
-void ckpt_slabs_free(struct ckpt_slabs *slabs);
+struct ckpt_slabs *ckpt_slabs_ref(struct ckpt_slabs *slabs);
+void ckpt_slabs_unref(struct ckpt_slabs *slabs);
 
 /* Fills buf with the slab's bytes. */
 typedef int ckpt_slab_fill(const void *ctx, void *buf, size_t len, uint64_t slab,

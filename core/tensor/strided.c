@@ -2,10 +2,148 @@
 /* Strided regions of sources: big reads, one copy. */
 #include "tensor/strided.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
+
+/* ---- collecting, merging and checking the reads of one request ---- */
+
+void ckpt_batch_init(struct ckpt_batch *b) { memset(b, 0, offsetof(struct ckpt_batch, iov)); }
+
+static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *err)
+{
+    for (size_t i = b->touched.len; i-- > 0;)
+        if (b->touched.ptr[i] == s)
+            return 0;
+    return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static void count(struct ckpt_batch *b, uint64_t len)
+{
+    b->nbyte += len;
+    if (b->route.arrived)
+        atomic_fetch_add_explicit(b->route.arrived, len, memory_order_relaxed);
+}
+
+/* Read what is pending. With `cached`, -1 without an error if that would have to wait. */
+static int batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    struct ckpt_source *s = b->source;
+    int rc = 0;
+
+    if (!s)
+        return 0;
+    b->source = NULL;
+    b->nread++;
+    if (b->cached)
+        b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
+    else
+        rc = ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
+    count(b, b->len);
+    return b->missed ? -1 : rc;
+}
+
+void ckpt_batch_release(struct ckpt_batch *b)
+{
+    ckpt_vec_release(&b->touched);
+    ckpt_vec_release(&b->runs);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct ckpt_batch_run *p = a, *q = b;
+    const int c = ckpt_u64_cmp((uintptr_t)p->source, (uintptr_t)q->source);
+
+    return c ? c : ckpt_u64_cmp(p->off, q->off);
+}
+
+static int by_turn(const void *a, const void *b)
+{
+    return ckpt_u64_cmp(((const struct ckpt_batch_run *)a)->n,
+                        ((const struct ckpt_batch_run *)b)->n);
+}
+
+bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
+{
+    struct ckpt_batch_run *r = b->runs.ptr;
+    size_t n = 0;
+
+    if (b->runs.len)
+        qsort(r, b->runs.len, sizeof *r, by_place);
+    for (size_t i = 0; i < b->runs.len; i++)
+        if (n && r[n - 1].source == r[i].source && r[i].off <= r[n - 1].end + gap) {
+            r[n - 1].end = ckpt_max_u64(r[n - 1].end, r[i].end);
+            r[n - 1].n = ckpt_min_u64(r[n - 1].n, r[i].n);
+        } else {
+            r[n++] = r[i];
+        }
+    if (n)
+        qsort(r, n, sizeof *r, by_turn);
+    for (size_t i = 0; i < n; i++)
+        if (!ckpt_source_soon(r[i].source, r[i].off, r[i].end - r[i].off))
+            return false;
+    return true;
+}
+
+int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                   struct ckpt_err *err)
+{
+    if (b->soon)
+        return ckpt_vec_push(&b->runs, ((struct ckpt_batch_run){s, off, off + len, b->runs.len})) <
+                       0
+                   ? ckpt_nomem(err)
+                   : 0;
+    if (b->source == s && off == b->off + b->len) {
+        struct iovec *last = &b->iov[b->niov - 1];
+        if ((char *)last->iov_base + last->iov_len == (char *)buf) {
+            last->iov_len += len;
+            b->len += len;
+            return 0;
+        }
+        if (b->niov < CKPT_BATCH_IOV) {
+            b->iov[b->niov++] = (struct iovec){.iov_base = buf, .iov_len = len};
+            b->len += len;
+            return 0;
+        }
+    }
+    if (batch_flush(b, err) < 0 || touch(b, s, err) < 0)
+        return -1;
+    b->source = s;
+    b->off = off;
+    b->len = len;
+    b->niov = 1;
+    b->iov[0] = (struct iovec){.iov_base = buf, .iov_len = len};
+    return 0;
+}
+
+/* Read runs now, if the page cache has all of them; *ret_all is false if not: their memory is
+ * undefined then. */
+static int gather_cached(struct ckpt_batch *b, struct ckpt_source *s,
+                         const struct ckpt_source_run *run, size_t n, bool *ret_all,
+                         struct ckpt_err *err)
+{
+    if (touch(b, s, err) < 0)
+        return -1;
+    *ret_all = ckpt_source_gather_cached(s, run, n);
+    for (size_t i = 0; i < n && *ret_all; i++)
+        count(b, run[i].len);
+    return 0;
+}
+
+int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    if (batch_flush(b, err) < 0)
+        return -1;
+    for (size_t i = 0; i < b->touched.len; i++)
+        if (ckpt_source_check(b->touched.ptr[i], err) < 0)
+            return -1;
+    return 0;
+}
+
+/* ---- strided regions ---- */
 
 enum {
     SCATTER_RUN = 512, /* shorter runs are read together and copied, not scattered */
@@ -69,7 +207,7 @@ static int cache_read(const struct ckpt_strided_reader *r, struct ckpt_source *s
         if (cache_reserve(c, (size_t)(end - c->off), err) < 0 ||
             ckpt_batch_add(r->batch, s, c->data + have, (size_t)(end - c->off) - have,
                            c->off + have, err) < 0 ||
-            ckpt_batch_flush(r->batch, err) < 0)
+            batch_flush(r->batch, err) < 0)
             return -1;
         c->len = (size_t)(end - c->off);
     }
@@ -142,7 +280,7 @@ static int gather_flush(struct gather *g, struct ckpt_err *err)
     const size_t n = g->n;
 
     g->n = 0;
-    return ckpt_batch_gather_cached(g->reader->batch, g->source, g->run, n, &g->all, err);
+    return gather_cached(g->reader->batch, g->source, g->run, n, &g->all, err);
 }
 
 static int gather_axes(struct gather *g, uint32_t j, unsigned char *dst, uint64_t src,
@@ -195,9 +333,11 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
     return g.all;
 }
 
-int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                      const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
-                      uint64_t src, struct ckpt_err *err)
+/* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
+ * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */
+static int strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
+                        const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                        uint64_t src, struct ckpt_err *err)
 {
     struct ckpt_ndcopy c;
     int result;
@@ -219,9 +359,163 @@ int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s
     part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
     for (uint64_t i = 0; i < whole.n; i += step) {
         part[widest].n = ckpt_min_u64(step, whole.n - i);
-        if (ckpt_strided_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src,
-                              err) < 0)
+        if (strided_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src, err) <
+            0)
             return -1;
     }
     return 0;
+}
+
+/* ---- stored tensors: box -> the part of each piece that lies in it -> strided regions ---- */
+
+/* The axes of a piece, dimension by dimension, clipped to a box. */
+struct clipped {
+    const struct ckpt_piece *piece;
+    uint32_t first[CKPT_MAX_RANK + 1]; /* axes first[d] .. first[d+1] belong to dimension d */
+    uint64_t at[CKPT_MAX_RANK];        /* index of the piece's first element */
+    uint32_t axis[CKPT_MAX_AXES];      /* in the piece */
+    uint64_t step[CKPT_MAX_AXES];      /* indices per tuple along that dimension */
+    const struct ckpt_span *span[CKPT_MAX_RANK];
+    size_t nspan[CKPT_MAX_RANK];
+    /* spans of all dimensions: at most 2 per axis and 1 per dimension, and the space that
+     * ckpt_axes_clip may write */
+    struct ckpt_span spans[2 * CKPT_MAX_AXES + CKPT_MAX_RANK + CKPT_MAX_SPANS];
+};
+
+struct request {
+    const struct ckpt_strided_reader *reader;
+    const struct ckpt_box_read *read;
+    uint64_t stride[CKPT_MAX_RANK]; /* of the buffer, in bytes */
+    struct clipped clip;
+};
+
+/* The shape to which the box refers: the tensor's, or one dimension with all elements. */
+static const uint64_t *shape_of(const struct ckpt_tensor *t, const struct ckpt_box *box)
+{
+    assert(box->rank == t->rank || box->rank == 1);
+    return box->rank == t->rank ? t->dim : &t->numel;
+}
+
+/* False: nothing of the piece lies in the box. An axis belongs to the dimension within which it
+ * steps (tensor/catalog.h). */
+static bool clip_piece(struct clipped *c, const struct ckpt_piece *p, const uint64_t *dim,
+                       const struct ckpt_box *box)
+{
+    uint64_t unit[CKPT_MAX_RANK], rest = p->dst;
+    uint32_t j = 0, k = 0;
+    struct ckpt_span *next = c->spans;
+
+    c->piece = p;
+    ckpt_shape_strides(dim, box->rank, unit);
+    for (uint32_t d = 0; d < box->rank; d++) {
+        uint64_t n[CKPT_MAX_AXES];
+        c->at[d] = rest / unit[d];
+        rest %= unit[d];
+        c->first[d] = k;
+        for (; j < p->naxis && (p->axis[j].n == 1 || p->axis[j].dst >= unit[d]); j++) {
+            if (p->axis[j].n == 1)
+                continue;
+            n[k - c->first[d]] = p->axis[j].n;
+            c->axis[k] = j;
+            c->step[k++] = p->axis[j].dst / unit[d];
+        }
+        uint64_t end = box->lo[d] + box->n[d];
+        if (end <= c->at[d])
+            return false;
+        c->nspan[d] =
+            ckpt_axes_clip(n, &c->step[c->first[d]], k - c->first[d],
+                           box->lo[d] > c->at[d] ? box->lo[d] - c->at[d] : 0, end - c->at[d], next);
+        if (c->nspan[d] == 0)
+            return false;
+        c->span[d] = next;
+        next += c->nspan[d];
+    }
+    c->first[box->rank] = k;
+    return true;
+}
+
+/* Along dimension d, the first index and the first byte of a span, relative to the piece's. */
+static void span_begin(const struct clipped *c, uint32_t d, const struct ckpt_span *span,
+                       uint64_t *ret_index, uint64_t *ret_src)
+{
+    *ret_index = *ret_src = 0;
+    for (uint32_t k = c->first[d]; k < c->first[d + 1]; k++) {
+        const uint64_t lo = span->lo[k - c->first[d]];
+        *ret_index += lo * c->step[k];
+        *ret_src += lo * c->piece->axis[c->axis[k]].src;
+    }
+}
+
+/* Read the product of one span per dimension. */
+static int read_product(struct request *r, const struct ckpt_span *const *span,
+                        struct ckpt_err *err)
+{
+    const struct clipped *c = &r->clip;
+    const struct ckpt_box *box = &r->read->box;
+    struct ckpt_step_axis axis[CKPT_MAX_AXES];
+    uint64_t dst = 0, src = c->piece->src;
+
+    for (uint32_t d = 0; d < box->rank; d++) {
+        uint64_t index, off;
+        span_begin(c, d, span[d], &index, &off);
+        src += off;
+        dst += (c->at[d] + index - box->lo[d]) * r->stride[d];
+        for (uint32_t k = c->first[d]; k < c->first[d + 1]; k++)
+            axis[k] =
+                (struct ckpt_step_axis){span[d]->n[k - c->first[d]], c->step[k] * r->stride[d],
+                                        c->piece->axis[c->axis[k]].src};
+    }
+    return strided_read(r->reader, r->read->tensor->cat->sources.ptr[c->piece->source], axis,
+                        c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
+}
+
+static int read_spans(struct request *r, const struct ckpt_span **span, uint32_t d,
+                      struct ckpt_err *err)
+{
+    if (d == r->read->box.rank)
+        return read_product(r, span, err);
+    for (size_t i = 0; i < r->clip.nspan[d]; i++) {
+        span[d] = &r->clip.span[d][i];
+        if (read_spans(r, span, d + 1, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = read->tensor;
+    const uint64_t *dim = shape_of(t, &read->box);
+    struct request r;
+    const struct ckpt_span *span[CKPT_MAX_RANK];
+    uint64_t lo, hi;
+
+    reader->esize = ckpt_dtype_size(t->dtype);
+    r.reader = reader;
+    r.read = read;
+    ckpt_box_range(&read->box, dim, &lo, &hi);
+    ckpt_box_strides(&read->box, reader->esize, r.stride);
+    for (size_t i = ckpt_tensor_first_piece(t, lo); i < t->npiece && t->piece[i].dst < hi; i++)
+        if (clip_piece(&r.clip, &t->piece[i], dim, &read->box) && read_spans(&r, span, 0, err) < 0)
+            return -1;
+    return 0;
+}
+
+bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
+                       uint64_t *ret_off)
+{
+    const struct ckpt_box box = {.rank = 1, .lo = {at}, .n = {1}};
+    struct clipped c;
+    uint64_t index, off;
+
+    for (size_t i = ckpt_tensor_first_piece(t, at); i < t->npiece && t->piece[i].dst <= at; i++) {
+        if (!clip_piece(&c, &t->piece[i], &t->numel, &box))
+            continue;
+        span_begin(&c, 0, c.span[0], &index, &off);
+        *ret_source = t->piece[i].source;
+        *ret_off = t->piece[i].src + off;
+        return true;
+    }
+    return false;
 }

@@ -1,14 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading a strided region of a source into a strided place in memory: adjacent runs are read
- * directly into place, others as bounding ranges, and then copied. */
+/* Reading boxes of stored tensors: the part of each piece that is in the box is a strided region of
+ * a source, which goes to a strided place in memory. Adjacent runs are read directly into place,
+ * others as bounding ranges, and then copied. No other code walks the pieces of a tensor to read
+ * it. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "base/err.h"
-#include "io/batch.h"
+#include "base/vec.h"
+#include "io/source.h"
+#include "tensor/box.h"
+#include "tensor/catalog.h"
 #include "tensor/ndcopy.h"
+
+/* ---- the reads of one request: neighbours in a source become one, and every source is checked at
+ * the end ---- */
+
+enum { CKPT_BATCH_IOV = 1024 }; /* IOV_MAX of Linux */
+
+/* Bytes [off, end) of a source, the n-th that were added. */
+struct ckpt_batch_run {
+    struct ckpt_source *source;
+    uint64_t off, end;
+    size_t n;
+};
+
+/* Belongs to one thread and one request; lives on the stack (zeroed but for iov). */
+struct ckpt_batch {
+    struct ckpt_source *source; /* of the pending read; NULL: none */
+    uint64_t off, len;          /* pending bytes of it */
+    int niov;
+    bool cached, missed; /* read only from the page cache; a read would have had to wait */
+    bool soon;           /* nothing is read: `runs` are to be fetched (ckpt_batch_fetch) */
+    CKPT_VEC(struct ckpt_batch_run) runs;
+    struct ckpt_route route;
+    CKPT_VEC(struct ckpt_source *) touched;
+    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes asked for */
+    struct iovec iov[CKPT_BATCH_IOV]; /* last, because it is not zeroed */
+};
+
+/* Begin an empty batch. */
+void ckpt_batch_init(struct ckpt_batch *b);
+void ckpt_batch_release(struct ckpt_batch *b); /* waits for reads in progress */
+
+/* Add a read: bytes [off, off+len) of s are in buf after ckpt_batch_finish. May begin to read what
+ * was added before. */
+int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                   struct ckpt_err *err);
+
+/* With `soon`: let the sources begin to fetch what was added, and holes of up to `gap` bytes in it.
+ * False: there is no room for all of it. */
+bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap);
+
+/* Read what is pending, then check that no source changed since it was opened: only now are the
+ * bytes good. */
+int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err);
+
+/* ---- strided regions ---- */
 
 enum {
     CKPT_STRIDED_GAP = 128 * 1024, /* holes smaller than this are read too */
@@ -38,8 +90,22 @@ struct ckpt_strided_reader {
     struct ckpt_strided_cache *cache;
 };
 
-/* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
- * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */
-int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                      const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
-                      uint64_t src, struct ckpt_err *err);
+/* ---- boxes of stored tensors ---- */
+
+/* The box, which lies inside the tensor, goes to buf in row-major order without holes. A box of
+ * rank 1 is a range of elements in row-major order, whatever the rank of the tensor. */
+struct ckpt_box_read {
+    const struct ckpt_tensor *tensor;
+    struct ckpt_box box;
+    void *buf;
+};
+
+/* Queue the reads of a box, which is not empty, of a tensor that has pieces. The bytes are
+ * in buf after ckpt_batch_finish. Sets the reader's element size. */
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
+                     struct ckpt_err *err);
+
+/* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed
+ * tensors, and if nothing is stored there. */
+bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
+                       uint64_t *ret_off);

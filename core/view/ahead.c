@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/ckd.h"
-#include "io/batch.h"
+#include "tensor/strided.h"
 
 /* A stream is read ahead EAGER times as far as it was read, and all together AHEAD. */
 enum {

@@ -3,6 +3,7 @@
  * any order, and makes a tree of them (view/vtree.c). */
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -10,8 +11,16 @@
 #include "base/mem.h"
 #include "base/vec.h"
 #include "io/source.h"
-#include "view/vdir.h"
 #include "view/view.h"
+
+struct ckpt_vdir_file {
+    const char *path;        /* the arena's */
+    struct ckpt_vnode *node; /* complete but for its name */
+};
+
+/* Sorts the list. CONFLICT if two files have one path, or one path is a file and a directory. */
+int ckpt_vdir_build(struct ckpt_vdir_file *file, size_t n, int64_t mtime_ns,
+                    struct ckpt_arena *arena, struct ckpt_vnode **ret_root, struct ckpt_err *err);
 
 /* All zero: no files. Once a tree is made of them, the tree owns all of it. */
 struct ckpt_vfiles {
@@ -40,15 +49,6 @@ int ckpt_vfiles_add_segment(struct ckpt_vfiles *f, const char *path, struct ckpt
 /* Add a file with this text (copied). */
 int ckpt_vfiles_add_text(struct ckpt_vfiles *f, const char *path, const char *text, size_t len,
                          int64_t mtime_ns, struct ckpt_err *err);
-
-/* Add a file as Python's json.dumps writes it, with a newline at the end; NULL adds none. */
-int ckpt_vfiles_add_json(struct ckpt_vfiles *f, const char *path, const json_t *j, int64_t mtime_ns,
-                         struct ckpt_err *err);
-
-/* Add a file that passes through; its time is the source's, or mtime_ns if the source is not a
- * file. */
-int ckpt_vfiles_add_side(struct ckpt_vfiles *f, const struct ckpt_side_file *side, int64_t mtime_ns,
-                         struct ckpt_err *err);
 
 /* Add what a model directory has beside its weights, which must have been added: config.json,
  * generation_config.json, and the files that pass through, except an index of other weights and

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "container/weight_map.h"
 #include "tensor/catalog.h"
+#include "view/text.h"
 
 /* Of transformers 5, "50GB". Its units are decimal. */
 #define CKPT_DEFAULT_SHARD_SIZE 50000000000u
@@ -56,3 +57,17 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_
 int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                        uint64_t max_size, bool sorted, struct ckpt_shards *ret,
                        struct ckpt_err *err);
+
+/* ---- model.safetensors.index.json, as transformers writes it ---- */
+
+/* What the text is made of; all borrowed, must live as long as the text. */
+struct ckpt_index {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_shards *shards;
+    const uint32_t
+        *by_name; /* the tensors' indices, by name (strcmp, which is Python's order for UTF-8) */
+};
+
+/* The catalogue may not be empty (assert). */
+int ckpt_index_text(const struct ckpt_index *index, struct ckpt_arena *arena, struct ckpt_text *ret,
+                    struct ckpt_err *err);

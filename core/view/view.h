@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "container/weight_map.h"
 #include "io/dir.h"
 #include "io/source.h"
@@ -92,7 +93,7 @@ struct ckpt_vtree_options {
 int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_options *opt,
                    struct ckpt_vtree **ret, struct ckpt_err *err);
 void ckpt_vtree_free(struct ckpt_vtree *t);
-void ckpt_vtree_freep(struct ckpt_vtree **t);
+CKPT_CLEANUP_BY(ckpt_vtree_free, struct ckpt_vtree)
 
 /* The root directory. Valid as long as the tree. */
 const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t);
@@ -114,11 +115,3 @@ size_t ckpt_segment_at(const struct ckpt_vnode *file, uint64_t off);
  * or it fails. */
 int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, void *buf, size_t len,
                      uint64_t off, size_t *ret_len, struct ckpt_err *err);
-
-/* generation_config.json as transformers derives it from a model's config; a new object. decoder:
- * the key of the decoder's config (NULL: transformers' usual names); no_use_cache: the config class
- * has no attribute use_cache. Its
- * transformers_version is the config's, if that has one: what we say about ourselves must not
- * change from one of our versions to the next. */
-int ckpt_generation_config(const json_t *config, const char *decoder, bool no_use_cache,
-                           json_t **ret, struct ckpt_err *err);

@@ -5,12 +5,11 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
-#include "container/st_header.h"
+#include "container/safetensors.h"
+#include "view/ahead.h"
 #include "view/files.h"
-#include "view/index.h"
 #include "view/shards.h"
 #include "view/text.h"
-#include "view/vdir.h"
 #include "view/view.h"
 
 /* A safetensors file: length, header, spaces, tensors. */
@@ -45,12 +44,6 @@ void ckpt_vtree_free(struct ckpt_vtree *t)
     ckpt_shards_release(&t->shards);
     free(t->by_name);
     free(t);
-}
-
-void ckpt_vtree_freep(struct ckpt_vtree **t)
-{
-    ckpt_vtree_free(*t);
-    *t = NULL;
 }
 
 /* ---- files of weights ---- */
@@ -199,12 +192,10 @@ static bool needs_no_index(const char *file)
         "model.safetensors",
         "diffusion_pytorch_model.safetensors",
         "adapter_model.safetensors",
+        NULL,
     };
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(names[i], file) == 0)
-            return true;
-    return false;
+    return ckpt_one_of(file, names);
 }
 
 static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
@@ -333,4 +324,69 @@ void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ck
 
     *ret_file = &w->node;
     *ret_off = w->segment[t->segment[tensor]].off;
+}
+
+/* ---- reading a file: clamping the range to it, and reading its segments ---- */
+
+size_t ckpt_segment_at(const struct ckpt_vnode *file, uint64_t off)
+{
+    size_t lo = 0, hi = file->nsegment;
+
+    while (hi - lo > 1) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (file->segment[mid].off <= off)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static int read_source(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                       struct ckpt_err *err)
+{
+    if (ckpt_source_pread(s, buf, len, off, err) < 0)
+        return -1;
+    return ckpt_source_check(s, err);
+}
+
+static int read_segment(struct ckpt_reading *rd, const struct ckpt_segment *s, void *buf,
+                        size_t len, uint64_t off, struct ckpt_err *err)
+{
+    assert(ckpt_range_ok(off, len, s->len));
+    switch (s->kind) {
+    case CKPT_SEGMENT_MEM:
+        memcpy(buf, (const char *)s->mem + off, len);
+        return 0;
+    case CKPT_SEGMENT_TEXT:
+        return ckpt_text_pread(s->text, buf, len, s->from + off, err);
+    case CKPT_SEGMENT_TENSOR:
+        return ckpt_tensor_pread(s->tensor, rd, buf, len, s->from + off, err);
+    case CKPT_SEGMENT_SOURCE:
+        return read_source(s->source, buf, len, off, err);
+    }
+    return 0;
+}
+
+int ckpt_vfile_pread(struct ckpt_reading *rd, const struct ckpt_vnode *file, void *buf, size_t len,
+                     uint64_t off, size_t *ret_len, struct ckpt_err *err)
+{
+    unsigned char *out = buf;
+    uint64_t left = off < file->size ? ckpt_min_u64(len, file->size - off) : 0;
+
+    assert(file->kind == CKPT_NODE_FILE);
+    len = (size_t)left;
+    if (rd)
+        ckpt_ahead_note(rd, file, off, off + left);
+    for (size_t i = left ? ckpt_segment_at(file, off) : 0; left; i++) {
+        const struct ckpt_segment *s = &file->segment[i];
+        size_t n = (size_t)ckpt_min_u64(left, s->off + s->len - off);
+        if (n && read_segment(rd, s, out, n, off - s->off, err) < 0)
+            return ckpt_err_in(err, "%s", file->name);
+        out += n;
+        off += n;
+        left -= n;
+    }
+    *ret_len = len;
+    return 0;
 }

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "base/str.h"
-#include "container/pickle_value.h"
 #include "container/torch.h"
+#include "container/torch_file.h"
 
 static void put(struct ckpt_str *s, const char *bytes, size_t n)
 {

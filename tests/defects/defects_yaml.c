@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/str.h"
-#include "container/yaml.h"
+#include "container/config.h"
 
 static char *laughs(void)
 {

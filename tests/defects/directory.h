@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 #include "format/reader.h"
-#include "model/naming.h"
+#include "model/opening.h"
 #include "recipe/library/recipe.h"
 #include "tensor/read.h"
 #include "tree.h"

@@ -2,7 +2,7 @@
 /* YAML: what is accepted is a JSON value that can be written and read again. */
 #include "fuzz.h"
 
-#include "container/yaml.h"
+#include "container/config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

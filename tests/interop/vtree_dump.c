@@ -17,7 +17,7 @@
 
 #include "../unit/made_map.h"
 #include "base/mem.h"
-#include "io/fdpool.h"
+#include "model/opening.h"
 #include "tensor/value.h"
 #include "view/view.h"
 
@@ -143,6 +143,7 @@ int main(int argc, char **argv)
                                      .weight_map =
                                          made_map(json_incref(json_object_get(spec, "weight_map"))),
                                      .sort = ckpt_json_bool(spec, "sort", false)};
+    struct ckpt_recipes *recipes = NULL;
     uint64_t chunk = 65537;
     (void)ckpt_json_u64(spec, "max_shard_size", &opt.max_shard_size);
     (void)ckpt_json_u64(spec, "chunk", &chunk);
@@ -151,7 +152,10 @@ int main(int argc, char **argv)
     uint32_t source = ckpt_catalog_add_source(cat, data, &err);
     json_array_foreach(json_object_get(spec, "tensors"), i, tensor)
         at = add_tensor(cat, tensor, source, at);
-    if (opt.config && ckpt_generation_config(opt.config, NULL, false, &generation, &err) < 0)
+    if (ckpt_recipes_load(NULL, &recipes, &err) < 0 ||
+        (opt.config &&
+         ckpt_generation_config(opt.config, ckpt_types_any(ckpt_recipes_types(recipes)),
+                                &generation, &err) < 0))
         die();
     opt.generation = generation;
     if (ckpt_vtree_new(cat, &opt, &tree, &err) < 0)
@@ -161,6 +165,7 @@ int main(int argc, char **argv)
     ckpt_catalog_free(cat);
     ckpt_source_unref(data);
     json_decref(generation);
+    ckpt_recipes_free(recipes);
     json_decref(spec);
     return 0;
 }

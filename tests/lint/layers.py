@@ -35,7 +35,7 @@ PLACES = [
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
     (r"curl/.*", r"core/io/bucket/helper/.*\.c"),
     (r"expat\.h", r"core/io/bucket/helper/text\.c"),
-    (r"yaml\.h", r"core/container/yaml\.c"),
+    (r"yaml\.h", r"core/container/config\.c"),
     (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
     (r"sodium.*\.h", r"core/comm/secret\.c"),

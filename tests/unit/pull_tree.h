@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "container/json_pull.h"
 
 /* The value as a tree, built by pulling; NULL: refused. An integer is read as such, any other
  * number by jansson. Two members of a name are for the caller to refuse, here too. */

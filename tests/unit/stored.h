@@ -97,7 +97,7 @@ static inline void stored_check_ranges(const struct ckpt_tensor *t, uint64_t *ra
             stored_fail("a range of bytes is not that of the whole");
         free(part);
     }
-    ckpt_slabs_free(slabs);
+    ckpt_slabs_unref(slabs);
     free(whole);
 }
 

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/regex.h"
 #include "format/automodel/export.h"
-#include "model/rename.h"
+#include "model/base.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/fqn.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "view/index.h"
+#include "view/shards.h"
 
 #include "small_catalog.h"
 

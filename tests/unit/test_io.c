@@ -2,9 +2,9 @@
 /* Directories, descriptors and files that change under us. */
 #include "test.h"
 
-#include "io/batch.h"
 #include "io/cursor.h"
 #include "io/direct.h"
+#include "tensor/strided.h"
 #include "tree.h"
 
 struct fixture {

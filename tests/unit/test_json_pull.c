@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "container/json_pull.h"
 #include "pull_tree.h"
 #include "random.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "container/pickle_value.h"
 #include "container/torch.h"
+#include "container/torch_file.h"
 #include "test.h"
 
 /* A literal with its NULs. */

@@ -217,7 +217,7 @@ TEST(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for)
     }
     CHECK_EQ(f.stats.source_bytes, BYTES);
     free(buf);
-    ckpt_slabs_free(f.rd.slabs);
+    ckpt_slabs_unref(f.rd.slabs);
     ckpt_catalog_free(f.cat);
 }
 

@@ -31,6 +31,9 @@ static void check_fails(void **state_, const char *text, const char *needle)
     CHECK_FAILS(load(files, &t, &err), CKPT_FORMAT, needle);
 }
 
+/* The beginning of types/common: what it must have. */
+#define LISTS "{\"generation\": \"g\", \"tokenizer_files\": \"t\", \"weight_files\": \"w\", "
+
 TEST(types, facts_that_a_file_does_not_state_are_common)
 {
     const char *const files[] = {
@@ -39,7 +42,7 @@ TEST(types, facts_that_a_file_does_not_state_are_common)
         "types/b",
         "{\"model_types\": [\"two\"], \"output\": \"o.b\", \"converted\": true}",
         "types/common",
-        "{\"embedding\": [\"e\"], \"output\": \"o\", \"ties\": {\"o\": null}}",
+        LISTS "\"embedding\": [\"e\"], \"output\": \"o\", \"ties\": {\"o\": null}}",
         NULL};
     ckpt_cleanup(ckpt_types_freep) struct ckpt_types *t = NULL;
     struct ckpt_err err = {0};
@@ -60,7 +63,7 @@ TEST(types, a_type_that_no_file_lists_is_recognised_by_the_names_of_all)
         "types/b",
         "{\"model_types\": [\"two\"], \"embedding\": [\"b\", \"c\"]}",
         "types/common",
-        "{\"embedding\": \"c\"}",
+        LISTS "\"embedding\": \"c\"}",
         NULL};
     ckpt_cleanup(ckpt_types_freep) struct ckpt_types *t = NULL;
     struct ckpt_err err = {0};
@@ -137,7 +140,17 @@ TEST(types, the_trees_own_files_are_read)
               "cls.predictions.bias");
 }
 
-TESTS(T(types, facts_that_a_file_does_not_state_are_common),
+TEST(types, the_common_file_has_lists_of_files)
+{
+    const char *const files[] = {"types/common", "{\"embedding\": \"c\"}", NULL};
+    ckpt_cleanup(ckpt_types_freep) struct ckpt_types *t = NULL;
+    struct ckpt_err err = {0};
+
+    CHECK_FAILS(load(files, &t, &err), CKPT_FORMAT, "types/common: 'generation'");
+}
+
+TESTS(T(types, the_common_file_has_lists_of_files),
+      T(types, facts_that_a_file_does_not_state_are_common),
       T(types, a_type_that_no_file_lists_is_recognised_by_the_names_of_all),
       T(types, the_first_file_that_lists_a_type_counts), T(types, errors_name_file_and_key),
       T(types, the_trees_own_files_are_read))

@@ -7,7 +7,6 @@
 
 #include "io/dir.h"
 #include "io/dir_archive.h"
-#include "io/fdpool.h"
 #include "io/recording.h"
 #include "io/source.h"
 #include "tree.h"

@@ -96,7 +96,7 @@ TEST(slab, many_who_want_one_fill_it_once)
     }
     CHECK_EQ(f.calls, 1);
     CHECK_EQ(ckpt_slabs_bytes(slabs), SLAB);
-    ckpt_slabs_free(slabs);
+    ckpt_slabs_unref(slabs);
 }
 
 TEST(slab, a_failure_reaches_all_and_is_not_kept)
@@ -109,7 +109,7 @@ TEST(slab, a_failure_reaches_all_and_is_not_kept)
     CHECK_EQ(ckpt_slabs_bytes(slabs), 0);
     f.fails = false;
     CHECK_EQ(read_by_eight(slabs, &f), 0);
-    ckpt_slabs_free(slabs);
+    ckpt_slabs_unref(slabs);
 }
 
 TEST(slab, the_budget_holds_and_the_oldest_goes)
@@ -128,7 +128,7 @@ TEST(slab, the_budget_holds_and_the_oldest_goes)
     CHECK_EQ(read_one(slabs, NULL, &f, 0), 1);
     CHECK_EQ(read_one(slabs, NULL, &f, 7), 8);
     CHECK_EQ(f.calls, 11);
-    ckpt_slabs_free(slabs);
+    ckpt_slabs_unref(slabs);
 }
 
 TEST(slab, a_group_is_forgotten_as_a_whole)
@@ -145,7 +145,7 @@ TEST(slab, a_group_is_forgotten_as_a_whole)
     CHECK_EQ(ckpt_slabs_bytes(slabs), SLAB);
     CHECK_EQ(read_one(slabs, &b, &f, 1), 2);
     CHECK_EQ(f.calls, 3);
-    ckpt_slabs_free(slabs);
+    ckpt_slabs_unref(slabs);
 }
 
 /* ---- filling ahead ---- */
@@ -219,7 +219,7 @@ TEST(slab, threads_that_read_in_order_fill_ahead)
             calls += a->f[i].calls;
         CHECK(calls >= AHEAD && calls <= AHEAD + threads); /* again for a thread that came late */
         CHECK(ckpt_slabs_bytes(a->slabs) <= LARGE); /* what is read makes room at a quarter */
-        ckpt_slabs_free(a->slabs);
+        ckpt_slabs_unref(a->slabs);
         free(a);
     }
 }
@@ -302,7 +302,7 @@ TEST(fault, whatever_read_fails_the_request_fails)
                 CHECK_OK(ckpt_tensor_pread(t, &rd, got, BYTES, 0, &err));
             }
             CHECK(memcmp(got, want, BYTES) == 0);
-            ckpt_slabs_free(rd.slabs);
+            ckpt_slabs_unref(rd.slabs);
         }
         CHECK(succeeded > 0);
         f.until = -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "container/st_header.h"
+#include "container/safetensors.h"
 
 #include "small_catalog.h"
 

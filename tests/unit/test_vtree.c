@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "made_map.h"
+#include "model/opening.h"
 #include "small_catalog.h"
 #include "tensor/value.h"
 #include "view/view.h"
@@ -124,6 +125,17 @@ TEST(vtree, a_map_for_one_file_under_another_name_has_an_index)
     small_catalog_free(&c);
 }
 
+/* The facts that hold for most types; they live as long as the test. */
+static const struct ckpt_type *any_type(void)
+{
+    static struct ckpt_recipes *recipes;
+    struct ckpt_err err = {0};
+
+    if (!recipes && ckpt_recipes_load(NULL, &recipes, &err) < 0)
+        abort();
+    return ckpt_types_any(ckpt_recipes_types(recipes));
+}
+
 TEST(vtree, configs_are_written_as_transformers_does)
 {
     struct small_catalog c = three_tensors();
@@ -133,7 +145,7 @@ TEST(vtree, configs_are_written_as_transformers_does)
     struct ckpt_err err = {0};
     struct ckpt_vtree *t;
 
-    CHECK_OK(ckpt_generation_config(config, NULL, false, &generation, &err));
+    CHECK_OK(ckpt_generation_config(config, any_type(), &generation, &err));
     struct ckpt_vtree_options opt = {.config = config, .generation = generation};
     CHECK_OK(ckpt_vtree_new(c.cat, &opt, &t, &err));
     CHECK_STR(content(ckpt_vtree_find(t, "config.json")),
@@ -157,7 +169,7 @@ TEST(vtree, generation_config_takes_what_the_config_says)
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_generation_config(config, NULL, false, &g, &err));
+    CHECK_OK(ckpt_generation_config(config, any_type(), &g, &err));
     CHECK_OK(ckpt_json_dump(g, CKPT_JSON_COMPACT, true, &text, NULL, &err));
     CHECK(strstr(text, "\"bos_token_id\":1") && strstr(text, "\"pad_token_id\":7"));
     CHECK(strstr(text, "\"use_cache\":false") && strstr(text, "\"output_attentions\":true"));

@@ -2,7 +2,7 @@
 /* YAML as PyYAML writes it. */
 #include "test.h"
 
-#include "container/yaml.h"
+#include "container/config.h"
 
 static void check(const char *yaml, const char *want)
 {

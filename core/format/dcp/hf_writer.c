@@ -10,7 +10,7 @@
 
 #include "base/sort.h"
 #include "base/str.h"
-#include "container/st_header.h"
+#include "container/safetensors.h"
 #include "format/dcp/out.h"
 #include "format/writer.h"
 #include "view/shards.h"

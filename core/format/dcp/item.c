@@ -121,7 +121,7 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
     if (ckd_add(&max_len, max_len, AROUND))
         max_len = UINT64_MAX;
     (void)pthread_mutex_lock(&items->lock);
-    const int result = items->store ? 0 : ckpt_zstd_store_new(PLAIN_BUDGET, &items->store, err);
+    const int result = items->store ? 0 : ckpt_slabs_new(PLAIN_BUDGET, &items->store, err);
     (void)pthread_mutex_unlock(&items->lock);
     return result < 0 ? -1 : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
 }
@@ -305,7 +305,7 @@ void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
     for (size_t i = 0; i < items->plain.len; i++)
         ckpt_source_unref(items->plain.ptr[i]);
     ckpt_vec_release(&items->plain);
-    ckpt_zstd_store_unref(items->store);
+    ckpt_slabs_unref(items->store);
     (void)pthread_mutex_destroy(&items->lock);
     ckpt_vec_release(&items->strides);
 }

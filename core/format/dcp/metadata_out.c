@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "container/pickle_out.h"
+#include "container/torch_out.h"
 
 /* ---- the memo ---- */
 

@@ -24,7 +24,7 @@
 #include "container/delta.h"
 #include "container/safetensors.h"
 #include "format/reader.h"
-#include "tensor/stored.h"
+#include "tensor/strided.h"
 
 #define INDEX "model.safetensors.index.json"
 #define MANIFEST "manifest.json"

@@ -10,7 +10,6 @@
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "container/pickle_value.h"
 #include "container/torch_file.h"
 #include "format/megatron/load.h"
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/pickle_out.h"
 #include "container/torch_out.h"
 
 char *ckpt_mg_folder(const struct ckpt_writing *w)

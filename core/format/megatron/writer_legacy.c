@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/pickle_out.h"
 #include "container/torch_out.h"
 #include "format/megatron/writer_plan.h"
 #include "format/writer.h"

@@ -12,7 +12,7 @@
 
 #include "base/err.h"
 #include "format/writer.h"
-#include "tensor/cut.h"
+#include "tensor/catalog.h"
 
 struct ckpt_pickle_out;
 

@@ -11,8 +11,8 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "container/st_header.h"
-#include "container/yaml_out.h"
+#include "container/config.h"
+#include "container/safetensors.h"
 #include "format/writer.h"
 
 enum { MOST_FILES = 1 << 24 };

@@ -19,7 +19,7 @@
 
 #include "base/str.h"
 #include "base/vec.h"
-#include "container/st_header.h"
+#include "container/safetensors.h"
 #include "format/writer.h"
 #include "tensor/fqn.h"
 

@@ -14,7 +14,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "io/below.h"
+#include "io/dir.h"
 
 enum {
     FOLDERS = 8,       /* listed one by one, before everything is listed at once */

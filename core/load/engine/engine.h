@@ -20,7 +20,7 @@
 #include "comm/comm.h"
 #include "load/engine/measure.h"
 #include "load/plan/plan.h"
-#include "tensor/place.h"
+#include "tensor/ndcopy.h"
 #include "tensor/read.h"
 
 struct ckpt_engine_options {

@@ -8,7 +8,7 @@
 #include "comm/comm.h"
 #include "load/engine/engine.h"
 #include "load/load_inner.h"
-#include "tensor/same.h"
+#include "tensor/read.h"
 
 /* Tables of wants refer to tensors by number, so both views must have the same tensors in the same
  * order. */

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "load/plan/groups.h"
 #include "tensor/read.h"
-#include "tensor/stored.h"
+#include "tensor/strided.h"
 
 /* A rank's coordinates in the grid of a placement; `in`: it is in the grid. */
 struct position {

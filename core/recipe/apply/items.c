@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tensor/same.h"
+#include "tensor/read.h"
 
 /* How many tensors of a list the checkpoint can provide. A cheap check, without sizes. */
 struct tally {

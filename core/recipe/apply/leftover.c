@@ -6,7 +6,7 @@
 
 #include "base/regex.h"
 #include "base/str.h"
-#include "tensor/same.h"
+#include "tensor/read.h"
 
 enum { MAX_SHOWN = 3 };
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "recipe/apply/sharding.h"
-#include "tensor/cut.h"
+#include "tensor/catalog.h"
 
 int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                     struct ckpt_sizes *sizes)

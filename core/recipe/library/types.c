@@ -289,6 +289,9 @@ static const struct field fields[] = {
     {"bare", read_ties, AT(bare)},
     {"headed", read_texts, AT(headed)},
     {"tied", read_flag, AT(tied)},
+    {"generation", read_texts, AT(generation)},
+    {"tokenizer_files", read_texts, AT(tokenizer_files)},
+    {"weight_files", read_texts, AT(weight_files)},
     {"decoder_config", read_text, AT(decoder_config)},
     {"no_use_cache", read_flag, AT(no_use_cache)},
     {"fused_on_hub", read_flag, AT(fused_on_hub)},
@@ -419,6 +422,11 @@ int ckpt_types_load(const struct ckpt_files *files, struct ckpt_types **ret, str
         return ckpt_nomem(err);
     if (common && read_file(&r, common, 0, &t->common) < 0)
         return -1;
+    if (common &&
+        !(t->common.generation.n && t->common.tokenizer_files.n && t->common.weight_files.n))
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "%s: 'generation', 'tokenizer_files' or 'weight_files' is missing",
+                         common->name);
     for (size_t i = 0; i < files->list.len; i++) {
         const struct ckpt_file *f = &files->list.ptr[i];
         if (f != common && ckpt_has_prefix(f->name, FOLDER) && add_file(&r, f) < 0)

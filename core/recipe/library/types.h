@@ -101,6 +101,9 @@ struct ckpt_type {
     struct ckpt_texts computed;     /* suffixes of tensors that are computed, not stored */
     struct ckpt_text_pairs unsaved; /* a class and a suffix of its tensors that it does not store */
     struct ckpt_leasts least;
+    struct ckpt_texts
+        generation; /* attributes of GenerationConfig that a model's config may have */
+    struct ckpt_texts tokenizer_files, weight_files; /* patterns of file names (fnmatch) */
     const char *decoder_config; /* the decoder's key in config.json, if it is not a usual one */
     bool no_use_cache;          /* the config class has no attribute use_cache */
     const char *layers; /* the text before the layers' numbers, which are counted; or NULL */
