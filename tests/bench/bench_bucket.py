@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A run in a bucket into memory: `ckpt export` and a copy from the mount beside parallel ranged GETs by plain curl, and Run:ai's model streamer
-where its package for S3 is installed. Two runs: a model of four safetensors files, and what FSDP's 128 ranks save, which only ckptfs makes a model of
+"""A run in a bucket into memory: `ckpt export`, a copy from the mount and ckptfs.open beside parallel ranged GETs by plain curl, and Run:ai's model
+streamer where its package for S3 is installed. Two runs: a model of four safetensors files, and what FSDP's 128 ranks save, which only ckptfs makes a model of
 (curl gets the same bytes). The server is that of the tests, a process of its own; it waits --latency seconds before each answer.
 
 usage: tests/bench/bench_bucket.py [--build build/release] [--dir SCRATCH] [--latency 0 0.02] [--mib 1024] [--rounds 5] [--json FILE]
 
-Times are of whole programs, from their start to their end (but the streamer's without Python's imports), rounds interleaved, medians; ratios are
+Times are of whole programs, from their start to their end (in Python, of tensors in memory, without imports), rounds interleaved, medians; ratios are
 curl's time divided by theirs.
 """
 
@@ -35,6 +35,13 @@ with SafetensorsStreamer() as s:
     assert sum(t.numel() for _, t in s.get_tensors())
 print(time.perf_counter() - begin)
 """
+OPEN = """
+import sys, time, torch, ckptfs
+begin = time.perf_counter()
+with ckptfs.open(sys.argv[1], anonymous=True, cache="no", view=sys.argv[2]) as f:
+    assert sum(f.get_tensor(k).numel() for k in f.keys())
+print(time.perf_counter() - begin)
+"""
 
 
 def serve(pipe, folder, latency):
@@ -48,8 +55,10 @@ def serve(pipe, folder, latency):
 def curl(out, url, files):
     """One request for each 8 MiB, 32 at once."""
     parts = [(name, at, min(at + PART, size) - 1) for name, size in files.items() for at in range(0, size, PART)]
-    text = "".join(f'url = "{url}/{name}"\nrange = {a}-{b}\noutput = "{out}/{name}.{a}"\n' for name, a, b in parts)
-    subprocess.run(["curl", "-s", "-f", "--http1.1", "-Z", "--parallel-max", "32", "-K", "-"], input=text, text=True, check=True, capture_output=True)
+    text = "next\n".join(f'url = "{url}/{name}"\nrange = {a}-{b}\noutput = "{out}/{name}.{a}"\nfail\nsilent\nhttp1.1\n' for name, a, b in parts)
+    subprocess.run(["curl", "-Z", "--parallel-max", "32", "-K", "-"], input=text, text=True, check=True, capture_output=True)
+    got = sum(os.path.getsize(os.path.join(out, name)) for name in os.listdir(out))
+    assert got == sum(files.values()), f"curl got {got} bytes of {sum(files.values())}"
 
 
 def copy(out, args, url, env):
@@ -85,7 +94,8 @@ def main():
         server.start()
         url = ours.recv()
         env = dict(os.environ, AWS_ENDPOINT_URL=url, AWS_ACCESS_KEY_ID="AKIDEXAMPLE", AWS_SECRET_ACCESS_KEY="secret/key+with=signs",
-                   RUNAI_STREAMER_S3_ENDPOINT=url, RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0", AWS_EC2_METADATA_DISABLED="true", AWS_REGION="us-east-1")
+                   RUNAI_STREAMER_S3_ENDPOINT=url, RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0", AWS_EC2_METADATA_DISABLED="true", AWS_REGION="us-east-1", CKPTFS_LIBRARY_PATH=args.build,
+                   PYTHONPATH=os.pathsep.join([os.path.join(HERE, "..", "..", "contrib", "python"), os.environ.get("PYTHONPATH", "")]))
         for run in ("model", "fsdp"):
             files = {f: os.path.getsize(os.path.join(runs, run, f)) for f in sorted(os.listdir(os.path.join(runs, run)))}
             args.view = "hf" if run == "model" else "raw"
@@ -93,6 +103,8 @@ def main():
             ways = {"curl": lambda: curl(out, f"{url}/b/{run}", files),
                     "ckpt export": lambda: subprocess.run(export, env=env, check=True, capture_output=True),
                     "ckptfs, cp": lambda: copy(out, args, f"s3://b/{run}", env)}
+            ways["ckptfs.open"] = lambda: float(subprocess.run([sys.executable, "-c", OPEN, f"s3://b/{run}", args.view], env=env, check=True,
+                                                               capture_output=True, text=True).stdout)
             if has_streamer and run == "model":
                 ways["runai-model-streamer"] = lambda: float(subprocess.run(
                     [sys.executable, "-c", STREAM, *(f"s3://b/{run}/{f}" for f in files if f.endswith(".safetensors"))],

@@ -103,7 +103,7 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
 {
     struct state *s = ckpt_arena_alloc(&w->files->arena, sizeof *s);
     const uint32_t ranks = ckpt_output_parts(w->output, CKPT_CUT_RANKS);
-    size_t most;
+    size_t most = 0;
 
     if (!s)
         return ckpt_nomem(err);
