@@ -109,6 +109,9 @@ static void print_help(const struct ckptfs_command *command)
         if (!find(command->bit, word, 0))
             print_option(0, word, "=", value, help);
     print_option(0, "KEY", "=", "NUMBER", "a number of the model, by its key in config.json");
+    (void)printf(
+        "\nRUN may be s3://BUCKET/PREFIX: endpoint, region and credentials are those of AWS's "
+        "tools (AWS_...).\n");
     (void)printf("\n%sExit status: 0 good, 1 failed or different, 2 usage.\n",
                  command->more ? command->more : "");
 }

@@ -23,6 +23,7 @@ struct stream {
     const struct ckpt_vnode *file;
     uint64_t first, next, got, tick; /* got: bytes that were read */
     uint64_t told;                   /* what is before this is being fetched */
+    uint64_t again;                  /* there was no room: not before a read is here */
 };
 
 struct ckpt_ahead {
@@ -71,14 +72,14 @@ static struct stream *note(struct ckpt_ahead *a, const struct ckpt_vnode *file, 
             oldest = s;
     }
     if (!mine)
-        *(mine = oldest) = (struct stream){file, off, end, 0, 0, 0};
+        *(mine = oldest) = (struct stream){file, off, end, 0, 0, 0, 0};
     mine->tick = a->tick;
     mine->next = ckpt_max_u64(mine->next, end);
     mine->got += end - off;
     if (mine->first != off && mine->got >= LEAST && 2 * mine->got >= mine->next - mine->first) {
         const uint64_t far = ckpt_min_u64(EAGER * mine->got, AHEAD / active);
         mine->told = ckpt_max_u64(mine->told, end);
-        if (mine->told < mine->next + far - far / 4) /* not for every few bytes */
+        if (end >= mine->again && mine->told < mine->next + far - far / 4) /* not at each read */
             *ret_to = ckpt_min_u64(file->size, mine->next + far);
     }
     return mine;
@@ -120,7 +121,8 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
 
     if (!a || off == end)
         return;
-    (void)pthread_mutex_lock(&a->lock);
+    if (pthread_mutex_trylock(&a->lock) != 0) /* of no great use, and never a reason to wait */
+        return;
     struct stream *s = note(a, file, off, end, &to);
     from = s->told;
     if (to > from)
@@ -129,8 +131,10 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     if (to <= from || fetch(rd, file, from, to))
         return;
     (void)pthread_mutex_lock(&a->lock);
-    if (s->file == file && s->told == to) /* again, with the next read */
+    if (s->file == file && s->told == to) { /* again, a little later */
         s->told = from;
+        s->again = end + (to - end) / 16;
+    }
     (void)pthread_mutex_unlock(&a->lock);
 }
 

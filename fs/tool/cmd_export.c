@@ -167,10 +167,13 @@ static bool is_wanted(const char *steps, const char *name)
            (!to[2] || n <= strtoull(to + 2, NULL, 10));
 }
 
-static int check_steps(const struct ckpt_tool *t, struct ckpt_err *err)
+static int check_options(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     const size_t from = t->steps ? strspn(t->steps, "0123456789") : 0;
 
+    if (strstr(t->operand[0], "://"))
+        return ckpt_fail(err, CKPT_USAGE, "'%s': an export is to a folder; copy that to the bucket",
+                         t->operand[0]);
     if (!t->steps)
         return t->watch ? ckpt_fail(err, CKPT_USAGE, "--watch needs --steps=all|A..B|new") : 0;
     if (t->step)
@@ -287,7 +290,7 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     struct series s = {.export.tool = t};
 
-    if (check_steps(t, err) < 0 || take_signals(&s, err) < 0)
+    if (check_options(t, err) < 0 || take_signals(&s, err) < 0)
         return -1;
     const int rc = !t->steps  ? export_one(&s, err)
                    : t->watch ? watch(&s, err)

@@ -205,11 +205,16 @@ class Reading(Case):
             self.fails(run(s, "info", "s3://b/x/../y"), "'..'", code=2)
 
     def test_names_that_no_file_has(self):
-        for key, words in (("run//x", "empty part"), ("run/a/../b", "'..'"), ("run/./b", "'.'")):
+        for key in ("run//x", "run/./b", "run/10//x"):
             with self.subTest(key), Store() as s:
                 s.put_folder("b", "run/", GOLDEN)
                 s.put("b", key, b"1")
-                self.fails(run(s, "info", "s3://b/run"), words)
+                self.fails(run(s, "info", "s3://b/run"), f"'s3://b/{key[:-1]}", "no file can have this name")
+        for key in ("run/logs//x", "run/a/../b", "run/a/./c"):  # a folder beside the steps
+            with self.subTest(key), Store() as s:
+                s.put_folder("b", "run/", GOLDEN)
+                s.put("b", key, b"1")
+                self.assertEqual(self.export(s, "s3://b/run"), self.expected())
         with Store() as s:
             s.put_folder("b", "run/", GOLDEN)
             s.put("b", "run/10", b"1")
@@ -354,6 +359,25 @@ class Faults(Case):
         self.assertEqual(self.export(self.store, "s3://b/run/10"), self.expected())
         self.assertGreater(time.monotonic() - begin, 2.9)
         self.assertLess(rule.hits, 50 * 3 + 100)
+
+    def test_time_starts_with_the_request(self):
+        """A request that has waited for its turn for longer than the timeout is repeated, too."""
+        files = model_files(8, 64)
+        with Store(latency=0.5) as s:
+            for k, v in files.items():
+                s.put("b", "m/" + k, v)
+
+            def large():
+                return [x for x in s.requests("get") if int(x[3].split("-")[1]) - int(x[3][6:].split("-")[0]) > 2 << 20]
+
+            def spoil():
+                while len(large()) < 6:
+                    time.sleep(0.02)
+                s.rule("status", key=".safetensors", times=2)
+            threading.Thread(target=spoil, daemon=True).start()
+            got = self.export(s, "s3://b/m", "-o", "connections=1,timeout=2,cache=no")
+            self.assertEqual(len(got), 3)
+            self.assertEqual(s.rules[0].times, 0)
 
     def test_stall(self):
         for after in (0, 100):
@@ -626,6 +650,39 @@ class Mounted(Case):
             self.assertEqual(digests(os.path.join(self.mnt, "20")), self.expected())
             self.assertEqual(os.readlink(os.path.join(self.mnt, "latest")), "20")
 
+    def test_helper_ends_before_what_it_ran(self):
+        """credential_process leaves an agent behind: that has nothing of the helper, whose end is noticed."""
+        with Store() as s:
+            for k, v in model_files(6, 64).items():
+                s.put("b", "m/" + k, v)
+            os.mkdir(self.path(".aws"))
+            with open(self.path("creds.json"), "w") as f:
+                json.dump({"Version": 1, "AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": s.keys["AKIDEXAMPLE"][0]}, f)
+            with open(self.path(".aws/config"), "w") as f:
+                f.write(f"[default]\ncredential_process = sleep 50 >/dev/null 2>&1 & echo $! >{self.path('pid')}; cat {self.path('creds.json')}\n")
+            p = self.mount(s, "s3://b/m", "-o", "cache=no", AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, HOME=self.tmp)
+            with open(self.path("pid")) as f:
+                agent = int(f.read())
+            self.addCleanup(os.kill, agent, signal.SIGKILL)
+            self.assertFalse([x for x in os.listdir(f"/proc/{agent}/fd") if int(x) > 2])
+            s.latency = 3600  # what is asked for now has no answer
+            said = []
+
+            def read():
+                try:
+                    with open(os.path.join(self.mnt, "model-00001-of-00001.safetensors"), "rb") as f:
+                        f.read()
+                except OSError as e:
+                    said.append(e)
+            reader = threading.Thread(target=read)
+            reader.start()
+            time.sleep(0.5)
+            for pid in helpers(p):
+                os.kill(pid, signal.SIGKILL)
+            reader.join(20)
+            self.assertFalse(reader.is_alive())
+            self.assertTrue(said)
+
     def test_token_expires_while_mounted(self):
         """The profile's process gives new credentials when the store says that the old ones have expired."""
         files = model_files(6, 64)
@@ -709,7 +766,9 @@ class Credentials(Case):
                    "\"SecretAccessKey\": \"good\", \"SessionToken\": \"good-token\"}'\n")
         self.assertEqual(self.kind(), "profile 'default'")
         self.write(".aws/config", "[default]\ncredential_process = false\n")
-        self.refused("the command failed")
+        self.refused("credential_process failed with status 1: false")
+        self.write(".aws/config", "[default]\ncredential_process = echo no session >&2; exit 7\n")
+        self.refused("credential_process failed with status 7: no session")
         self.write(".aws/config", "[default]\ncredential_process = echo no\n")
         self.refused("not a JSON object")
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -36,6 +37,7 @@ static const uint64_t MEMORY = CKPT_WIRE_HEAD + NUNIT * (uint64_t)UNIT;
 enum {
     ITEM = 4096, /* reads up to this size look at an item of many, of which the next one ... */
     AROUND = 8 * 1024,  /* ... and the end lie near */
+    FRESH_TICKS = 64,   /* what was read since then may be read on */
     STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
 };
 
@@ -311,7 +313,8 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     *ret = (struct ckpt_bucket_stats){0};
     (void)pthread_mutex_lock(&all_lock);
     const bool any = all != NULL;
-    for (const struct ckpt_client *c = all; c; c = c->link) {
+    for (struct ckpt_client *c = all; c; c = c->link) {
+        ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock); /* a child maps it anew */
         const struct ckpt_wire_shared *s = (const void *)c->memory;
         if (!s)
             continue;
@@ -376,20 +379,22 @@ static uint32_t find_units(const struct ckpt_client *c, uint32_t n)
     return NUNIT;
 }
 
-/* A slot for len bytes, in the place of those that were used least lately; NULL: the others are in
- * use. For what is needed `soon`, none is taken from what waits just so. */
+/* A slot for len bytes, in the place of those that were used least lately, then of what is needed
+ * last; NULL: the others are in use. For what is needed `soon` itself, only the former. */
 static struct slot *find_slot(struct ckpt_client *c, uint32_t len, bool soon)
 {
     const uint32_t n = (len + UNIT - 1) / UNIT;
 
     for (;;) {
-        struct slot *old = NULL, *free = NULL;
+        struct slot *old = NULL, *free = NULL, *last = NULL; /* of what waits just so */
         for (size_t i = 0; i < NSLOT; i++) {
             struct slot *s = &c->slot[i];
-            const bool promised = soon && s->ahead && s->tick + STALE_TICKS > c->tick;
+            const uint64_t age = c->tick - s->tick;
             if (s->state == FREE)
                 free = free ? free : s;
-            else if (s->state == READY && s->pins == 0 && !promised &&
+            else if (s->state == READY && s->pins == 0 && s->ahead && age < STALE_TICKS)
+                last = !last || s->tick > last->tick ? s : last;
+            else if (s->state == READY && s->pins == 0 && (!soon || age > FRESH_TICKS) &&
                      (!old || s->tick < old->tick))
                 old = s;
         }
@@ -399,9 +404,9 @@ static struct slot *find_slot(struct ckpt_client *c, uint32_t len, bool soon)
             free->nunit = n;
             return free;
         }
-        if (!old)
+        if (!old && (soon || !last))
             return NULL;
-        slot_free(c, old);
+        slot_free(c, old ? old : last);
     }
 }
 
@@ -419,7 +424,17 @@ static void slot_take(struct ckpt_client *c, struct slot *s, XXH128_hash_t objec
     s->tick = ++c->tick;
 }
 
-/* Send a question about the slot, which is FETCHING then. */
+/* Until something is freed; not for ever: the room may be in the socket. */
+static void wait_for_room(struct ckpt_client *c)
+{
+    struct timespec until;
+
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    (void)pthread_cond_timedwait(&c->freed, &c->lock, &until);
+}
+
+/* Send a question about the slot, which is FETCHING then. 1: not now. */
 static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, struct ckpt_wire_ask q,
                const char *bucket, const char *key, const char *third, const char *more,
                struct ckpt_err *err)
@@ -437,8 +452,10 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
     q.worker = c->worker;
     q.at = (uint64_t)(bytes_of(c, s) - c->memory);
     do
-        n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL);
+        n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == ENOBUFS))
+        return 1; /* answers will come, and need the lock */
     if (n < 0)
         return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
     slot_take(c, s, object, q.off, (uint32_t)q.len, FETCHING);
@@ -475,8 +492,9 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
                 .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
             if (!(s = find_slot(c, (uint32_t)q.len, soon)))
                 return 1;
-            if (ask(c, s, object, q, o->bucket, o->key, o->tag, "", err) < 0)
-                return -1;
+            const int rc = ask(c, s, object, q, o->bucket, o->key, o->tag, "", err);
+            if (rc != 0)
+                return rc;
             s->ahead = soon;
         }
         off = s->off + s->len;
@@ -548,7 +566,7 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
     const int rc = wait_for(c, s, err);
     if (rc == 0) {
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
-        const bool keep = s->is_end;
+        const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
         *ret_len = stop - off;
         s->is_end = s->ahead = false;
         (void)pthread_mutex_unlock(&c->lock);
@@ -556,7 +574,7 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
             ckpt_cache_put(c->cache, s->object, s->off, bytes_of(c, s), s->len);
         ckpt_iov_put(to, (const unsigned char *)bytes_of(c, s) + (off - s->off), (size_t)*ret_len);
         (void)pthread_mutex_lock(&c->lock);
-        s->tick = stop == s->off + s->len && s->nunit > 1 ? 0 : ++c->tick;
+        s->tick = stop == s->off + s->len && once ? 0 : ++c->tick;
     }
     if (--s->pins == 0 && s->state == FAILED)
         slot_free(c, s);
@@ -621,7 +639,7 @@ int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const s
             return -1;
         struct slot *s = covering(c, object, off, NULL);
         if (!s)
-            (void)pthread_cond_wait(&c->freed, &c->lock);
+            wait_for_room(c);
         else if (copy(c, s, off, end, &to, &len, err) < 0)
             return -1;
         if (c->dead)
@@ -668,15 +686,18 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
     if (begin(c, err) < 0)
         return -1;
     while (!c->dead && !(s = find_slot(c, CKPT_WIRE_LIST, false)))
-        (void)pthread_cond_wait(&c->freed, &c->lock);
+        wait_for_room(c);
     if (!s)
         return begin(c, err);
-    if (ask(c, s, NO_OBJECT,
-            (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = CKPT_WIRE_LIST}, bucket,
-            prefix, delimiter, *more, err) < 0)
-        return -1;
+    int rc = ask(c, s, NO_OBJECT,
+                 (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = CKPT_WIRE_LIST}, bucket,
+                 prefix, delimiter, *more, err);
+    if (rc > 0)
+        wait_for_room(c);
+    if (rc != 0)
+        return rc;
     s->pins++;
-    int rc = wait_for(c, s, err);
+    rc = wait_for(c, s, err);
     if (rc == 0) {
         rc = take_page(bytes_of(c, s), s->len, fn, ctx, err);
         free(*more);

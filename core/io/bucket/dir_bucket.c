@@ -24,6 +24,7 @@ enum {
 
 struct node {
     const char *path, *tag;
+    const char *bad; /* why this folder can't be listed; NULL: it can */
     bool is_folder, is_listed;
     uint64_t size, hash;  /* hash: of a folder's entries */
     int64_t mtime_ns;     /* of a folder: its newest entry's */
@@ -117,6 +118,28 @@ static bool is_path(const char *path)
            !strstr(path, "/./") && !ckpt_has_suffix(path, "/.");
 }
 
+/* A key that no file can have: the folder that it would be in can't be listed, others can. */
+static int add_bad(struct bucket *b, char *path, const char *key, struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+    uint32_t at;
+    char *slash;
+
+    (void)ckpt_fail(&why, CKPT_UNSUPPORTED,
+                    "'s3://%s/%s': no file can have this name (an empty part, '.' or '..')",
+                    b->name, key);
+    do
+        if ((slash = strrchr(path, '/')))
+            *slash = '\0';
+    while (slash && !is_path(path));
+    if (!slash)
+        return ckpt_err_move(err, &why);
+    if (add(b, path, strlen(path), NULL, &at, err) < 0)
+        return -1;
+    b->nodes.ptr[at].bad = ckpt_arena_strdup(&b->arena, why.text);
+    return b->nodes.ptr[at].bad ? 0 : ckpt_nomem(err);
+}
+
 static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
 {
     struct bucket *b = ctx;
@@ -135,9 +158,7 @@ static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
     if (!(path = strndup(e->key + skip, len)))
         return ckpt_nomem(err);
     if (!is_path(path))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'s3://%s/%s': no file can have this name (an empty part, '.' or '..')",
-                         b->name, e->key);
+        return add_bad(b, path, e->key, err);
     if (is_folder && e->size)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'s3://%s/%s' has %llu bytes: no file's name ends with '/'", b->name,
@@ -280,6 +301,8 @@ static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struc
         rc = ENOTDIR;
     if (rc || need_list(b, at, err) < 0)
         return rc ? rc : -1;
+    if (b->nodes.ptr[at].bad)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s", b->nodes.ptr[at].bad);
     for (uint32_t i = b->nodes.ptr[at].first; i != CKPT_NONE && rc == 0; i = b->nodes.ptr[i].next) {
         const struct node *n = &b->nodes.ptr[i];
         const char *slash = strrchr(n->path, '/');

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -141,6 +142,7 @@ int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err)
 {
     ckpt_cleanup(profiles_release) struct profiles p = profiles_read();
     const bool deaf = env_is_true("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
+    ckpt_cleanup(ckpt_freep) char *services = setting(&p, profile_name(), "services", NULL);
 
     site->anonymous |= env_is_true("AWS_NO_SIGN_REQUEST");
     if (choose(&p, "AWS_REGION", "AWS_DEFAULT_REGION", "region", site->region, sizeof site->region,
@@ -150,6 +152,11 @@ int ckpt_site_find(struct ckpt_site *site, struct ckpt_err *err)
         (!deaf && choose(&p, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "endpoint_url",
                          site->endpoint, sizeof site->endpoint, err) < 0))
         return -1;
+    if (services && !deaf && !*site->endpoint)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "profile '%s' says services = %s, which ckptfs does not read: write "
+                         "endpoint_url in the profile, or set AWS_ENDPOINT_URL_S3",
+                         profile_name(), services);
     if (!*site->region)
         memcpy(site->region, "us-east-1", sizeof "us-east-1");
     if (strspn(site->region, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") !=
@@ -399,11 +406,14 @@ static void web_identity(const struct ckpt_site *site, const char *file, const c
     assume(site, NULL, role, session, NULL, token, kind, s);
 }
 
-/* credential_process: a shell command that prints JSON. */
+/* credential_process: a shell command that prints JSON. What it says on stderr is told if it fails.
+ */
 static void run_process(const char *command, const char *kind, struct ckpt_secret *s)
 {
     const uint64_t until = ckpt_now_ms() + PROCESS_MS;
     ckpt_cleanup(wipep) char *text = calloc(1, MOST_FILE + 1);
+    ckpt_cleanup(ckpt_closep) int said = memfd_create("stderr", MFD_CLOEXEC);
+    char words[400] = "";
     int out[2], status = 0;
     size_t len = 0;
     pid_t pid;
@@ -412,6 +422,7 @@ static void run_process(const char *command, const char *kind, struct ckpt_secre
         return;
     if ((pid = fork()) == 0) {
         (void)dup2(out[1], 1);
+        (void)dup2(said, 2);
         (void)setpgid(0, 0);
         (void)execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
@@ -425,13 +436,20 @@ static void run_process(const char *command, const char *kind, struct ckpt_secre
                 : 0;
     }
     (void)close(out[0]);
-    if (pid > 0 && ckpt_now_ms() >= until)
+    const bool late = ckpt_now_ms() >= until;
+    if (pid > 0 && late)
         (void)kill(-pid, SIGKILL);
     while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
-    if (pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-        secret_fail(s, CKPT_USAGE, "%s: the command failed, or took more than %d s", kind,
-                    PROCESS_MS / 1000);
+    const ssize_t n = said < 0 ? 0 : pread(said, words, sizeof words - 1, 0);
+    words[n > 0 ? n : 0] = '\0';
+    words[strcspn(words, "\r\n")] = '\0';
+    if (late)
+        secret_fail(s, CKPT_USAGE, "%s: credential_process took more than %d s: %.200s", kind,
+                    PROCESS_MS / 1000, command);
+    else if (pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        secret_fail(s, CKPT_USAGE, "%s: credential_process failed with status %d: %s", kind,
+                    WIFEXITED(status) ? WEXITSTATUS(status) : -1, *words ? words : command);
     else
         secret_json(s, kind, text, "SessionToken");
 }

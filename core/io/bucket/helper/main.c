@@ -207,6 +207,8 @@ int main(void)
         return 2;
     }
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)fcntl(CKPT_WIRE_SOCKET, F_SETFD, FD_CLOEXEC); /* credential_process has neither */
+    (void)fcntl(CKPT_WIRE_MEMORY, F_SETFD, FD_CLOEXEC);
     if (recv(CKPT_WIRE_SOCKET, &setup, sizeof setup, 0) != (ssize_t)sizeof setup ||
         curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
         return 1;

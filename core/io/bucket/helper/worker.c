@@ -121,8 +121,9 @@ static void answer_fail(struct worker *w, struct job *j, enum ckpt_code code, co
     if (reads)
         (void)snprintf(part, sizeof part, ", bytes %" PRIu64 " to %" PRIu64, j->q.off,
                        j->q.off + j->q.len);
-    (void)ckpt_fail(&err, code, "%s 's3://%s/%s'%s: %.500s%s", reads ? "reading" : "listing",
-                    j->bucket, j->key, part, why, tries);
+    (void)ckpt_fail(&err, code, "%s 's3://%s/%s'%s%s%s: %.500s%s", reads ? "reading" : "listing",
+                    j->bucket, j->key, part, *w->site->endpoint ? " at " : "", w->site->endpoint,
+                    why, tries);
     answer(w, j, err.code, 0, err.text);
 }
 
@@ -272,6 +273,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx)
         return fault(j, CKPT_FORMAT, "the server sends more bytes than were asked for");
     memcpy(w->memory + j->q.at + j->got, data, len);
     j->got += len;
+    j->since = ckpt_now_ms();
     return len;
 }
 
@@ -324,7 +326,8 @@ static void job_start(struct worker *w, struct job *j)
     j->why[0] = '\0';
     ckpt_str_clear(&j->body);
     set_options(w, j, url);
-    j->tries++;
+    if (j->tries++ == 0)
+        j->since = ckpt_now_ms();
     w->active++;
     atomic_fetch_add_explicit(&w->shared->requests, 1, memory_order_relaxed);
     (void)snprintf(w->shared->endpoint, sizeof w->shared->endpoint, "%.*s",
@@ -376,19 +379,20 @@ static void retry(struct worker *w, struct job *j, const char *why, bool connect
     atomic_fetch_add_explicit(&w->shared->retries, 1, memory_order_relaxed);
 }
 
-/* May the same request succeed later? */
-static bool is_passing(CURLcode rc)
+/* May the same request succeed later? *ret_connected: was there a server? */
+static bool is_passing(CURLcode rc, bool *ret_connected)
 {
     static const CURLcode codes[] = {CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
-                                     CURLE_COULDNT_CONNECT,      CURLE_SEND_ERROR,
+                                     CURLE_COULDNT_CONNECT,      CURLE_SSL_CONNECT_ERROR,
                                      CURLE_RECV_ERROR,           CURLE_GOT_NOTHING,
                                      CURLE_PARTIAL_FILE,         CURLE_OPERATION_TIMEDOUT,
-                                     CURLE_SSL_CONNECT_ERROR,    CURLE_WEIRD_SERVER_REPLY};
+                                     CURLE_SEND_ERROR,           CURLE_WEIRD_SERVER_REPLY};
+    size_t i = 0;
 
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-        if (rc == codes[i])
-            return true;
-    return false;
+    while (i < sizeof codes / sizeof *codes && rc != codes[i])
+        i++;
+    *ret_connected = i >= 4;
+    return i < sizeof codes / sizeof *codes;
 }
 
 /* Would other credentials help? */
@@ -430,8 +434,6 @@ static void refused(struct worker *w, struct job *j, long status, char *region, 
         answer_fail(w, j, CKPT_STALE, REPLACED " (the server answers 412 or 416)");
     else if (j->q.kind == CKPT_WIRE_GET && status == 404)
         answer_fail(w, j, CKPT_STALE, "the object was removed since the checkpoint was opened");
-    else if (status == 404)
-        answer_fail(w, j, CKPT_MISSING, why);
     else
         answer_fail(w, j, CKPT_IO, why);
 }
@@ -452,6 +454,7 @@ static void finish_list(struct worker *w, struct job *j)
 static void finish(struct worker *w, struct job *j, CURLcode rc)
 {
     char why[CURL_ERROR_SIZE], region[64];
+    bool connected;
     long status = 0;
 
     (void)curl_easy_getinfo(j->easy, CURLINFO_RESPONSE_CODE, &status);
@@ -471,8 +474,8 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
         retry(w, j, "the server sends fewer bytes than it was asked for", true);
     else if (rc == CURLE_OK)
         refused(w, j, status, region, sizeof region);
-    else if (is_passing(rc))
-        retry(w, j, why, rc != CURLE_COULDNT_CONNECT && rc != CURLE_COULDNT_RESOLVE_HOST);
+    else if (is_passing(rc, &connected))
+        retry(w, j, why, connected);
     else
         answer_fail(w, j, CKPT_IO, why);
 }
@@ -573,14 +576,17 @@ static int start_jobs(struct worker *w)
 {
     const uint64_t now = ckpt_now_ms();
     uint64_t wait = 1000;
+    bool large_waits = false;
 
     if (!w->jobs || !have_secret(w))
         return (int)wait;
     for (struct job *j = w->jobs, *next; j && w->active < w->most_small; j = next) {
         next = j->next;
-        if (j->easy ||
-            (j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET && w->active >= w->connections))
+        const bool is_large = j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET;
+        if (j->easy || ((is_large || large_waits) && w->active >= w->connections)) {
+            large_waits |= !j->easy && is_large; /* small ones do not overtake it for ever */
             continue;
+        }
         if (j->not_before > now)
             wait = ckpt_min_u64(wait, j->not_before - now);
         else
