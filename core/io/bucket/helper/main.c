@@ -93,9 +93,16 @@ static int allow_names(int rules)
         "/etc/gai.conf", "/etc/localtime",   "/etc/ld.so.cache",   "/lib",
         "/lib64",        "/usr/lib",         "/usr/lib64"};
 
+    ckpt_cleanup(ckpt_freep) char *real = realpath("/etc/resolv.conf", NULL);
+    char *slash = real ? strrchr(real, '/') : NULL;
+
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         if (ckpt_landlock_allow(rules, paths[i]) < 0)
             return -1;
+    if (slash) /* a service replaces it in its own folder, when networks come and go */
+        *slash = '\0';
+    if (slash && strcmp(real, "/etc") != 0 && ckpt_landlock_allow(rules, real) < 0)
+        return -1;
     return CKPT_LEAKS_ARE_LOOKED_FOR ? ckpt_landlock_allow(rules, "/proc") : 0;
 }
 
