@@ -114,15 +114,21 @@ static int read_rows(struct ckpt_reading *rd, const struct ckpt_box_read *read,
 
 /* ---- what will be read ---- */
 
-enum { FAR_GAP = 128 * 1024 }; /* holes up to this size are fetched: cheaper than another request */
-
 static size_t slab_bytes(const struct ckpt_tensor *t);
+
+/* Add what is read for a box of a stored tensor to a batch of what will be read. */
+static int add_soon(struct ckpt_batch *batch, const struct ckpt_box_read *read,
+                    const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    struct ckpt_strided_reader reader = {
+        .batch = batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run};
+
+    return ckpt_stored_read(&reader, read, err);
+}
 
 int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
                      uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err)
 {
-    struct ckpt_strided_reader reader = {
-        .batch = batch, .gap = CKPT_STRIDED_GAP, .bound = CKPT_STRIDED_BOUND, .run = UINT64_MAX};
     const uint64_t slab = rd->slabs ? slab_bytes(t) / ckpt_dtype_size(t->dtype) : 0;
 
     if (slab) {
@@ -134,7 +140,7 @@ int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd,
     if (!t->value) {
         static char nowhere; /* nothing is written */
         const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, &nowhere};
-        return ckpt_stored_read(&reader, &read, err);
+        return add_soon(batch, &read, &usual_cost, err);
     }
     for (uint32_t i = 0; i < t->value->narg; i++) { /* about the same part of the operands */
         const struct ckpt_tensor *a = t->value->arg[i];
@@ -151,9 +157,8 @@ int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd,
 static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                       const struct ckpt_box_cost *cost)
 {
+    const uint64_t gap = cost->route.arrived ? 0 : CKPT_STRIDED_GAP; /* a load: no more */
     struct ckpt_batch batch;
-    struct ckpt_strided_reader reader = {
-        .batch = &batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run};
     struct ckpt_err ignored = {0};
     bool good = true;
 
@@ -163,9 +168,9 @@ static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read 
     batch.soon = true;
     for (size_t i = 0; i < n && good; i++)
         good = read[i].tensor->value || ckpt_box_numel(&read[i].box) == 0 ||
-               ckpt_stored_read(&reader, &read[i], &ignored) == 0;
+               add_soon(&batch, &read[i], cost, &ignored) == 0;
     if (good && batch.runs.len > 1)
-        (void)ckpt_batch_fetch(&batch, cost->route.arrived ? 0 : FAR_GAP); /* a load: no more */
+        (void)ckpt_batch_fetch(&batch, gap);
     ckpt_batch_release(&batch);
 }
 

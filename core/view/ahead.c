@@ -16,7 +16,6 @@ enum {
     EAGER = 8,
     AHEAD = 256 << 20,
     RECENT = 512, /* reads, since which a stream counts as being read */
-    GAP = 128 * 1024,
 };
 
 struct stream {
@@ -108,7 +107,7 @@ static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, 
                                     (s->from + hi + esize - 1) / esize, &batch, &ignored) == 0;
         }
     }
-    good = good && ckpt_batch_fetch(&batch, GAP);
+    good = good && ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
     return good;
 }

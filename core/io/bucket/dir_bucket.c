@@ -382,7 +382,7 @@ static int see_itself(void *ctx, const struct ckpt_listed *e, struct ckpt_err *e
     const struct bucket *b = ctx;
     const size_t len = strlen(b->prefix);
 
-    if (!len || strncmp(e->key, b->prefix, len - 1) != 0 || e->key[len - 1])
+    if (strncmp(e->key, b->prefix, len - 1) != 0 || e->key[len - 1])
         return 0;
     return ckpt_fail(err, CKPT_UNSUPPORTED,
                      "'%s' is an object, not a folder: archives and single files are not read in a "
@@ -390,18 +390,27 @@ static int see_itself(void *ctx, const struct ckpt_listed *e, struct ckpt_err *e
                      b->url);
 }
 
+static int check_itself(struct bucket *b, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *key = NULL;
+    bool all;
+
+    if (!*b->prefix)
+        return 0;
+    key = strndup(b->prefix, strlen(b->prefix) - 1);
+    return !key ? ckpt_nomem(err)
+                : ckpt_client_list(b->client, b->name, key, "/", 1, &all, see_itself, b, err);
+}
+
 static int check_any(struct bucket *bucket, struct ckpt_err *err)
 {
     ckpt_cleanup(unlockp) struct bucket *b = lock(bucket);
-    ckpt_cleanup(ckpt_freep) char *key =
-        ckpt_asprintf("%.*s", (int)strlen(b->prefix) - 1, b->prefix);
-    bool all;
 
     if (need_root(b, err) < 0)
         return -1;
     if (b->nodes.ptr[0].first != CKPT_NONE)
         return 0;
-    if (key && ckpt_client_list(b->client, b->name, key, "/", 1, &all, see_itself, b, err) < 0)
+    if (check_itself(b, err) < 0)
         return -1;
     return ckpt_fail(err, CKPT_MISSING, "'%s': the bucket has no object whose key begins with '%s'",
                      b->url, b->prefix);

@@ -382,6 +382,7 @@ static void retry(struct worker *w, struct job *j, const char *why, bool connect
 /* May the same request succeed later? *ret_connected: was there a server? */
 static bool is_passing(CURLcode rc, bool *ret_connected)
 {
+    enum { WITHOUT_SERVER = 4 }; /* the first of the codes */
     static const CURLcode codes[] = {CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
                                      CURLE_COULDNT_CONNECT,      CURLE_SSL_CONNECT_ERROR,
                                      CURLE_RECV_ERROR,           CURLE_GOT_NOTHING,
@@ -391,7 +392,7 @@ static bool is_passing(CURLcode rc, bool *ret_connected)
 
     while (i < sizeof codes / sizeof *codes && rc != codes[i])
         i++;
-    *ret_connected = i >= 4;
+    *ret_connected = i >= WITHOUT_SERVER;
     return i < sizeof codes / sizeof *codes;
 }
 
