@@ -77,7 +77,8 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
     const struct ckpt_tcp_note note = {t->at, 0};
 
     (void)pthread_mutex_lock(&m->lock);
-    n->lost |= ckpt_vec_push(&n->taken, note) < 0;
+    if (ckpt_vec_push(&n->taken, note) < 0)
+        atomic_store(&n->lost, true);
     (void)pthread_mutex_unlock(&m->lock);
     x->ops->kick(x);
 }

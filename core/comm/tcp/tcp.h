@@ -87,9 +87,10 @@ struct ckpt_tcp_same_host {
     size_t out_at;                      /* bytes of `out` that are sent */
     struct ckpt_tcp_note in;            /* the note that is being received */
     size_t in_at;                       /* bytes of it so far */
-    /* The transport's lock protects the next two, which workers change. */
-    CKPT_VEC(struct ckpt_tcp_note) taken; /* notes about transfers that are used up */
-    bool lost;                            /* there was no memory for such a note */
+    CKPT_VEC(struct ckpt_tcp_note)
+    taken;            /* notes about transfers that are used up, which workers
+                         add under the transport's lock */
+    atomic_bool lost; /* there was no memory for such a note */
 };
 
 /* A connection to another rank. */

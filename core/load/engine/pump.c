@@ -12,7 +12,7 @@
 #include "load/engine/engine_inner.h"
 #include "load/engine/same.h"
 
-enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
+enum { PUMP_SLEEP_MS = 20, LISTEN_TURNS = 20, LISTEN_MS = 5, LOOK_MS = 50 };
 
 /* ---- deadlines ---- */
 
@@ -83,16 +83,22 @@ static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_er
                            e->nclosed, e->plan->windows.len, (double)limit / 1000);
 }
 
-/* TIMEOUT if a neighbour in the tree of ranks is frozen: it has sent heartbeats during this
- * load, and sends none now. A neighbour that has not begun the load is late only if this rank
+/* TIMEOUT if a neighbour in the tree of ranks was silent for so long: it has sent heartbeats during
+ * this load, and sends none now. A neighbour that has not begun the load is late only if this rank
  * exchanges data. */
-static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
+static int check_silence(struct ckpt_engine *e, uint32_t limit_ms, struct ckpt_err *err)
 {
     for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
         if ((e->comm->peer[r].heard_ms > e->comm->begun_ms || e->plan->exchanges) &&
-            ckpt_comm_check_heard(e->comm, r, e->opt.exchange_timeout_ms, err) < 0)
+            !ckpt_comm_lost(e->comm, r) && ckpt_comm_check_heard(e->comm, r, limit_ms, err) < 0)
             return -1;
     return 0;
+}
+
+/* Has a neighbour missed its last heartbeats? It may be frozen. */
+static bool is_one_silent(struct ckpt_engine *e)
+{
+    return check_silence(e, e->opt.exchange_timeout_ms / 8, NULL) < 0;
 }
 
 /* Now and then: fail if a rank is gone or frozen, or if nothing has moved for too long. */
@@ -108,7 +114,9 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     for (uint32_t r = 0; r < x->size; r++)
         if (r != e->self && ckpt_comm_lost(e->comm, r))
             return ckpt_xport_fail_gone(e->comm->x, r, err);
-    return check_silence(e, err) < 0 || check_stuck(e, now, err) < 0 ? -1 : 0;
+    return check_silence(e, e->opt.exchange_timeout_ms, err) < 0 || check_stuck(e, now, err) < 0
+               ? -1
+               : 0;
 }
 
 /* ---- the end ---- */
@@ -190,6 +198,15 @@ static void await_placing(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+static void listen(struct ckpt_engine *e)
+{
+    bool moved;
+
+    (void)ckpt_comm_poll(e->comm, &moved, NULL);
+    ckpt_comm_heartbeat(e->comm, e->opt.exchange_timeout_ms);
+    e->comm->x->ops->wait(e->comm->x, LISTEN_MS);
+}
+
 /* This rank has finished, or has failed: begin the round in which all ranks agree on the end. */
 static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 {
@@ -207,6 +224,10 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     if (failed) {
         if (own)
             ckpt_abort_send(e->comm, &why);
+        /* a frozen neighbour does not pass that on: stay until others have noticed it, too */
+        const uint64_t until = ckpt_now_ms() + e->opt.exchange_timeout_ms / 8;
+        while (is_one_silent(e) && ckpt_now_ms() < until)
+            listen(e);
         await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
     }
@@ -295,16 +316,20 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
     return step;
 }
 
-/* A rank is gone. Its message that says why may arrive a moment after its connection has closed:
- * wait for it briefly. */
-static void hear_why(struct ckpt_engine *e)
+/* A rank is gone, as *err says. Its message that says why may arrive a moment after its connection
+ * has closed: wait for it briefly. It may also have left because of a frozen rank, which passes no
+ * messages on: while a neighbour is silent, wait until that is heard, or is too late itself. */
+static void hear_why(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    for (int i = 0; i < HEAR_TURNS; i++) {
-        bool moved;
-        (void)ckpt_comm_poll(e->comm, &moved, NULL);
+    for (int i = 0; i < LISTEN_TURNS || is_one_silent(e); i++) {
+        struct ckpt_err late = {0};
+        listen(e);
         if (ckpt_engine_has_stopped(e))
             return;
-        e->comm->x->ops->wait(e->comm->x, HEAR_MS);
+        if (check_silence(e, e->opt.exchange_timeout_ms, &late) < 0) {
+            *err = late;
+            return;
+        }
     }
 }
 
@@ -330,7 +355,7 @@ static bool turn(struct ckpt_engine *e)
     if (!e->final) {
         int rc = load_turn(e, &err);
         if (rc < 0 && err.code == CKPT_PEER)
-            hear_why(e);
+            hear_why(e, &err);
         if (rc < 0)
             ckpt_engine_fail(e, &err, true);
         moved = rc > 0;
