@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: reads of a file that follow each other, from threads that are not quite in order. */
+/* Streams: reads that follow each other, from threads that are not quite in order, where the files
+ * lie one after the other (ckpt_vnode.at). */
 #include "view/ahead.h"
 
 #include <pthread.h>
@@ -19,10 +20,10 @@ enum {
 };
 
 struct stream {
-    const struct ckpt_vnode *file;
-    uint64_t first, next, got, tick; /* got: bytes that were read */
-    uint64_t told;                   /* what is before this is being fetched */
-    uint64_t again;                  /* there was no room: not before a read is here */
+    uint64_t first, next, got; /* got: bytes that were read */
+    uint64_t tick;             /* of its last read; 0: it is none */
+    uint64_t told;             /* what is before this is being fetched */
+    uint64_t again;            /* there was no room: not before a read is here */
 };
 
 struct ckpt_ahead {
@@ -53,8 +54,7 @@ void ckpt_ahead_free(struct ckpt_ahead *a)
 }
 
 /* Note a read: its stream, and in *ret_to up to where to read ahead of it; 0: not at all. */
-static struct stream *note(struct ckpt_ahead *a, const struct ckpt_vnode *file, uint64_t off,
-                           uint64_t end, uint64_t *ret_to)
+static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uint64_t *ret_to)
 {
     struct stream *mine = NULL, *oldest = &a->stream[0];
     uint64_t active = 1;
@@ -63,15 +63,15 @@ static struct stream *note(struct ckpt_ahead *a, const struct ckpt_vnode *file, 
     *ret_to = 0;
     for (size_t i = 0; i < NSTREAM; i++) {
         struct stream *s = &a->stream[i];
-        if (s->file == file && off + NEAR >= s->next && off <= s->next + NEAR)
+        if (s->tick && off + NEAR >= s->next && off <= s->next + NEAR)
             mine = s;
-        else if (s->file && s->tick + RECENT > a->tick)
+        else if (s->tick && s->tick + RECENT > a->tick)
             active++;
         if (s->tick < oldest->tick)
             oldest = s;
     }
     if (!mine)
-        *(mine = oldest) = (struct stream){file, off, end, 0, 0, 0, 0};
+        *(mine = oldest) = (struct stream){.first = off, .next = end};
     mine->tick = a->tick;
     mine->next = ckpt_max_u64(mine->next, end);
     mine->got += end - off;
@@ -79,35 +79,49 @@ static struct stream *note(struct ckpt_ahead *a, const struct ckpt_vnode *file, 
         const uint64_t far = ckpt_min_u64(EAGER * mine->got, AHEAD / active);
         mine->told = ckpt_max_u64(mine->told, end);
         if (end >= mine->again && mine->told < mine->next + far - far / 4) /* not at each read */
-            *ret_to = ckpt_min_u64(file->size, mine->next + far);
+            *ret_to = mine->next + far;
     }
     return mine;
 }
 
-/* Begin to fetch bytes [off, end) of the file; false: not all of it. */
-static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
-                  uint64_t end)
+/* What is read for bytes [off, end) of the file. */
+static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
+               const struct ckpt_vnode *file, uint64_t off, uint64_t end)
 {
-    struct ckpt_batch batch;
     struct ckpt_err ignored = {0};
-    bool good = true;
+    int rc = 0;
 
-    ckpt_batch_init(&batch);
-    batch.soon = true;
     for (size_t i = ckpt_segment_at(file, off);
-         good && i < file->nsegment && file->segment[i].off < end; i++) {
+         rc == 0 && i < file->nsegment && file->segment[i].off < end; i++) {
         const struct ckpt_segment *s = &file->segment[i];
         const uint64_t lo = off > s->off ? off - s->off : 0;
         const uint64_t hi = ckpt_min_u64(s->len, end - s->off);
         if (lo < hi && s->kind == CKPT_SEGMENT_SOURCE)
-            good = ckpt_batch_add(&batch, s->source, NULL, hi - lo, lo, &ignored) == 0;
+            rc = ckpt_batch_add(batch, s->source, NULL, hi - lo, lo, &ignored);
         if (lo < hi && s->kind == CKPT_SEGMENT_TENSOR) {
             const size_t esize = ckpt_dtype_size(s->tensor->dtype);
-            good = ckpt_tensor_soon(s->tensor, rd, (s->from + lo) / esize,
-                                    (s->from + hi + esize - 1) / esize, &batch, &ignored) == 0;
+            rc = ckpt_tensor_soon(s->tensor, rd, (s->from + lo) / esize,
+                                  (s->from + hi + esize - 1) / esize, batch, &ignored);
         }
     }
-    good = good && ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
+    return rc;
+}
+
+/* Begin to fetch bytes [off, end), which are in this file and the ones after it; false: not all of
+ * it. */
+static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
+                  uint64_t end)
+{
+    struct ckpt_batch batch;
+    int rc = 0;
+
+    ckpt_batch_init(&batch);
+    batch.soon = true;
+    for (; rc == 0 && file && file->at < end; file = file->next)
+        if (off < file->at + file->size)
+            rc = add(&batch, rd, file, off > file->at ? off - file->at : 0,
+                     ckpt_min_u64(end - file->at, file->size));
+    const bool good = rc == 0 && ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
     return good;
 }
@@ -120,9 +134,11 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
 
     if (!a || off == end)
         return;
+    off += file->at;
+    end += file->at;
     if (pthread_mutex_trylock(&a->lock) != 0) /* of no great use, and never a reason to wait */
         return;
-    struct stream *s = note(a, file, off, end, &to);
+    struct stream *s = note(a, off, end, &to);
     from = s->told;
     if (to > from)
         s->told = to;
@@ -130,7 +146,7 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     if (to <= from || fetch(rd, file, from, to))
         return;
     (void)pthread_mutex_lock(&a->lock);
-    if (s->file == file && s->told == to) { /* again, a little later */
+    if (s->told == to) { /* again, a little later */
         s->told = from;
         s->again = end + (to - end) / 16;
     }

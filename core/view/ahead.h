@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading ahead along the files of a view, where their bytes are far (in a bucket): what a file has
- * next lies in other shards than what it had last, so that nobody else could know. Safe from many
- * threads. */
+ * next lies in other shards than what it had last, so that nobody else could know. After a file of
+ * weights comes the next one. Safe from many threads. */
 #pragma once
 
 #include <stdint.h>

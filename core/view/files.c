@@ -113,6 +113,40 @@ static struct ckpt_vnode *dir_of(struct build *b, struct ckpt_vdir_file *f, size
     return dir;
 }
 
+static bool has_tensors(const struct ckpt_vnode *file)
+{
+    size_t i = 0;
+
+    while (i < file->nsegment && file->segment[i].kind != CKPT_SEGMENT_TENSOR)
+        i++;
+    return i < file->nsegment;
+}
+
+/* Let the files lie one after the other, in the order in which directories list them. Those without
+ * tensors are apart: who reads one may not read the next. */
+static void line_up(struct ckpt_vdir_file *file, size_t n)
+{
+    enum { APART = 1 << 30 };
+    struct ckpt_vnode *last = NULL;
+    uint64_t at = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_vnode *f = file[i].node;
+        if (!has_tensors(f))
+            continue;
+        f->at = at;
+        at += f->size;
+        if (last)
+            last->next = f;
+        last = f;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!has_tensors(file[i].node)) {
+            file[i].node->at = at + APART;
+            at = file[i].node->at + file[i].node->size;
+        }
+}
+
 int ckpt_vdir_build(struct ckpt_vdir_file *file, size_t n, int64_t mtime_ns,
                     struct ckpt_arena *arena, struct ckpt_vnode **ret_root, struct ckpt_err *err)
 {
@@ -120,6 +154,7 @@ int ckpt_vdir_build(struct ckpt_vdir_file *file, size_t n, int64_t mtime_ns,
 
     if (n)
         qsort(file, n, sizeof *file, path_cmp);
+    line_up(file, n);
     struct ckpt_vnode *root = dir_of(&b, file, 0, n, 0);
     if (!root)
         return -1;

@@ -43,6 +43,8 @@ struct ckpt_vnode {
     int64_t mtime_ns;                   /* of the newest shard or side file that goes into it */
     const struct ckpt_segment *segment; /* files */
     size_t nsegment;
+    uint64_t at; /* files: where they begin if they lie one after the other, with tensors first */
+    const struct ckpt_vnode *next;   /* of files with tensors: the next one */
     struct ckpt_vnode *const *child; /* directories: by name (strcmp) */
     size_t nchild;
 };

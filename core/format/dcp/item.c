@@ -12,6 +12,7 @@
 #include "base/sort.h"
 #include "container/safetensors.h"
 #include "container/torch.h"
+#include "tensor/strided.h"
 
 enum { TASK_ITEMS = 2048 }; /* number of items that one thread reads in a batch */
 
@@ -223,10 +224,32 @@ static int read_item(struct task *t, size_t k, struct ckpt_err *err)
                      "the item is neither a torch.save archive nor part of a safetensors file");
 }
 
+/* Begin to fetch the headers of these chunks, which are near each other where items are small. */
+static void fetch_headers(const struct reading *r, size_t from, size_t end)
+{
+    enum { HEADER = 16 * 1024 };
+    struct ckpt_batch batch;
+    struct ckpt_err ignored = {0};
+    int rc = 0;
+
+    if (!ckpt_source_is_far(r->source[r->order.ptr[from]->file]))
+        return;
+    ckpt_batch_init(&batch);
+    batch.soon = true;
+    for (size_t k = from; k < end && rc == 0; k++) {
+        const struct ckpt_dcp_chunk *c = r->order.ptr[k];
+        rc = ckpt_batch_add(&batch, r->source[c->file], NULL, HEADER, c->off, &ignored);
+    }
+    (void)ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
+    ckpt_batch_release(&batch);
+}
+
 static int read_task(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct reading *r = ctx;
     ckpt_cleanup(task_release) struct task t = {.r = r};
+
+    fetch_headers(r, r->tasks.ptr[i], r->tasks.ptr[i + 1]);
 
     for (size_t k = r->tasks.ptr[i]; k < r->tasks.ptr[i + 1]; k++) {
         const struct ckpt_dcp_chunk *c = r->order.ptr[k];
