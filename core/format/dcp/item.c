@@ -224,24 +224,27 @@ static int read_item(struct task *t, size_t k, struct ckpt_err *err)
                      "the item is neither a torch.save archive nor part of a safetensors file");
 }
 
-/* Begin to fetch the headers of these chunks, which are near each other where items are small. */
-static void fetch_headers(const struct reading *r, size_t from, size_t end)
+/* Begin to fetch the headers of chunks from k on, which are near each other where items are small:
+ * as far as is kept until they are read. Where they end. */
+static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 {
-    enum { HEADER = 16 * 1024 };
+    enum { HEADER = 16 * 1024, AT_ONCE = 1 << 20 };
+    struct ckpt_dcp_chunk *const *order = r->order.ptr;
+    struct ckpt_source *s = r->source[order[k]->file];
+    const uint64_t first = order[k]->off;
     struct ckpt_batch batch;
     struct ckpt_err ignored = {0};
-    int rc = 0;
 
-    if (!ckpt_source_is_far(r->source[r->order.ptr[from]->file]))
-        return;
+    if (!ckpt_source_is_far(s))
+        return end;
     ckpt_batch_init(&batch);
     batch.soon = true;
-    for (size_t k = from; k < end && rc == 0; k++) {
-        const struct ckpt_dcp_chunk *c = r->order.ptr[k];
-        rc = ckpt_batch_add(&batch, r->source[c->file], NULL, HEADER, c->off, &ignored);
-    }
+    for (; k < end && order[k]->off - first < AT_ONCE; k++)
+        if (ckpt_batch_add(&batch, s, NULL, HEADER, order[k]->off, &ignored) < 0)
+            break;
     (void)ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
+    return k;
 }
 
 static int read_task(void *ctx, size_t i, struct ckpt_err *err)
@@ -249,10 +252,11 @@ static int read_task(void *ctx, size_t i, struct ckpt_err *err)
     struct reading *r = ctx;
     ckpt_cleanup(task_release) struct task t = {.r = r};
 
-    fetch_headers(r, r->tasks.ptr[i], r->tasks.ptr[i + 1]);
-
-    for (size_t k = r->tasks.ptr[i]; k < r->tasks.ptr[i + 1]; k++) {
+    const size_t end = r->tasks.ptr[i + 1];
+    for (size_t k = r->tasks.ptr[i], fetched = k; k < end; k++) {
         const struct ckpt_dcp_chunk *c = r->order.ptr[k];
+        if (k == fetched)
+            fetched = fetch_headers(r, k, end);
         if (read_item(&t, k, err) < 0)
             return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
                                r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);

@@ -27,7 +27,8 @@
 enum {
     UNIT = 64 * 1024,
     NUNIT = 7168,
-    NSLOT = 1024,
+    NSLOT = 4096,
+    NCHAIN = 1024,
     SMALL = UNIT,
     MIDDLE = 1 << 20,
     BLOCK = 8 << 20
@@ -45,6 +46,7 @@ enum state { FREE, FETCHING, READY, FAILED };
 
 /* A part of an object, or a page of a list (object: zeroes). */
 struct slot {
+    struct slot *next; /* of its chain, or of those that are free */
     XXH128_hash_t object;
     uint64_t off;
     uint32_t len, unit, nunit; /* bytes; where they lie in the memory */
@@ -73,6 +75,8 @@ struct ckpt_client {
     uint16_t worker;       /* number of its worker */
     uint64_t tick;
     struct slot slot[NSLOT];
+    struct slot *chain[NCHAIN]; /* slots by their objects */
+    struct slot *free;
     bool taken[NUNIT];
 };
 
@@ -118,8 +122,20 @@ static char *bytes_of(const struct ckpt_client *c, const struct slot *s)
     return c->memory + CKPT_WIRE_HEAD + (size_t)s->unit * UNIT;
 }
 
+static struct slot **chain_of(struct ckpt_client *c, XXH128_hash_t object)
+{
+    return &c->chain[object.low64 % NCHAIN];
+}
+
 static void slot_free(struct ckpt_client *c, struct slot *s)
 {
+    struct slot **at = chain_of(c, s->object);
+
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    s->next = c->free;
+    c->free = s;
     s->state = FREE;
     memset(c->taken + s->unit, false, s->nunit);
     free(s->text);
@@ -224,9 +240,11 @@ static void client_free(struct ckpt_client *c)
 static void lay_out(struct ckpt_client *c)
 {
     memset(c->taken, false, sizeof c->taken);
+    memset(c->chain, 0, sizeof c->chain);
+    c->free = c->slot;
     for (size_t i = 0; i < NSLOT; i++) {
         free(c->slot[i].text);
-        c->slot[i] = (struct slot){0};
+        c->slot[i] = (struct slot){.next = i + 1 < NSLOT ? &c->slot[i + 1] : NULL};
         (void)pthread_cond_init(&c->slot[i].done, NULL);
     }
 }
@@ -379,41 +397,47 @@ static uint32_t find_units(const struct ckpt_client *c, uint32_t n)
     return NUNIT;
 }
 
-/* A slot for len bytes, in the place of those that were used least lately, then of what is needed
- * last; NULL: the others are in use. For what is needed `soon` itself, only the former. */
-static struct slot *find_slot(struct ckpt_client *c, uint32_t len, bool soon)
+/* Room for len bytes, *ret_unit of the memory and the first free slot, in the place of what has
+ * been read to its end, then of what was used least lately, then of what is needed last; false: the
+ * rest is in use. For what is needed `soon` itself, only the first two. */
+static bool make_room(struct ckpt_client *c, uint32_t len, bool soon, uint32_t *ret_unit)
 {
-    const uint32_t n = (len + UNIT - 1) / UNIT;
-
-    for (;;) {
-        struct slot *old = NULL, *free = NULL, *last = NULL; /* of what waits just so */
+    while (!c->free || (*ret_unit = find_units(c, (len + UNIT - 1) / UNIT)) == NUNIT) {
+        struct slot *old = NULL, *last = NULL; /* last: of what waits to be read */
+        bool freed = false;
         for (size_t i = 0; i < NSLOT; i++) {
             struct slot *s = &c->slot[i];
             const uint64_t age = c->tick - s->tick;
-            if (s->state == FREE)
-                free = free ? free : s;
-            else if (s->state == READY && s->pins == 0 && s->ahead && age < STALE_TICKS)
+            if (s->state != READY || s->pins)
+                continue;
+            if (s->tick == 0) {
+                slot_free(c, s);
+                freed = true;
+            } else if (s->ahead && age < STALE_TICKS) {
                 last = !last || s->tick > last->tick ? s : last;
-            else if (s->state == READY && s->pins == 0 && (!soon || age > FRESH_TICKS) &&
-                     (!old || s->tick < old->tick))
+            } else if ((!soon || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
                 old = s;
+            }
         }
-        const uint32_t unit = free ? find_units(c, n) : NUNIT;
-        if (unit < NUNIT) {
-            free->unit = unit;
-            free->nunit = n;
-            return free;
-        }
-        if (!old && (soon || !last))
-            return NULL;
-        slot_free(c, old ? old : last);
+        if (!freed && !old && (soon || !last))
+            return false;
+        if (!freed)
+            slot_free(c, old ? old : last);
     }
+    return true;
 }
 
-/* The slot is used now. */
-static void slot_take(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, uint64_t off,
-                      uint32_t len, enum state state)
+/* Use the first free slot, and the memory from this unit on. */
+static struct slot *slot_take(struct ckpt_client *c, uint32_t unit, XXH128_hash_t object,
+                              uint64_t off, uint32_t len, enum state state)
 {
+    struct slot *s = c->free, **chain = chain_of(c, object);
+
+    c->free = s->next;
+    s->next = *chain;
+    *chain = s;
+    s->unit = unit;
+    s->nunit = (len + UNIT - 1) / UNIT;
     memset(c->taken + s->unit, true, s->nunit);
     s->object = object;
     s->off = off;
@@ -422,6 +446,7 @@ static void slot_take(struct ckpt_client *c, struct slot *s, XXH128_hash_t objec
     s->is_end = s->ahead = false;
     s->pins = 0;
     s->tick = ++c->tick;
+    return s;
 }
 
 /* Until something is freed; not for ever: the room may be in the socket. */
@@ -434,10 +459,11 @@ static void wait_for_room(struct ckpt_client *c)
     (void)pthread_cond_timedwait(&c->freed, &c->lock, &until);
 }
 
-/* Send a question about the slot, which is FETCHING then. 1: not now. */
-static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, struct ckpt_wire_ask q,
+/* Send a question, whose answer goes to the memory from `unit` on: *ret is FETCHING then. 1: not
+ * now. */
+static int ask(struct ckpt_client *c, uint32_t unit, XXH128_hash_t object, struct ckpt_wire_ask q,
                const char *bucket, const char *key, const char *third, const char *more,
-               struct ckpt_err *err)
+               struct slot **ret, struct ckpt_err *err)
 {
     const char *const text[] = {bucket, key, third, more};
     struct iovec iov[5] = {{&q, sizeof q}};
@@ -448,9 +474,9 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
         iov[i + 1] = (struct iovec){(char *)text[i], strlen(text[i]) + 1};
     if (ckpt_iov_len(iov, 5) > CKPT_WIRE_MOST)
         return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
-    q.id = (uint32_t)(s - c->slot);
+    q.id = (uint32_t)(c->free - c->slot);
     q.worker = c->worker;
-    q.at = (uint64_t)(bytes_of(c, s) - c->memory);
+    q.at = CKPT_WIRE_HEAD + (uint64_t)unit * UNIT;
     do
         n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
@@ -458,7 +484,7 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
         return 1; /* answers will come, and need the lock */
     if (n < 0)
         return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
-    slot_take(c, s, object, q.off, (uint32_t)q.len, FETCHING);
+    *ret = slot_take(c, unit, object, q.off, (uint32_t)q.len, FETCHING);
     return 0;
 }
 
@@ -467,9 +493,8 @@ static int ask(struct ckpt_client *c, struct slot *s, XXH128_hash_t object, stru
 static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64_t off,
                              uint64_t *end)
 {
-    for (size_t i = 0; i < NSLOT; i++) {
-        struct slot *s = &c->slot[i];
-        if (s->state == FREE || s->state == FAILED || !XXH128_isEqual(s->object, object))
+    for (struct slot *s = *chain_of(c, object); s; s = s->next) {
+        if (s->state == FAILED || !XXH128_isEqual(s->object, object))
             continue;
         if (off >= s->off && off - s->off < s->len)
             return s;
@@ -490,9 +515,10 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
         if (!s) {
             const struct ckpt_wire_ask q = {
                 .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
-            if (!(s = find_slot(c, (uint32_t)q.len, soon)))
+            uint32_t unit;
+            if (!make_room(c, (uint32_t)q.len, soon, &unit))
                 return 1;
-            const int rc = ask(c, s, object, q, o->bucket, o->key, o->tag, "", err);
+            const int rc = ask(c, unit, object, q, o->bucket, o->key, o->tag, "", &s, err);
             if (rc != 0)
                 return rc;
             s->ahead = soon;
@@ -521,13 +547,10 @@ static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, ui
     const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
     (void)pthread_mutex_lock(&c->lock);
     uint64_t end = off + len;
-    struct slot *s = kept && !covering(c, object, off, &end) && end == off + len
-                         ? find_slot(c, len, false)
-                         : NULL;
-    if (!s)
-        return;
-    memcpy(bytes_of(c, s), buf, len);
-    slot_take(c, s, object, off, len, READY);
+    uint32_t unit;
+    if (kept && !covering(c, object, off, &end) && end == off + len &&
+        make_room(c, len, false, &unit))
+        memcpy(bytes_of(c, slot_take(c, unit, object, off, len, READY)), buf, len);
 }
 
 /* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
@@ -682,16 +705,17 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
                      void *ctx, struct ckpt_err *err)
 {
     struct slot *s = NULL;
+    uint32_t unit;
 
     if (begin(c, err) < 0)
         return -1;
-    while (!c->dead && !(s = find_slot(c, CKPT_WIRE_LIST, false)))
+    while (!c->dead && !make_room(c, CKPT_WIRE_LIST, false, &unit))
         wait_for_room(c);
-    if (!s)
+    if (c->dead)
         return begin(c, err);
-    int rc = ask(c, s, NO_OBJECT,
+    int rc = ask(c, unit, NO_OBJECT,
                  (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = CKPT_WIRE_LIST}, bucket,
-                 prefix, delimiter, *more, err);
+                 prefix, delimiter, *more, &s, err);
     if (rc > 0)
         wait_for_room(c);
     if (rc != 0)

@@ -21,7 +21,7 @@
 enum {
     CONNECTIONS = 32, /* the default; small requests may use twice as many then */
     TIMEOUT_MS = 60 * 1000,
-    SMALL = 64 * 1024,
+    SMALL = 1024 * 1024,
     MOST_ERROR = 64 * 1024, /* of an answer that is an error */
     MOST_LIST = 16 << 20,
     FIRST_PAUSE_MS = 100,
