@@ -225,8 +225,8 @@ void ckpt_str_put_u64(struct ckpt_str *s, unsigned long long value)
 const char *ckpt_path_advice(const char *path)
 {
     for (const char *p = path; *p; p += strcspn(p, "/"), p += *p == '/') {
-        const size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
-        if (n > 1 && p[n] == ':' && p[n + 1] == '/')
+        const size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyz0123456789+.-S");
+        if ((n > 1 && p[n] == ':' && p[n + 1] == '/') || ckpt_has_prefix(p, "arn:aws"))
             return " (expected s3://BUCKET/PREFIX, or a path of this machine: for other stores, "
                    "mount the bucket first, by gcsfuse or rclone)";
     }

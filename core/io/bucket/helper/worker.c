@@ -74,7 +74,7 @@ struct worker {
     unsigned active, connections, most_small;
     uint64_t timeout_ms, next_retry;
     bool has_answered;          /* some server, at least once */
-    bool is_failing;            /* the last request that ended was given up */
+    bool is_failing[2];         /* the last question of this kind that ended was given up */
     struct ckpt_secret *secret; /* in pages that no core file has */
     uint64_t secrets;           /* counts them; 0: there are none yet */
     bool asking, has_secret;
@@ -362,7 +362,7 @@ static uint64_t random_below(uint64_t n)
 /* Try again later, or give up: because of `why`. */
 static void retry(struct worker *w, struct job *j, const char *why, bool connected)
 {
-    const uint64_t patience = w->is_failing ? w->timeout_ms / IMPATIENT : w->timeout_ms;
+    const uint64_t patience = w->is_failing[j->q.kind] ? w->timeout_ms / IMPATIENT : w->timeout_ms;
     const uint64_t now = ckpt_now_ms(), left = j->tries < 8 ? j->tries : 8;
     const uint64_t pause = ckpt_min_u64(MOST_PAUSE_MS, (uint64_t)FIRST_PAUSE_MS << left);
 
@@ -371,7 +371,7 @@ static void retry(struct worker *w, struct job *j, const char *why, bool connect
         j->not_before = w->next_retry;
     if (j->not_before > j->since + patience ||
         (!w->has_answered && !connected && j->tries >= HOPELESS)) {
-        w->is_failing = true;
+        w->is_failing[j->q.kind] = true;
         answer_fail(w, j, CKPT_IO, why);
         return;
     }
@@ -464,7 +464,7 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
     w->has_answered |= status != 0;
     (void)snprintf(why, sizeof why, "%s", *j->why ? j->why : curl_easy_strerror(rc));
     const bool good = status == 200 || status == 206;
-    w->is_failing &= !(rc == CURLE_OK && good);
+    w->is_failing[j->q.kind] &= !(rc == CURLE_OK && good);
     if (j->fault)
         answer_fail(w, j, j->fault, j->words);
     else if (good && j->q.kind == CKPT_WIRE_GET && j->got == j->q.len)
@@ -486,7 +486,8 @@ static void finish(struct worker *w, struct job *j, CURLcode rc)
 /* A job for a question of n bytes; NULL: no memory, or no question. */
 static struct job *job_new(const struct ckpt_wire_ask *q, size_t n)
 {
-    struct job *j = n > sizeof *q ? calloc(1, sizeof *j + n) : NULL;
+    struct job *j =
+        n > sizeof *q && q->kind <= CKPT_WIRE_LIST_PAGE ? calloc(1, sizeof *j + n) : NULL;
 
     if (!j)
         return NULL;
