@@ -45,7 +45,10 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
     return line;
 }
 
-unsigned ckptfs_scan_period(const char *run) { return ckpt_has_prefix(run, "s3://") ? 15 : 1; }
+uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms)
+{
+    return !ckpt_has_prefix(run, "s3://") ? 1000 : took_ms > 1500 ? 10 * took_ms : 15000;
+}
 
 void ckptfs_json_bucket(json_t *into)
 {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <jansson.h>
+#include <stdint.h>
 
 #include <ckptfs/ckptfs.h>
 
@@ -21,8 +22,9 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
  * usual 1024 descriptors. */
 void ckptfs_allow_many_files(void);
 
-/* Seconds between two scans of a run for new steps: lists of a bucket are paid for. */
-unsigned ckptfs_scan_period(const char *run);
+/* Milliseconds from a scan of a run for new steps, which took took_ms, to the next: lists of a
+ * bucket are paid for, and those of a large one take long. */
+uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms);
 
 /* Add "bucket" to the object, with what ckpt_bucket_info tells; nothing if no bucket is read. */
 void ckptfs_json_bucket(json_t *into);

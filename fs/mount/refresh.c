@@ -153,10 +153,11 @@ static void look(struct ckptfs_refresh *r)
 static void *watch(void *arg)
 {
     struct ckptfs_refresh *r = arg;
+    uint64_t took = 0;
 
     (void)pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        const struct timespec until = ckpt_deadline(1000 * ckptfs_scan_period(r->config->run));
+        const struct timespec until = ckpt_deadline(ckptfs_scan_pause(r->config->run, took));
         while (!r->stop && !r->kicked)
             if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
                 break;
@@ -164,7 +165,9 @@ static void *watch(void *arg)
             break;
         r->kicked = false;
         (void)pthread_mutex_unlock(&r->lock);
+        const uint64_t begin = ckpt_now_ms();
         look(r);
+        took = ckpt_now_ms() - begin;
         (void)pthread_mutex_lock(&r->lock);
     }
     (void)pthread_mutex_unlock(&r->lock);

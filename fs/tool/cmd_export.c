@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -259,12 +260,13 @@ static int watch(struct series *s, struct ckpt_err *err)
 {
     char said[sizeof err->text] = "";
 
-    const struct timespec period = {.tv_sec = ckptfs_scan_period(s->export.tool->run)};
-
-    for (;; (void)nanosleep(&period, NULL)) {
+    for (;;) {
+        const uint64_t begin = ckpt_now_ms();
         struct ckpt_err why = {0};
         bool changed = false, opening = !s->run;
         int rc = s->run ? ckpt_run_scan(s->run, &changed, &why) : open_folder(s, &why);
+        const uint64_t ms =
+            ckptfs_scan_pause(s->export.tool->run, opening ? 0 : ckpt_now_ms() - begin);
         if (rc == 0 && changed)
             rc = export_steps(s, &why);
         if (ferror(stdout) || (rc < 0 && opening && (s->run || why.code != CKPT_MISSING)))
@@ -272,6 +274,7 @@ static int watch(struct series *s, struct ckpt_err *err)
         if (rc < 0 && strcmp(said, why.text) != 0)
             ckpt_tool_print((void *)s->export.tool, CKPT_WARNING, why.text);
         memcpy(said, why.text, sizeof said);
+        (void)nanosleep(&(struct timespec){(time_t)(ms / 1000), (long)(ms % 1000) * 1000000}, NULL);
     }
 }
 
