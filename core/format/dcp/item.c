@@ -228,7 +228,7 @@ static int read_item(struct task *t, size_t k, struct ckpt_err *err)
  * as far as is kept until they are read. Where they end. */
 static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 {
-    enum { HEADER = 16 * 1024, AT_ONCE = 1 << 20 };
+    enum { AROUND_HEADER = 8 * 1024, AT_ONCE = 1 << 20 };
     struct ckpt_dcp_chunk *const *order = r->order.ptr;
     struct ckpt_source *s = r->source[order[k]->file];
     const uint64_t first = order[k]->off;
@@ -239,9 +239,11 @@ static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
         return end;
     ckpt_batch_init(&batch);
     batch.soon = true;
-    for (; k < end && order[k]->off - first < AT_ONCE; k++)
-        if (ckpt_batch_add(&batch, s, NULL, HEADER, order[k]->off, &ignored) < 0)
+    for (; k < end && order[k]->off - first < AT_ONCE; k++) { /* and where the one before ends */
+        const uint64_t from = order[k]->off - ckpt_min_u64(order[k]->off, AROUND_HEADER);
+        if (ckpt_batch_add(&batch, s, NULL, 2 * AROUND_HEADER, from, &ignored) < 0)
             break;
+    }
     (void)ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
     return k;
