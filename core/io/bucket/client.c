@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The blocks, what is fetched into them, and the thread that takes the helper's answers. */
+/* What is fetched into parts, and the thread that takes the helper's answers. */
 #include "io/bucket/client.h"
 
 #include <errno.h>
@@ -19,45 +19,17 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/bucket/cache.h"
+#include "io/bucket/parts.h"
 #include "io/bucket/start.h"
 #include "io/bucket/wire.h"
 #include "io/iov.h"
 
-/* Memory is given in units, and touched only as far as it is used: 448 MiB. */
 enum {
-    UNIT = 64 * 1024,
-    NUNIT = 7168,
-    NSLOT = 4096,
-    NCHAIN = 1024,
-    SMALL = UNIT,
+    SMALL = 64 * 1024,
     MIDDLE = 1 << 20,
-    BLOCK = 8 << 20
-};
-static const uint64_t MEMORY = CKPT_WIRE_HEAD + NUNIT * (uint64_t)UNIT;
-
-enum {
+    BLOCK = 8 << 20,
     ITEM = 4096, /* reads up to this size look at an item of many, of which the next one ... */
-    AROUND = 8 * 1024,  /* ... and the end lie near */
-    FRESH_TICKS = 64,   /* what was read since then may be read on */
-    STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
-};
-
-enum state { FREE, FETCHING, READY, FAILED };
-
-/* A part of an object, or a page of a list (object: zeroes). */
-struct slot {
-    struct slot *next; /* of its chain, or of those that are free */
-    XXH128_hash_t object;
-    uint64_t off;
-    uint32_t len, unit, nunit; /* bytes; where they lie in the memory */
-    enum state state;
-    uint32_t pins; /* threads that wait for it, or copy from it */
-    uint64_t tick; /* of the last use; 0: has been read to its end */
-    bool is_end;   /* of an object: to be kept in the cache when it is first read */
-    bool ahead;    /* fetched for reads that have not come yet */
-    pthread_cond_t done;
-    enum ckpt_code code; /* FAILED; and `text` says why. OK: it may be asked for again */
-    char *text;          /* of a list: where it continues. NULL: no memory */
+    AROUND = 8 * 1024, /* ... and the end lie near */
 };
 
 struct ckpt_client {
@@ -67,17 +39,11 @@ struct ckpt_client {
     pid_t owner;
     int cache; /* descriptor of its folder; -1: none */
     struct ckpt_helper helper;
-    char *memory;
     pthread_mutex_t lock;
-    pthread_cond_t freed;
     pthread_t thread;
     bool has_thread, dead; /* dead: the helper has ended */
     uint16_t worker;       /* number of its worker */
-    uint64_t tick;
-    struct slot slot[NSLOT];
-    struct slot *chain[NCHAIN]; /* slots by their objects */
-    struct slot *free;
-    bool taken[NUNIT];
+    struct ckpt_parts parts;
 };
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -117,73 +83,48 @@ static void watch_forks(void) { (void)pthread_atfork(lock_all, unlock_all, unloc
 
 /* ---- answers ---- */
 
-static char *bytes_of(const struct ckpt_client *c, const struct slot *s)
+static void part_fail(struct ckpt_client *c, struct ckpt_part *s, enum ckpt_code code,
+                      const char *text)
 {
-    return c->memory + CKPT_WIRE_HEAD + (size_t)s->unit * UNIT;
-}
-
-static struct slot **chain_of(struct ckpt_client *c, XXH128_hash_t object)
-{
-    return &c->chain[object.low64 % NCHAIN];
-}
-
-static void slot_free(struct ckpt_client *c, struct slot *s)
-{
-    struct slot **at = chain_of(c, s->object);
-
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
-    s->next = c->free;
-    c->free = s;
-    s->state = FREE;
-    memset(c->taken + s->unit, false, s->nunit);
-    free(s->text);
-    s->text = NULL;
-    (void)pthread_cond_broadcast(&c->freed);
-}
-
-static void slot_fail(struct ckpt_client *c, struct slot *s, enum ckpt_code code, const char *text)
-{
-    s->state = FAILED;
+    s->state = CKPT_PART_FAILED;
     s->code = code;
     s->text = strdup(text);
     (void)pthread_cond_broadcast(&s->done);
     if (s->pins == 0) /* it was read ahead: whoever needs it asks again */
-        slot_free(c, s);
+        ckpt_parts_free(&c->parts, s);
 }
 
 /* What is being fetched will not come. */
 static void fail_all(struct ckpt_client *c, enum ckpt_code code, const char *text)
 {
-    for (size_t i = 0; i < NSLOT; i++)
-        if (c->slot[i].state == FETCHING)
-            slot_fail(c, &c->slot[i], code, text);
-    (void)pthread_cond_broadcast(&c->freed);
+    for (size_t i = 0; i < CKPT_PARTS; i++)
+        if (c->parts.part[i].state == CKPT_PART_FETCHING)
+            part_fail(c, &c->parts.part[i], code, text);
+    (void)pthread_cond_broadcast(&c->parts.freed);
 }
 
 static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a, const char *text)
 {
-    struct slot *s = a->id < NSLOT ? &c->slot[a->id] : NULL;
+    struct ckpt_part *s = a->id < CKPT_PARTS ? &c->parts.part[a->id] : NULL;
 
     if (a->id == CKPT_WIRE_AGAIN) {
         c->worker = (uint16_t)a->len;
         fail_all(c, CKPT_OK, "");
     }
 
-    if (!s || s->state != FETCHING)
+    if (!s || s->state != CKPT_PART_FETCHING)
         return;
     const bool is_list = XXH128_isEqual(s->object, NO_OBJECT);
     if (a->code != CKPT_OK) {
-        slot_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
-    } else if (a->len > (uint64_t)s->nunit * UNIT || (!is_list && a->len != s->len)) {
-        slot_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
+        part_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
+    } else if (a->len > (uint64_t)s->nunit * CKPT_PARTS_UNIT || (!is_list && a->len != s->len)) {
+        part_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
     } else {
         s->len = (uint32_t)a->len;
         s->text = is_list ? strdup(text) : NULL;
-        s->state = READY;
+        s->state = CKPT_PART_READY;
         (void)pthread_cond_broadcast(&s->done);
-        (void)pthread_cond_broadcast(&c->freed);
+        (void)pthread_cond_broadcast(&c->parts.freed);
     }
 }
 
@@ -225,36 +166,20 @@ static void client_free(struct ckpt_client *c)
     ckpt_helper_release(&c->helper, own);
     ckpt_closep(&c->cache);
     free(c->settings.cache);
-    if (c->memory)
-        (void)munmap(c->memory, MEMORY);
-    for (size_t i = 0; i < NSLOT; i++) {
-        free(c->slot[i].text);
-        (void)pthread_cond_destroy(&c->slot[i].done);
-    }
-    (void)pthread_cond_destroy(&c->freed);
+    if (c->parts.memory)
+        (void)munmap(c->parts.memory, CKPT_PARTS_MEMORY);
+    ckpt_parts_release(&c->parts);
     (void)pthread_mutex_destroy(&c->lock);
     free(c);
 }
 
-/* All slots are free. */
-static void lay_out(struct ckpt_client *c)
-{
-    memset(c->taken, false, sizeof c->taken);
-    memset(c->chain, 0, sizeof c->chain);
-    c->free = c->slot;
-    for (size_t i = 0; i < NSLOT; i++) {
-        free(c->slot[i].text);
-        c->slot[i] = (struct slot){.next = i + 1 < NSLOT ? &c->slot[i + 1] : NULL};
-        (void)pthread_cond_init(&c->slot[i].done, NULL);
-    }
-}
-
 static int start_helper(struct ckpt_client *c, struct ckpt_err *err)
 {
-    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, MEMORY, c->settings.connections,
-                                          c->settings.timeout_ms, c->settings.anonymous};
+    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, CKPT_PARTS_MEMORY,
+                                          c->settings.connections, c->settings.timeout_ms,
+                                          c->settings.anonymous};
 
-    return ckpt_helper_start(&c->helper, MEMORY, &setup, &c->memory, err);
+    return ckpt_helper_start(&c->helper, CKPT_PARTS_MEMORY, &setup, &c->parts.memory, err);
 }
 
 static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
@@ -271,8 +196,7 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
     c->owner = getpid();
     c->helper = CKPT_HELPER_NONE;
     (void)pthread_mutex_init(&c->lock, NULL);
-    (void)pthread_cond_init(&c->freed, NULL);
-    lay_out(c);
+    ckpt_parts_init(&c->parts);
     if ((s->cache && !(c->settings.cache = strdup(s->cache)) && ckpt_nomem(err) < 0) ||
         (!s->no_cache && ckpt_cache_open(s->cache, &c->cache, err) < 0) ||
         start_helper(c, err) < 0) {
@@ -333,7 +257,7 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     const bool any = all != NULL;
     for (struct ckpt_client *c = all; c; c = c->link) {
         ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock); /* a child maps it anew */
-        const struct ckpt_wire_shared *s = (const void *)c->memory;
+        const struct ckpt_wire_shared *s = (const void *)c->parts.memory;
         if (!s)
             continue;
         ret->requests += atomic_load(&s->requests);
@@ -355,13 +279,12 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
 static int begin_again(struct ckpt_client *c, struct ckpt_err *err)
 {
     ckpt_helper_release(&c->helper, false);
-    if (c->memory)
-        (void)munmap(c->memory, MEMORY);
-    c->memory = NULL;
+    if (c->parts.memory)
+        (void)munmap(c->parts.memory, CKPT_PARTS_MEMORY);
+    c->parts.memory = NULL;
     c->has_thread = c->dead = false;
     c->worker = 0;
-    (void)pthread_cond_init(&c->freed, NULL);
-    lay_out(c);
+    ckpt_parts_init(&c->parts);
     if (start_helper(c, err) < 0)
         return -1;
     c->owner = getpid();
@@ -386,69 +309,6 @@ static int begin(struct ckpt_client *c, struct ckpt_err *err)
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
 
-/* A place for n units in a row, the first, so that few pages are touched; NUNIT: there is none. */
-static uint32_t find_units(const struct ckpt_client *c, uint32_t n)
-{
-    uint32_t have = 0;
-
-    for (uint32_t i = 0; i < NUNIT; i++)
-        if ((have = c->taken[i] ? 0 : have + 1) == n)
-            return i + 1 - n;
-    return NUNIT;
-}
-
-/* Room for len bytes, *ret_unit of the memory and the first free slot, in the place of what has
- * been read to its end, then of what was used least lately, then of what is needed last; false: the
- * rest is in use. For what is needed `soon` itself, only the first two. */
-static bool make_room(struct ckpt_client *c, uint32_t len, bool soon, uint32_t *ret_unit)
-{
-    while (!c->free || (*ret_unit = find_units(c, (len + UNIT - 1) / UNIT)) == NUNIT) {
-        struct slot *old = NULL, *last = NULL; /* last: of what waits to be read */
-        bool freed = false;
-        for (size_t i = 0; i < NSLOT; i++) {
-            struct slot *s = &c->slot[i];
-            const uint64_t age = c->tick - s->tick;
-            if (s->state != READY || s->pins)
-                continue;
-            if (s->tick == 0) {
-                slot_free(c, s);
-                freed = true;
-            } else if (s->ahead && age < STALE_TICKS) {
-                last = !last || s->tick > last->tick ? s : last;
-            } else if ((!soon || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
-                old = s;
-            }
-        }
-        if (!freed && !old && (soon || !last))
-            return false;
-        if (!freed)
-            slot_free(c, old ? old : last);
-    }
-    return true;
-}
-
-/* Use the first free slot, and the memory from this unit on. */
-static struct slot *slot_take(struct ckpt_client *c, uint32_t unit, XXH128_hash_t object,
-                              uint64_t off, uint32_t len, enum state state)
-{
-    struct slot *s = c->free, **chain = chain_of(c, object);
-
-    c->free = s->next;
-    s->next = *chain;
-    *chain = s;
-    s->unit = unit;
-    s->nunit = (len + UNIT - 1) / UNIT;
-    memset(c->taken + s->unit, true, s->nunit);
-    s->object = object;
-    s->off = off;
-    s->len = len;
-    s->state = state;
-    s->is_end = s->ahead = false;
-    s->pins = 0;
-    s->tick = ++c->tick;
-    return s;
-}
-
 /* Until something is freed; not for ever: the room may be in the socket. */
 static void wait_for_room(struct ckpt_client *c)
 {
@@ -456,52 +316,40 @@ static void wait_for_room(struct ckpt_client *c)
 
     (void)clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
-    (void)pthread_cond_timedwait(&c->freed, &c->lock, &until);
+    (void)pthread_cond_timedwait(&c->parts.freed, &c->lock, &until);
 }
 
-/* Send a question, whose answer goes to the memory from `unit` on: *ret is FETCHING then. 1: not
- * now. */
-static int ask(struct ckpt_client *c, uint32_t unit, XXH128_hash_t object, struct ckpt_wire_ask q,
+/* Send a question about a new part, which is forgotten if that fails. 1: not now. */
+static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask q,
                const char *bucket, const char *key, const char *third, const char *more,
-               struct slot **ret, struct ckpt_err *err)
+               struct ckpt_err *err)
 {
     const char *const text[] = {bucket, key, third, more};
     struct iovec iov[5] = {{&q, sizeof q}};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 5};
-    ssize_t n;
 
     for (size_t i = 0; i < 4; i++)
         iov[i + 1] = (struct iovec){(char *)text[i], strlen(text[i]) + 1};
-    if (ckpt_iov_len(iov, 5) > CKPT_WIRE_MOST)
-        return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
-    q.id = (uint32_t)(c->free - c->slot);
+    const bool fits = ckpt_iov_len(iov, 5) <= CKPT_WIRE_MOST;
+    q.id = (uint32_t)(s - c->parts.part);
     q.worker = c->worker;
-    q.at = CKPT_WIRE_HEAD + (uint64_t)unit * UNIT;
-    do
+    q.off = s->off;
+    q.len = s->len;
+    q.at = (uint64_t)(ckpt_part_bytes(&c->parts, s) - c->parts.memory);
+    ssize_t n = -1;
+    int why = EINTR;
+    while (fits && n < 0 && why == EINTR) {
         n = sendmsg(c->helper.socket, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == ENOBUFS))
-        return 1; /* answers will come, and need the lock */
-    if (n < 0)
-        return ckpt_fail_errno(err, errno, "asking the helper process that reads from buckets");
-    *ret = slot_take(c, unit, object, q.off, (uint32_t)q.len, FETCHING);
-    return 0;
-}
-
-/* The slot that has byte `off`. NULL: there is none, and *end (if end is not NULL) is where the
- * next part that is held begins, at most what it was. */
-static struct slot *covering(struct ckpt_client *c, XXH128_hash_t object, uint64_t off,
-                             uint64_t *end)
-{
-    for (struct slot *s = *chain_of(c, object); s; s = s->next) {
-        if (s->state == FAILED || !XXH128_isEqual(s->object, object))
-            continue;
-        if (off >= s->off && off - s->off < s->len)
-            return s;
-        if (end && s->off > off && s->off < *end)
-            *end = s->off;
+        why = errno;
     }
-    return NULL;
+    if (n >= 0)
+        return 0;
+    ckpt_parts_free(&c->parts, s);
+    if (!fits)
+        return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
+    if (why == EAGAIN || why == ENOBUFS)
+        return 1; /* answers will come, and need the lock */
+    return ckpt_fail_errno(err, why, "asking the helper process that reads from buckets");
 }
 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
@@ -511,17 +359,14 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
 {
     while (off < end) {
         uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
-        struct slot *s = covering(c, object, off, &stop);
+        struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, &stop);
         if (!s) {
-            const struct ckpt_wire_ask q = {
-                .kind = CKPT_WIRE_GET, .off = off, .len = stop - off, .size = o->size};
-            uint32_t unit;
-            if (!make_room(c, (uint32_t)q.len, soon, &unit))
+            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), soon)))
                 return 1;
-            const int rc = ask(c, unit, object, q, o->bucket, o->key, o->tag, "", &s, err);
+            const int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .size = o->size},
+                               o->bucket, o->key, o->tag, "", err);
             if (rc != 0)
                 return rc;
-            s->ahead = soon;
         }
         off = s->off + s->len;
     }
@@ -547,10 +392,13 @@ static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, ui
     const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
     (void)pthread_mutex_lock(&c->lock);
     uint64_t end = off + len;
-    uint32_t unit;
-    if (kept && !covering(c, object, off, &end) && end == off + len &&
-        make_room(c, len, false, &unit))
-        memcpy(bytes_of(c, slot_take(c, unit, object, off, len, READY)), buf, len);
+    struct ckpt_part *s = kept && !ckpt_parts_find(&c->parts, object, off, &end) && end == off + len
+                              ? ckpt_parts_add(&c->parts, object, off, len, false)
+                              : NULL;
+    if (!s)
+        return;
+    memcpy(ckpt_part_bytes(&c->parts, s), buf, len);
+    s->state = CKPT_PART_READY;
 }
 
 /* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
@@ -563,26 +411,26 @@ static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_h
         recall(c, object, off, len);
     if (want(c, o, object, off, off + len, BLOCK, false, err) < 0)
         return -1;
-    struct slot *s = covering(c, object, off, NULL);
-    if (s && s->state == FETCHING && s->off == off && s->len == len)
+    struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
+    if (s && s->state == CKPT_PART_FETCHING && s->off == off && s->len == len)
         s->is_end = c->cache >= 0;
     return 0;
 }
 
 /* ---- reading ---- */
 
-/* Wait until the slot, which the caller has pinned, is fetched; 1: it must be asked for again. */
-static int wait_for(struct ckpt_client *c, struct slot *s, struct ckpt_err *err)
+/* Wait until the part, which the caller has pinned, is fetched; 1: it must be asked for again. */
+static int wait_for(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_err *err)
 {
-    while (s->state == FETCHING)
+    while (s->state == CKPT_PART_FETCHING)
         (void)pthread_cond_wait(&s->done, &c->lock);
-    if (s->state == READY || s->code == CKPT_OK)
-        return s->state != READY;
+    if (s->state == CKPT_PART_READY || s->code == CKPT_OK)
+        return s->state != CKPT_PART_READY;
     return s->text ? ckpt_fail(err, s->code, "%s", s->text) : ckpt_nomem(err);
 }
 
-/* Copy what the slot has from `off` on, at most up to `end`; *ret_len bytes. */
-static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t end,
+/* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. */
+static int copy(struct ckpt_client *c, struct ckpt_part *s, uint64_t off, uint64_t end,
                 struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
 {
     s->pins++;
@@ -594,15 +442,16 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
         s->is_end = s->ahead = false;
         (void)pthread_mutex_unlock(&c->lock);
         if (keep)
-            ckpt_cache_put(c->cache, s->object, s->off, bytes_of(c, s), s->len);
-        ckpt_iov_put(to, (const unsigned char *)bytes_of(c, s) + (off - s->off), (size_t)*ret_len);
+            ckpt_cache_put(c->cache, s->object, s->off, ckpt_part_bytes(&c->parts, s), s->len);
+        ckpt_iov_put(to, (const unsigned char *)ckpt_part_bytes(&c->parts, s) + (off - s->off),
+                     (size_t)*ret_len);
         (void)pthread_mutex_lock(&c->lock);
-        s->tick = stop == s->off + s->len && once ? 0 : ++c->tick;
+        s->tick = stop == s->off + s->len && once ? 0 : ++c->parts.tick;
     }
-    if (--s->pins == 0 && s->state == FAILED)
-        slot_free(c, s);
+    if (--s->pins == 0 && s->state == CKPT_PART_FAILED)
+        ckpt_parts_free(&c->parts, s);
     else if (s->pins == 0)
-        (void)pthread_cond_signal(&c->freed);
+        (void)pthread_cond_signal(&c->parts.freed);
     return rc;
 }
 
@@ -610,8 +459,8 @@ static int copy(struct ckpt_client *c, struct slot *s, uint64_t off, uint64_t en
 static bool is_held(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end)
 {
     while (off < end) {
-        const struct slot *s = covering(c, object, off, NULL);
-        if (!s || s->state != READY)
+        const struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
+        if (!s || s->state != CKPT_PART_READY)
             return false;
         off = s->off + s->len;
     }
@@ -623,7 +472,7 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
                    uint64_t off, uint64_t end, enum ckpt_read_how how, struct ckpt_err *err)
 {
     const uint64_t len = end - off;
-    const bool begun = covering(c, object, off, NULL) != NULL;
+    const bool begun = ckpt_parts_find(&c->parts, object, off, NULL) != NULL;
 
     if (how == CKPT_READ_EXACTLY) { /* a large one by several connections */
         const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
@@ -660,7 +509,7 @@ int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const s
         const uint64_t stop = ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK);
         if (want(c, o, object, off, stop, BLOCK, false, err) < 0)
             return -1;
-        struct slot *s = covering(c, object, off, NULL);
+        struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
         if (!s)
             wait_for_room(c);
         else if (copy(c, s, off, end, &to, &len, err) < 0)
@@ -704,18 +553,16 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
                      void *ctx, struct ckpt_err *err)
 {
-    struct slot *s = NULL;
-    uint32_t unit;
+    struct ckpt_part *s = NULL;
 
     if (begin(c, err) < 0)
         return -1;
-    while (!c->dead && !make_room(c, CKPT_WIRE_LIST, false, &unit))
+    while (!c->dead && !(s = ckpt_parts_add(&c->parts, NO_OBJECT, 0, CKPT_WIRE_LIST, false)))
         wait_for_room(c);
-    if (c->dead)
+    if (!s)
         return begin(c, err);
-    int rc = ask(c, unit, NO_OBJECT,
-                 (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE, .len = CKPT_WIRE_LIST}, bucket,
-                 prefix, delimiter, *more, &s, err);
+    int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE}, bucket, prefix,
+                 delimiter, *more, err);
     if (rc > 0)
         wait_for_room(c);
     if (rc != 0)
@@ -723,14 +570,14 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
     s->pins++;
     rc = wait_for(c, s, err);
     if (rc == 0) {
-        rc = take_page(bytes_of(c, s), s->len, fn, ctx, err);
+        rc = take_page(ckpt_part_bytes(&c->parts, s), s->len, fn, ctx, err);
         free(*more);
         *more = ckpt_steal(&s->text);
         if (rc == 0 && !*more)
             rc = ckpt_nomem(err);
     }
     s->pins = 0;
-    slot_free(c, s);
+    ckpt_parts_free(&c->parts, s);
     return rc;
 }
 

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parts: free ones, a chain for each object, and who makes room for whom. */
+#include "io/bucket/parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FRESH_TICKS = 64,   /* what was read since then may be read on */
+    STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
+};
+
+void ckpt_parts_init(struct ckpt_parts *p)
+{
+    memset(p->taken, false, sizeof p->taken);
+    memset(p->chain, 0, sizeof p->chain);
+    (void)pthread_cond_init(&p->freed, NULL);
+    p->free = p->part;
+    for (size_t i = 0; i < CKPT_PARTS; i++) {
+        free(p->part[i].text);
+        p->part[i] = (struct ckpt_part){.next = i + 1 < CKPT_PARTS ? &p->part[i + 1] : NULL};
+        (void)pthread_cond_init(&p->part[i].done, NULL);
+    }
+}
+
+void ckpt_parts_release(struct ckpt_parts *p)
+{
+    for (size_t i = 0; i < CKPT_PARTS; i++) {
+        free(p->part[i].text);
+        (void)pthread_cond_destroy(&p->part[i].done);
+    }
+    (void)pthread_cond_destroy(&p->freed);
+}
+
+static struct ckpt_part **chain_of(struct ckpt_parts *p, XXH128_hash_t object)
+{
+    return &p->chain[object.low64 % CKPT_PARTS_CHAINS];
+}
+
+void ckpt_parts_free(struct ckpt_parts *p, struct ckpt_part *part)
+{
+    struct ckpt_part **at = chain_of(p, part->object);
+
+    while (*at != part)
+        at = &(*at)->next;
+    *at = part->next;
+    part->next = p->free;
+    p->free = part;
+    part->state = CKPT_PART_FREE;
+    memset(p->taken + part->unit, false, part->nunit);
+    free(part->text);
+    part->text = NULL;
+    (void)pthread_cond_broadcast(&p->freed);
+}
+
+/* A place for n units in a row, the first, so that few pages are touched. False: there is none. */
+static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
+{
+    uint32_t have = 0;
+
+    for (uint32_t i = 0; i < CKPT_PARTS_UNITS; i++)
+        if ((have = p->taken[i] ? 0 : have + 1) == n) {
+            *ret = i + 1 - n;
+            return true;
+        }
+    return false;
+}
+
+/* Free what is needed least; false: all is in use. */
+static bool make_room(struct ckpt_parts *p, bool soon)
+{
+    struct ckpt_part *old = NULL, *last = NULL; /* last: of what waits to be read */
+    bool freed = false;
+
+    for (size_t i = 0; i < CKPT_PARTS; i++) {
+        struct ckpt_part *s = &p->part[i];
+        const uint64_t age = p->tick - s->tick;
+        if (s->state != CKPT_PART_READY || s->pins)
+            continue;
+        if (s->tick == 0) {
+            ckpt_parts_free(p, s);
+            freed = true;
+        } else if (s->ahead && age < STALE_TICKS) {
+            last = !last || s->tick > last->tick ? s : last;
+        } else if ((!soon || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
+            old = s;
+        }
+    }
+    if (!freed && !old && !soon)
+        old = last;
+    if (!freed && old)
+        ckpt_parts_free(p, old);
+    return freed || old;
+}
+
+struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
+                                 uint32_t len, bool soon)
+{
+    const uint32_t n = (len + CKPT_PARTS_UNIT - 1) / CKPT_PARTS_UNIT;
+    uint32_t unit;
+
+    while (!p->free || !find_units(p, n, &unit))
+        if (!make_room(p, soon))
+            return NULL;
+    struct ckpt_part *part = p->free, **chain = chain_of(p, object);
+    p->free = part->next;
+    part->next = *chain;
+    *chain = part;
+    part->object = object;
+    part->off = off;
+    part->len = len;
+    part->unit = unit;
+    part->nunit = n;
+    memset(p->taken + unit, true, n);
+    part->state = CKPT_PART_FETCHING;
+    part->pins = 0;
+    part->tick = ++p->tick;
+    part->is_end = false;
+    part->ahead = soon;
+    return part;
+}
+
+struct ckpt_part *ckpt_parts_find(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
+                                  uint64_t *end)
+{
+    for (struct ckpt_part *s = *chain_of(p, object); s; s = s->next) {
+        if (s->state == CKPT_PART_FAILED || !XXH128_isEqual(s->object, object))
+            continue;
+        if (off >= s->off && off - s->off < s->len)
+            return s;
+        if (end && s->off > off && s->off < *end)
+            *end = s->off;
+    }
+    return NULL;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of objects that are held or on their way, within one budget of memory that is shared
+ * with the helper. The caller's lock protects all of it. */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <xxhash.h>
+
+#include <ckptfs/err.h>
+
+#include "io/bucket/wire.h"
+
+/* Memory is given in units, and touched only as far as it is used: 448 MiB. */
+enum {
+    CKPT_PARTS = 4096,
+    CKPT_PARTS_CHAINS = 1024,
+    CKPT_PARTS_UNIT = 64 * 1024,
+    CKPT_PARTS_UNITS = 7168,
+};
+#define CKPT_PARTS_MEMORY (CKPT_WIRE_HEAD + (uint64_t)CKPT_PARTS_UNITS * CKPT_PARTS_UNIT)
+
+/* FREE: it is none. FETCHING: the helper may write to its memory. */
+enum ckpt_part_state {
+    CKPT_PART_FREE,
+    CKPT_PART_FETCHING,
+    CKPT_PART_READY,
+    CKPT_PART_FAILED,
+};
+
+/* A part of an object, or a page of a list. */
+struct ckpt_part {
+    struct ckpt_part *next; /* of its chain, or of those that are free */
+    XXH128_hash_t object;   /* zeroes: a list */
+    uint64_t off;
+    uint32_t len, unit, nunit; /* bytes; where they lie in the memory */
+    enum ckpt_part_state state;
+    uint32_t pins; /* threads that wait for it, or copy from it */
+    uint64_t tick; /* of the last use; 0: has been read to its end */
+    bool is_end;   /* of an object: to be kept in the cache when it is first read */
+    bool ahead;    /* fetched for reads that have not come yet */
+    pthread_cond_t done;
+    enum ckpt_code code; /* FAILED; and `text` says why. OK: it may be asked for again */
+    char *text;          /* of a list: where it continues. NULL: no memory */
+};
+
+struct ckpt_parts {
+    char *memory; /* the caller's: CKPT_PARTS_MEMORY bytes, of which the head is not used here */
+    uint64_t tick;
+    pthread_cond_t freed; /* signalled when there may be room again */
+    struct ckpt_part part[CKPT_PARTS];
+    struct ckpt_part *chain[CKPT_PARTS_CHAINS]; /* parts by their objects */
+    struct ckpt_part *free;
+    bool taken[CKPT_PARTS_UNITS];
+};
+
+/* All parts are free. Again after a fork, in the child. */
+void ckpt_parts_init(struct ckpt_parts *p);
+void ckpt_parts_release(struct ckpt_parts *p);
+
+/* A new part, which is FETCHING, in the place of those that have been read to their ends, then of
+ * the one that was used least lately, then of the one that is needed last. NULL: the others are in
+ * use. For what is needed `soon` itself, only the first two. */
+struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
+                                 uint32_t len, bool soon);
+void ckpt_parts_free(struct ckpt_parts *p, struct ckpt_part *part);
+
+/* The part that has byte `off`. NULL: there is none, and *end (if end is not NULL) is where the
+ * next part that is held begins, at most what it was. */
+struct ckpt_part *ckpt_parts_find(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
+                                  uint64_t *end);
+
+/* Where its bytes are in the memory. */
+static inline char *ckpt_part_bytes(const struct ckpt_parts *p, const struct ckpt_part *part)
+{
+    return p->memory + CKPT_WIRE_HEAD + (uint64_t)part->unit * CKPT_PARTS_UNIT;
+}
