@@ -133,6 +133,11 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
     return ckpt_err_move(err, &own);
 }
 
+void ckpt_view_will_read(struct ckpt_view *view)
+{
+    ckpt_ahead_all(&view->reading, view->tree, view->cat->tensors.len);
+}
+
 int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, bool overwrite,
                      struct ckpt_change *ret, struct ckpt_err *err)
 {

@@ -163,3 +163,18 @@ void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tr
     if (file)
         ckpt_ahead_note(rd, file, at + off, at + end);
 }
+
+void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t ntensor)
+{
+    struct ckpt_ahead *a = rd->ahead;
+    const struct ckpt_vnode *file = NULL;
+    uint64_t ignored;
+
+    for (size_t i = 0; a && i < ntensor && !(file && file->at == 0); i++)
+        ckpt_vtree_place(tree, i, &file, &ignored);
+    if (!file || file->at || !fetch(rd, file, 0, AHEAD))
+        return;
+    (void)pthread_mutex_lock(&a->lock);
+    a->stream[0] = (struct stream){.got = AHEAD / EAGER, .told = AHEAD, .tick = ++a->tick};
+    (void)pthread_mutex_unlock(&a->lock);
+}

@@ -22,3 +22,6 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
 /* The same for bytes of a tensor, by its number in the catalogue, where it lies in a file. */
 void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
                             uint64_t off, uint64_t end);
+
+/* All files will be read, one after the other: begin at once. */
+void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t ntensor);

@@ -464,6 +464,8 @@ static int transfer(struct ckpt_export *e, struct export *x, struct ckpt_view *v
                                    .mark = mark};
     double seconds;
 
+    if (!atomic_load(&x->durable)) /* nothing is there from an earlier export */
+        ckpt_view_will_read(view);
     if (ckpt_pump_run(&pump, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
         (!x->finished && settle(x, err) < 0))
         return -1;

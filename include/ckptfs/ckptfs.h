@@ -233,6 +233,10 @@ CKPT_PUBLIC int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, s
 CKPT_PUBLIC bool ckpt_view_unchanged(const struct ckpt_view *from, const struct ckpt_view *to,
                                      size_t i);
 
+/* All files of the view will be read, in the order in which directories list them: where bytes are
+ * far, in a bucket, the first ones are fetched from now on. */
+CKPT_PUBLIC void ckpt_view_will_read(struct ckpt_view *view);
+
 /* Check that everything read from the view so far belongs to one save. Returns 0 if all shards are
  * unchanged since the view was opened, or if all of them have been replaced by another save (the
  * files that the view holds open still contain the old save). STALE: only some shards have changed,
