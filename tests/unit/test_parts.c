@@ -34,11 +34,13 @@ static void fill(struct ckpt_parts *p, bool soon)
         assert_non_null(ckpt_parts_add(p, object(i), i, WHOLE, soon));
 }
 
-static void make_ready(struct ckpt_parts *p)
+static void make_ready(struct ckpt_parts *p, bool read)
 {
     for (size_t i = 0; i < CKPT_PARTS; i++)
-        if (p->part[i].state == CKPT_PART_FETCHING)
+        if (p->part[i].state == CKPT_PART_FETCHING) {
             p->part[i].state = CKPT_PART_READY;
+            p->part[i].unread = !read;
+        }
 }
 
 static bool is_held(struct ckpt_parts *p, uint64_t i)
@@ -61,7 +63,7 @@ TEST(parts, what_is_fetched_or_read_has_its_place)
 
     fill(p, false);
     CHECK(!ckpt_parts_add(p, object(100), 0, 1, false));
-    make_ready(p);
+    make_ready(p, true);
     for (uint64_t i = 0; i < 64; i++)
         ckpt_parts_find(p, object(i), i, NULL)->pins = 1;
     CHECK(!ckpt_parts_add(p, object(100), 0, 1, false) && nheld(p) == 64);
@@ -75,7 +77,7 @@ TEST(parts, what_was_read_to_its_end_goes_first_and_then_the_oldest)
     struct ckpt_parts *p = parts_new();
 
     fill(p, false);
-    make_ready(p);
+    make_ready(p, true);
     ckpt_parts_find(p, object(50), 50, NULL)->tick = 0;
     CHECK(ckpt_parts_add(p, object(100), 0, WHOLE, false) && !is_held(p, 50) && nheld(p) == 63);
     ckpt_parts_find(p, object(0), 0, NULL)->tick = ++p->tick;
@@ -88,22 +90,25 @@ TEST(parts, what_is_ahead_does_not_take_the_place_of_what_is_being_read)
     struct ckpt_parts *p = parts_new();
 
     fill(p, false);
-    make_ready(p);
+    make_ready(p, true);
     CHECK(!ckpt_parts_add(p, object(100), 0, 1, true) && nheld(p) == 64);
     p->tick += 1000;
     CHECK(ckpt_parts_add(p, object(100), 0, 1, true) && nheld(p) == 63 && !is_held(p, 0));
     parts_free(p);
 }
 
-TEST(parts, what_is_needed_now_takes_the_place_of_what_is_needed_last)
+TEST(parts, what_is_needed_now_takes_the_place_of_what_was_asked_for_last)
 {
-    struct ckpt_parts *p = parts_new();
-
-    fill(p, true);
-    make_ready(p);
-    CHECK(!ckpt_parts_add(p, object(100), 0, 1, true) && nheld(p) == 64);
-    CHECK(ckpt_parts_add(p, object(100), 0, 1, false) && nheld(p) == 63 && !is_held(p, 63));
-    parts_free(p);
+    for (int soon = 0; soon < 2; soon++) {
+        struct ckpt_parts *p = parts_new();
+        fill(p, soon);
+        make_ready(p, false);
+        CHECK(!ckpt_parts_add(p, object(100), 0, 1, true) && nheld(p) == 64);
+        ckpt_parts_find(p, object(40), 40, NULL)->unread = false;
+        CHECK(ckpt_parts_add(p, object(100), 0, WHOLE, false) && nheld(p) == 63 && !is_held(p, 40));
+        CHECK(ckpt_parts_add(p, object(101), 0, 1, false) && nheld(p) == 62 && !is_held(p, 63));
+        parts_free(p);
+    }
 }
 
 TEST(parts, a_gap_ends_where_the_next_part_begins)
@@ -168,5 +173,5 @@ TEST(parts, no_byte_is_in_two_parts)
 TESTS(T(parts, what_is_fetched_or_read_has_its_place),
       T(parts, what_was_read_to_its_end_goes_first_and_then_the_oldest),
       T(parts, what_is_ahead_does_not_take_the_place_of_what_is_being_read),
-      T(parts, what_is_needed_now_takes_the_place_of_what_is_needed_last),
+      T(parts, what_is_needed_now_takes_the_place_of_what_was_asked_for_last),
       T(parts, a_gap_ends_where_the_next_part_begins), T(parts, no_byte_is_in_two_parts), )

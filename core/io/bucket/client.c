@@ -439,7 +439,7 @@ static int copy(struct ckpt_client *c, struct ckpt_part *s, uint64_t off, uint64
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
         const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
         *ret_len = stop - off;
-        s->is_end = s->ahead = false;
+        s->is_end = s->ahead = s->unread = false;
         (void)pthread_mutex_unlock(&c->lock);
         if (keep)
             ckpt_cache_put(c->cache, s->object, s->off, ckpt_part_bytes(&c->parts, s), s->len);

@@ -69,7 +69,7 @@ static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
 /* Free what is needed least; false: all is in use. */
 static bool make_room(struct ckpt_parts *p, bool soon)
 {
-    struct ckpt_part *old = NULL, *last = NULL; /* last: of what waits to be read */
+    struct ckpt_part *old = NULL, *last = NULL; /* last: of what is unread */
     bool freed = false;
 
     for (size_t i = 0; i < CKPT_PARTS; i++) {
@@ -80,7 +80,7 @@ static bool make_room(struct ckpt_parts *p, bool soon)
         if (s->tick == 0) {
             ckpt_parts_free(p, s);
             freed = true;
-        } else if (s->ahead && age < STALE_TICKS) {
+        } else if (s->unread && age < STALE_TICKS) {
             last = !last || s->tick > last->tick ? s : last;
         } else if ((!soon || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
             old = s;
@@ -117,6 +117,7 @@ struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uin
     part->tick = ++p->tick;
     part->is_end = false;
     part->ahead = soon;
+    part->unread = true;
     return part;
 }
 

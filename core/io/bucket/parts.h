@@ -40,7 +40,8 @@ struct ckpt_part {
     uint32_t pins; /* threads that wait for it, or copy from it */
     uint64_t tick; /* of the last use; 0: has been read to its end */
     bool is_end;   /* of an object: to be kept in the cache when it is first read */
-    bool ahead;    /* fetched for reads that have not come yet */
+    bool ahead;    /* fetched before a read needed it */
+    bool unread;   /* nothing of it was read yet */
     pthread_cond_t done;
     enum ckpt_code code; /* FAILED; and `text` says why. OK: it may be asked for again */
     char *text;          /* of a list: where it continues. NULL: no memory */
@@ -61,8 +62,8 @@ void ckpt_parts_init(struct ckpt_parts *p);
 void ckpt_parts_release(struct ckpt_parts *p);
 
 /* A new part, which is FETCHING, in the place of those that have been read to their ends, then of
- * the one that was used least lately, then of the one that is needed last. NULL: the others are in
- * use. For what is needed `soon` itself, only the first two. */
+ * the one that was read least lately, then of the unread one that was asked for last. NULL: the
+ * others are in use. For what is needed `soon` itself, only the first two. */
 struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
                                  uint32_t len, bool soon);
 void ckpt_parts_free(struct ckpt_parts *p, struct ckpt_part *part);
