@@ -12,7 +12,7 @@
 #include "load/engine/engine_inner.h"
 #include "load/engine/same.h"
 
-enum { PUMP_SLEEP_MS = 20, LISTEN_TURNS = 20, LISTEN_MS = 5, LOOK_MS = 50 };
+enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
 
 /* ---- deadlines ---- */
 
@@ -198,13 +198,13 @@ static void await_placing(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-static void listen(struct ckpt_engine *e)
+static void hear(struct ckpt_engine *e)
 {
     bool moved;
 
     (void)ckpt_comm_poll(e->comm, &moved, NULL);
     ckpt_comm_heartbeat(e->comm, e->opt.exchange_timeout_ms);
-    e->comm->x->ops->wait(e->comm->x, LISTEN_MS);
+    e->comm->x->ops->wait(e->comm->x, HEAR_MS);
 }
 
 /* This rank has finished, or has failed: begin the round in which all ranks agree on the end. */
@@ -227,7 +227,7 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
         /* a frozen neighbour does not pass that on: stay until others have noticed it, too */
         const uint64_t until = ckpt_now_ms() + e->opt.exchange_timeout_ms / 8;
         while (is_one_silent(e) && ckpt_now_ms() < until)
-            listen(e);
+            hear(e);
         await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
     }
@@ -321,9 +321,9 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
  * messages on: while a neighbour is silent, wait until that is heard, or is too late itself. */
 static void hear_why(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    for (int i = 0; i < LISTEN_TURNS || is_one_silent(e); i++) {
+    for (int i = 0; i < HEAR_TURNS || is_one_silent(e); i++) {
         struct ckpt_err late = {0};
-        listen(e);
+        hear(e);
         if (ckpt_engine_has_stopped(e))
             return;
         if (check_silence(e, e->opt.exchange_timeout_ms, &late) < 0) {
