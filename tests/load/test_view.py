@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 from runner import run_in_folders
 
@@ -29,6 +30,7 @@ except ImportError as e:
 os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
 sys.path.insert(0, PACKAGE)
 import ckptfs  # noqa: E402
+from ckptfs import _fork  # noqa: E402
 
 
 def error_of(kind, fn, *args, **kwargs):
@@ -125,6 +127,27 @@ def forked_children_read(top):
             stop.set()
             for t in threads:
                 t.join()
+
+
+def a_fork_while_reads_never_pause(top):
+    """It is not put off for as long as other threads read in turns; and a read within a read does not wait for it."""
+    with ckptfs.open(LLAMA) as f:
+        end = time.monotonic() + 6
+
+        def read():
+            while time.monotonic() < end:
+                with _fork.reading(f):
+                    time.sleep(0.01)
+                    f.unchanged(f)
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for t in threads:
+            t.start()
+        begin = time.monotonic()
+        good = all(forked(lambda: NAME in f.keys()) for _ in range(5))
+        took, end = time.monotonic() - begin, 0
+        for t in threads:
+            t.join()
+        assert good and took < 3, (good, took)
 
 
 def forked_while_a_load_runs(top):
@@ -336,7 +359,7 @@ def version(top):
 
 
 if __name__ == "__main__":
-    run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
+    run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, a_fork_while_reads_never_pause, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
                     comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, a_framework_that_lacks_a_part,
                     pickled, steps, spellings, a_model_with_torchtitan_s_names_is_filled_too, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere,
                     pieces_for_another_device, version))

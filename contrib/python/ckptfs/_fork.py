@@ -20,8 +20,10 @@ from ._library import CkptError, library
 if TYPE_CHECKING:
     from ._view import View
 
-_free = threading.Condition(threading.RLock())  # protects the next two
+_free = threading.Condition(threading.RLock())  # protects the next three
 _reads = 0  # how many are running, each of which may hold a lock of the library
+_forks = 0  # how many wait for the reads to end: no other one begins, or they might wait for ever
+_mine = threading.local()  # reads: how many of them are this thread's
 _loads: list[View] = []  # views that loads are running on
 _groups = None  # the process group of the process that this one was forked from
 
@@ -33,13 +35,18 @@ def reading(view):
     CkptError "usage" if the view is closed.
     """
     global _reads
+    depth = getattr(_mine, "reads", 0)
     with _free:
+        if not depth:
+            _free.wait_for(lambda: not _forks)
         view.check()
         handle = library().view_hold(view._view)
         _reads += 1
+    _mine.reads = depth + 1
     try:
         yield handle
     finally:
+        _mine.reads = depth
         with _free:
             _reads -= 1
             _free.notify_all()
@@ -91,12 +98,22 @@ def check_group(group):
 
 
 def _before():
+    global _forks
     _free.acquire()
+    _forks += 1
     _free.wait_for(lambda: _reads == 0)
 
 
+def _in_parent():
+    global _forks
+    _forks -= 1
+    _free.notify_all()
+    _free.release()
+
+
 def _in_child():
-    global _groups
+    global _forks, _groups
+    _forks = 0
     for view in _loads:
         view._lost = "this process was forked while a load was running on it"
     _loads.clear()
@@ -106,4 +123,4 @@ def _in_child():
     _free.release()
 
 
-os.register_at_fork(before=_before, after_in_parent=_free.release, after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
