@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/confine.h"
 #include "base/mem.h"
 #include "io/bucket/helper/helper.h"
@@ -141,7 +142,10 @@ static int confine(const struct ckpt_site *site, struct ckpt_err *err)
 
 /* ---- the two processes ---- */
 
-enum { MOST_WORKERS = 8 }; /* the first, and those that follow one that was killed, or crashed */
+enum {
+    MOST_WORKERS = 8, /* that are killed, or crash, one after the other ... */
+    SOON_MS = 60000,  /* ... and none of them so late */
+};
 
 /* Answer every question with the same error. */
 static int refuse_all(const struct ckpt_err *err)
@@ -226,7 +230,8 @@ int main(void)
     }
     if (ckpt_site_find(&site, &err) < 0)
         return refuse_all(&err);
-    for (unsigned n = 0; n < MOST_WORKERS; n++) {
+    for (unsigned n = 0, dead = 0; dead < MOST_WORKERS; n++) {
+        const uint64_t begin = ckpt_now_ms();
         const struct ckpt_wire_answer again = {.id = CKPT_WIRE_AGAIN, .len = n};
         int status = 0;
         if ((n && send(CKPT_WIRE_SOCKET, &again, sizeof again, MSG_NOSIGNAL) < 0) ||
@@ -240,6 +245,7 @@ int main(void)
         (void)close(pair[0]);
         if (worker < 0 || waitpid(worker, &status, 0) != worker || !WIFSIGNALED(status))
             return rc;
+        dead = ckpt_now_ms() - begin < SOON_MS ? dead + 1 : 0;
     }
     return 1;
 }

@@ -71,7 +71,7 @@ struct worker {
     struct ckpt_wire_shared *shared;
     CURLM *multi;
     struct job *jobs;
-    unsigned active, connections, most_small;
+    unsigned active, nlarge, connections, most_small; /* transfers, and those of large parts */
     uint64_t timeout_ms, next_retry;
     bool has_answered;          /* some server, at least once */
     bool is_failing[2];         /* the last question of this kind that ended was given up */
@@ -312,6 +312,8 @@ static void set_options(struct worker *w, struct job *j, const char *url)
     (void)curl_easy_setopt(e, CURLOPT_HTTPHEADER, j->headers);
 }
 
+static bool is_large(const struct job *j) { return j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET; }
+
 static void job_start(struct worker *w, struct job *j)
 {
     ckpt_cleanup(ckpt_freep) char *url = url_of(w, j);
@@ -329,6 +331,7 @@ static void job_start(struct worker *w, struct job *j)
     if (j->tries++ == 0)
         j->since = ckpt_now_ms();
     w->active++;
+    w->nlarge += is_large(j);
     atomic_fetch_add_explicit(&w->shared->requests, 1, memory_order_relaxed);
     (void)snprintf(w->shared->endpoint, sizeof w->shared->endpoint, "%.*s",
                    (int)(strchr(strstr(url, "//") + 2, '/') - url), url);
@@ -350,6 +353,7 @@ static void job_stop(struct worker *w, struct job *j)
     j->easy = NULL;
     ckpt_headers_free(&j->headers);
     w->active--;
+    w->nlarge -= is_large(j);
 }
 
 static uint64_t random_below(uint64_t n)
@@ -578,17 +582,13 @@ static int start_jobs(struct worker *w)
 {
     const uint64_t now = ckpt_now_ms();
     uint64_t wait = 1000;
-    bool large_waits = false;
 
     if (!w->jobs || !have_secret(w))
         return (int)wait;
     for (struct job *j = w->jobs, *next; j && w->active < w->most_small; j = next) {
         next = j->next;
-        const bool is_large = j->q.len > SMALL && j->q.kind == CKPT_WIRE_GET;
-        if (j->easy || ((is_large || large_waits) && w->active >= w->connections)) {
-            large_waits |= !j->easy && is_large; /* small ones do not overtake it for ever */
+        if (j->easy || (is_large(j) && w->nlarge >= w->connections))
             continue;
-        }
         if (j->not_before > now)
             wait = ckpt_min_u64(wait, j->not_before - now);
         else
