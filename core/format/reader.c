@@ -64,30 +64,44 @@ struct ckpt_dir *ckpt_reader_folder(struct ckpt_dir *dir, const char *name)
                                                                                             : NULL;
 }
 
-struct first {
-    bool folder;
-    const char *begin, *end;
-    char *name;
-};
-
-static int see_first(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+static int keep_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
-    struct first *f = ctx;
+    struct ckpt_str *list = ctx;
 
-    if (f->name || (e->kind == CKPT_ENTRY_DIR) != f->folder ||
-        !ckpt_has_prefix(e->name, f->begin) || !ckpt_has_suffix(e->name, f->end))
-        return 0;
-    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+    ckpt_listed_add(list, e);
+    return list->failed ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_entries_read(const struct ckpt_dir *dir, struct ckpt_entries *ret, struct ckpt_err *err)
+{
+    return ckpt_dir_list(dir, keep_entry, &ret->list, err);
+}
+
+void ckpt_entries_release(struct ckpt_entries *e) { ckpt_str_release(&e->list); }
+
+bool ckpt_entries_next(struct ckpt_entries *e, struct ckpt_entry *ret)
+{
+    const char *begin = ckpt_str_get(&e->list), *at = begin + e->at;
+    const bool more = ckpt_listed_next(&at, begin + e->list.len, ret);
+
+    e->at = (size_t)(at - begin);
+    return more;
 }
 
 int ckpt_reader_first(const struct ckpt_dir *dir, bool folders, const char *begin, const char *end,
                       char **ret, struct ckpt_err *err)
 {
-    struct first f = {folders, begin, end, NULL};
-    const int result = ckpt_dir_list(dir, see_first, &f, err);
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
 
-    *ret = f.name;
-    return result;
+    *ret = NULL;
+    if (ckpt_entries_read(dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if ((e.kind == CKPT_ENTRY_DIR) == folders && ckpt_has_prefix(e.name, begin) &&
+            ckpt_has_suffix(e.name, end))
+            return (*ret = strdup(e.name)) ? 0 : ckpt_nomem(err);
+    return 0;
 }
 
 char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name)
@@ -225,35 +239,22 @@ static const struct foreign {
     {"consolidated", ".safetensors", "a model in its maker's own format", MAKERS_WAY},
 };
 
-struct look {
-    const struct ckpt_dir *dir;
-    bool found;
-};
-
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct look *l = ctx;
-
-    for (size_t i = 0; i < sizeof foreigners / sizeof *foreigners; i++) {
-        const struct foreign *f = &foreigners[i];
-        if (e->kind != CKPT_ENTRY_FILE || !ckpt_has_prefix(e->name, f->begin) ||
-            !ckpt_has_suffix(e->name, f->end))
-            continue;
-        l->found = true;
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' holds %s ('%s'), and no checkpoint of a known format: %s",
-                         ckpt_dir_path(l->dir), f->what, e->name, f->way);
-    }
-    return 0;
-}
-
 int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err)
 {
-    struct look l = {.dir = dir};
-    struct ckpt_err own = {0};
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
 
-    (void)ckpt_dir_list(dir, see, &l, &own);
-    return l.found ? ckpt_err_move(err, &own) : 0;
+    (void)ckpt_entries_read(dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e))
+        for (size_t i = 0; i < sizeof foreigners / sizeof *foreigners; i++) {
+            const struct foreign *f = &foreigners[i];
+            if (e.kind == CKPT_ENTRY_FILE && ckpt_has_prefix(e.name, f->begin) &&
+                ckpt_has_suffix(e.name, f->end))
+                return ckpt_fail(err, CKPT_UNSUPPORTED,
+                                 "'%s' holds %s ('%s'), and no checkpoint of a known format: %s",
+                                 ckpt_dir_path(dir), f->what, e.name, f->way);
+        }
+    return 0;
 }
 
 int ckpt_foreign_tensor(const char *name, struct ckpt_err *err)

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "container/weight_map.h"
 #include "io/dir.h"
 #include "io/source.h"
@@ -188,6 +189,20 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
 
 /* A helper for readers: the folder `name` of dir, "" for dir itself; new. NULL: there is none. */
 struct ckpt_dir *ckpt_reader_folder(struct ckpt_dir *dir, const char *name);
+
+/* A helper for readers: the entries of a directory, to be seen one by one, in natural order. All
+ * zero before; release it after a failure, too. */
+struct ckpt_entries {
+    struct ckpt_str list;
+    size_t at;
+};
+
+/* Read all of them. */
+int ckpt_entries_read(const struct ckpt_dir *dir, struct ckpt_entries *ret, struct ckpt_err *err);
+void ckpt_entries_release(struct ckpt_entries *e);
+
+/* The next entry, whose name lives as long as the list; false: there are no more. */
+bool ckpt_entries_next(struct ckpt_entries *e, struct ckpt_entry *ret);
 
 /* A helper for readers: the first file (or folder, with `folders`) of a directory, in natural
  * order, whose name begins and ends so: *ret is new, or NULL: there is none. */

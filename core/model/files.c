@@ -222,21 +222,22 @@ static int note_link(struct sides *s, const struct ckpt_dir *dir, const char *na
     return s->dangling || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
-struct adding {
-    struct sides *sides;
-    struct ckpt_dir *dir;
-    enum side_rule rule;
-};
-
-static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+/* Add the files of a folder that the rule wants. */
+static int add_wanted(struct sides *s, struct ckpt_dir *dir, enum side_rule rule,
+                      struct ckpt_err *err)
 {
-    const struct adding *a = ctx;
-    const bool link = e->is_link && e->kind == CKPT_ENTRY_OTHER;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
 
-    if ((!link && e->kind != CKPT_ENTRY_FILE) || !wanted(a->sides->o, e->name, a->rule))
-        return 0;
-    return link ? note_link(a->sides, a->dir, e->name, err)
-                : add_file(a->sides, a->dir, e->name, err);
+    if (ckpt_entries_read(dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e)) {
+        const bool link = e.is_link && e.kind == CKPT_ENTRY_OTHER;
+        if ((link || e.kind == CKPT_ENTRY_FILE) && wanted(s->o, e.name, rule) &&
+            (link ? note_link(s, dir, e.name, err) : add_file(s, dir, e.name, err)) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 /* Add the files of subdirectory `below` ("" for dir itself), except names that were added before;
@@ -252,7 +253,7 @@ static int add_from(struct sides *s, struct ckpt_dir *dir, const char *below, co
         return -1;
     dir = sub ? sub : dir;
     if (!name)
-        return ckpt_dir_list(dir, add_wanted, &(struct adding){s, dir, rule}, err);
+        return add_wanted(s, dir, rule, err);
     return ckpt_dir_has_file(dir, name) ? add_file(s, dir, name, err) : 0;
 }
 

@@ -235,27 +235,21 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
 
 /* ---- life cycle ---- */
 
-/* Find a link of the directory that leads to no file: *ret is its name (new), or NULL. */
-static int see_link(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    char **ret = ctx;
-
-    if (*ret || !e->is_link || e->kind != CKPT_ENTRY_OTHER)
-        return 0;
-    return (*ret = strdup(e->name)) ? 0 : ckpt_nomem(err);
-}
-
 /* What may be the reason that there is no checkpoint: a link that leads out, or to no file. *ret is
  * new, and "" if there is none. The hub's cache has links to blobs in another folder, which tar
  * packs as links. */
 static int advise_links(const struct ckpt_run *run, const char *path, char **ret,
                         struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *link = NULL;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_err leaving = {0};
+    const char *link = NULL;
+    struct ckpt_entry e;
 
-    if (ckpt_dir_list(run->dir, see_link, &link, err) < 0)
+    if (ckpt_entries_read(run->dir, &entries, err) < 0)
         return -1;
+    while (!link && ckpt_entries_next(&entries, &e))
+        link = e.is_link && e.kind == CKPT_ENTRY_OTHER ? e.name : NULL;
     if (link && ckpt_archive_is_file(path))
         *ret = ckpt_asprintf(", but has links to files that are not in it ('%s' ...): if it was "
                              "packed from the hub's cache, pack it again with the files "

@@ -458,36 +458,26 @@ bool ckpt_steps_are_models(const struct ckpt_steps_found *s)
 
 enum { MOST_RUNS = 8 };
 
-struct runs {
-    struct ckpt_dir *dir;
-    struct ckpt_str text;
-    size_t n;
-};
-
-static int list_run(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct runs *runs = ctx;
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
-    struct ckpt_err ignored = {0};
-
-    (void)err;
-    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || runs->n == MOST_RUNS ||
-        ckpt_dir_open_below(runs->dir, e->name, &dir, &ignored) < 0 ||
-        ckpt_steps_scan(dir, true, NULL, &found, &ignored) < 0)
-        return 0;
-    if (found.len && !ckpt_steps_are_models(&found))
-        ckpt_str_printf(&runs->text, "%s'%s'", runs->n++ ? ", " : "", e->name);
-    return 0;
-}
-
 char *ckpt_steps_list_runs(struct ckpt_dir *dir)
 {
-    struct runs runs = {.dir = dir};
-    char *text = NULL;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_str text = {0};
+    struct ckpt_err ignored = {0};
+    struct ckpt_entry e;
+    char *list = NULL;
+    size_t n = 0;
 
-    (void)ckpt_dir_list(dir, list_run, &runs, NULL);
-    return ckpt_str_steal(&runs.text, &text, NULL) < 0 ? NULL : text;
+    (void)ckpt_entries_read(dir, &entries, NULL);
+    while (n < MOST_RUNS && ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *run = NULL;
+        ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
+        if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' &&
+            ckpt_dir_open_below(dir, e.name, &run, &ignored) == 0 &&
+            ckpt_steps_scan(run, true, NULL, &found, &ignored) == 0 && found.len &&
+            !ckpt_steps_are_models(&found))
+            ckpt_str_printf(&text, "%s'%s'", n++ ? ", " : "", e.name);
+    }
+    return ckpt_str_steal(&text, &list, NULL) < 0 ? NULL : list;
 }
 
 void ckpt_steps_found_release(struct ckpt_steps_found *s)

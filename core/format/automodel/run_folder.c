@@ -12,32 +12,14 @@
 const char *const ckpt_automodel_rewrites[] = {"model", ".incomplete", NULL};
 const char *const ckpt_automodel_links[] = {"LATEST", "LOWEST_VAL", NULL};
 
-struct link {
-    struct ckpt_dir *run;
-    uint64_t inode;
-    char *name;
-};
-
-static int find_target(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct link *k = ctx;
-    struct ckpt_file_id id;
-
-    (void)err;
-    if (e->kind != CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, "epoch_") ||
-        !ckpt_dir_stat(k->run, e->name, &id) || id.inode != k->inode)
-        return 0;
-    k->name = strdup(e->name);
-    return -1;
-}
-
 /* LATEST is a link to the step's directory. Where links are not possible it is the text file
  * LATEST.txt, and in a copy of a run the link may have become a file. */
 char *ckpt_automodel_latest(struct ckpt_dir *run)
 {
     static const char *const files[] = {"LATEST", "LATEST.txt"};
-    struct link k = {.run = run};
-    struct ckpt_file_id id;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_file_id latest, id;
+    struct ckpt_entry e;
 
     for (size_t i = 0; i < 2; i++) {
         ckpt_cleanup(ckpt_freep) char *text = ckpt_reader_pointer(run, files[i]);
@@ -48,11 +30,14 @@ char *ckpt_automodel_latest(struct ckpt_dir *run)
         const char *name = strrchr(text, '/');
         return strdup(name ? name + 1 : text);
     }
-    if (!ckpt_dir_has_dir(run, "LATEST") || !ckpt_dir_stat(run, "LATEST", &id))
+    if (!ckpt_dir_has_dir(run, "LATEST") || !ckpt_dir_stat(run, "LATEST", &latest))
         return NULL;
-    k.inode = id.inode;
-    (void)ckpt_dir_list(run, find_target, &k, NULL);
-    return k.name;
+    (void)ckpt_entries_read(run, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_DIR && ckpt_has_prefix(e.name, "epoch_") &&
+            ckpt_dir_stat(run, e.name, &id) && id.inode == latest.inode)
+            return strdup(e.name);
+    return NULL;
 }
 
 /* .incomplete is removed after LATEST was changed; in an asynchronous save only at the next save.

@@ -41,27 +41,20 @@ void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l)
     *l = (struct ckpt_hfs_layout){0};
 }
 
-static int stop_at_shard(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct ckpt_hfs_name name;
-    bool *found = ctx;
-
-    (void)err;
-    *found = e->kind == CKPT_ENTRY_FILE && ckpt_hfs_name_parse(e->name, &name);
-    return *found ? -1 : 0;
-}
-
 static const struct place *find_place(struct ckpt_dir *dir)
 {
-    bool found = false;
+    struct ckpt_hfs_name name;
+    struct ckpt_entry e;
 
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub =
             ckpt_reader_folder(dir, places[i].shards);
+        ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
         if (sub)
-            (void)ckpt_dir_list(sub, stop_at_shard, &found, NULL);
-        if (found)
-            return &places[i];
+            (void)ckpt_entries_read(sub, &entries, NULL);
+        while (ckpt_entries_next(&entries, &e))
+            if (e.kind == CKPT_ENTRY_FILE && ckpt_hfs_name_parse(e.name, &name))
+                return &places[i];
     }
     return NULL;
 }

@@ -66,19 +66,24 @@ static bool is_automodel(const struct load *l)
     return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
 }
 
-/* Add every entry with such a name; if it is not a file, opening it reports that. */
-static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+/* List every entry with such a name; if it is not a file, opening it reports that. */
+static int list_shards(struct load *l, struct ckpt_err *err)
 {
-    struct load *l = ctx;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_hfs_shard s = {0};
+    struct ckpt_entry e;
 
-    if (!ckpt_hfs_name_parse(e->name, &s.id))
-        return 0;
-    if (l->shards.len == MAX_SHARDS)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d shards", ckpt_dir_path(l->dir),
-                         MAX_SHARDS);
-    if (!(s.name = ckpt_dir_intern(l->shard_dir, e->name)) || ckpt_vec_push(&l->shards, s) < 0)
-        return ckpt_nomem(err);
+    if (ckpt_entries_read(l->shard_dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e)) {
+        if (!ckpt_hfs_name_parse(e.name, &s.id))
+            continue;
+        if (l->shards.len == MAX_SHARDS)
+            return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d shards", ckpt_dir_path(l->dir),
+                             MAX_SHARDS);
+        if (!(s.name = ckpt_dir_intern(l->shard_dir, e.name)) || ckpt_vec_push(&l->shards, s) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -394,7 +399,7 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
         return -1;
     const char *below = l.layout.shards;
     if (ckpt_dir_open_below(dir, *below ? below : ".", &l.shard_dir, err) < 0 ||
-        ckpt_dir_list(l.shard_dir, list_one, &l, err) < 0)
+        list_shards(&l, err) < 0)
         return -1;
     if (l.shards.len == 0)
         return ckpt_fail(err, CKPT_STALE, "'%s': the shards have gone", ckpt_dir_path(dir));

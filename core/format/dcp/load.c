@@ -69,22 +69,26 @@ static bool is_rank_metadata(const char *name)
 
 struct names {
     CKPT_VEC(const char *) rank_metadata;
-    struct ckpt_dir *dir;
     bool has_data;
 };
 
 static void names_release(struct names *n) { ckpt_vec_release(&n->rank_metadata); }
 
-static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+static int list_names(struct ckpt_dir *dir, struct names *ret, struct ckpt_err *err)
 {
-    struct names *n = ctx;
-    const char *own;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
 
-    n->has_data |= ckpt_has_prefix(e->name, "__") && ckpt_has_suffix(e->name, ".distcp");
-    if (e->kind == CKPT_ENTRY_DIR || !is_rank_metadata(e->name))
-        return 0;
-    own = ckpt_dir_intern(n->dir, e->name);
-    return !own || ckpt_vec_push(&n->rank_metadata, own) < 0 ? ckpt_nomem(err) : 0;
+    if (ckpt_entries_read(dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e)) {
+        const bool found = e.kind != CKPT_ENTRY_DIR && is_rank_metadata(e.name);
+        const char *own = found ? ckpt_dir_intern(dir, e.name) : NULL;
+        ret->has_data |= ckpt_has_prefix(e.name, "__") && ckpt_has_suffix(e.name, ".distcp");
+        if (found && (!own || ckpt_vec_push(&ret->rank_metadata, own) < 0))
+            return ckpt_nomem(err);
+    }
+    return 0;
 }
 
 static int add_metadata(struct load *l, const char *name, bool rank_local, struct ckpt_err *err)
@@ -98,13 +102,13 @@ static int add_metadata(struct load *l, const char *name, bool rank_local, struc
 
 static int read_metadata(struct load *l, struct ckpt_err *err)
 {
-    ckpt_cleanup(names_release) struct names names = {.dir = l->dir};
+    ckpt_cleanup(names_release) struct names names = {0};
 
     if (ckpt_dir_has_file(l->dir, METADATA)) {
         if (add_metadata(l, METADATA, false, err) < 0)
             return -1;
     } else {
-        if (ckpt_dir_list(l->dir, see_entry, &names, err) < 0)
+        if (list_names(l->dir, &names, err) < 0)
             return -1;
         if (names.rank_metadata.len == 0)
             return ckpt_fail(err, CKPT_MISSING,
@@ -396,11 +400,11 @@ static bool sniff(const struct ckpt_dir *dir, const char *name)
 
 enum ckpt_evidence ckpt_dcp_evidence(struct ckpt_dir *dir)
 {
-    ckpt_cleanup(names_release) struct names names = {.dir = dir};
+    ckpt_cleanup(names_release) struct names names = {0};
 
     if (ckpt_dir_has_file(dir, METADATA) && sniff(dir, METADATA))
         return CKPT_BY_MAGIC;
-    if (ckpt_dir_list(dir, see_entry, &names, NULL) < 0)
+    if (list_names(dir, &names, NULL) < 0)
         return CKPT_NOT_MINE;
     if (names.rank_metadata.len && sniff(dir, names.rank_metadata.ptr[0]))
         return CKPT_BY_MAGIC;

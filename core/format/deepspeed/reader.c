@@ -33,30 +33,18 @@ static bool is_tag_below(struct ckpt_dir *dir, const char *name)
     return below && ckpt_ds_is_tag(below);
 }
 
-struct look {
-    struct ckpt_dir *dir;
-    char *tag; /* name of the last tag */
-};
-
-static int look_at(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct look *l = ctx;
-
-    (void)err;
-    if (e->kind != CKPT_ENTRY_DIR || !is_tag_below(l->dir, e->name))
-        return 0;
-    free(l->tag);
-    l->tag = strdup(e->name);
-    return 0;
-}
-
-/* Find any tag below dir; new, or NULL. */
+/* Find the last tag below dir; new, or NULL. */
 static char *any_tag(struct ckpt_dir *dir)
 {
-    struct look l = {.dir = dir};
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    const char *tag = NULL;
 
-    (void)ckpt_dir_list(dir, look_at, &l, NULL);
-    return l.tag;
+    (void)ckpt_entries_read(dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_DIR && is_tag_below(dir, e.name))
+            tag = e.name;
+    return tag ? strdup(tag) : NULL;
 }
 
 /* Is the folder one checkpoint: are files of the model or of the training beside the tag? */

@@ -64,20 +64,6 @@ static bool parse_name(const char *name, struct ckpt_ds_file_name *ret)
     return parse_layer(name, ret) || parse_zero(name, ret);
 }
 
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct ckpt_ds_tag *t = ctx;
-    struct ckpt_ds_entry *entry;
-    struct ckpt_ds_file_name is;
-
-    if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
-        return 0;
-    if (ckpt_vec_add(&t->files, &entry) < 0)
-        return ckpt_nomem(err);
-    entry->is = is;
-    return (entry->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
-}
-
 static int entry_cmp(const void *a, const void *b)
 {
     const struct ckpt_ds_file_name *x = &((const struct ckpt_ds_entry *)a)->is;
@@ -92,8 +78,20 @@ static int entry_cmp(const void *a, const void *b)
 
 int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_err *err)
 {
-    if (ckpt_dir_list(dir, see, ret, err) < 0)
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_ds_entry *entry;
+    struct ckpt_ds_file_name is;
+    struct ckpt_entry e;
+
+    if (ckpt_entries_read(dir, &entries, err) < 0)
         return -1;
+    while (ckpt_entries_next(&entries, &e)) {
+        if (e.kind == CKPT_ENTRY_DIR || !parse_name(e.name, &is))
+            continue;
+        if (ckpt_vec_add(&ret->files, &entry) < 0 || !(entry->name = strdup(e.name)))
+            return ckpt_nomem(err);
+        entry->is = is;
+    }
     if (ret->files.len)
         qsort(ret->files.ptr, ret->files.len, sizeof *ret->files.ptr, entry_cmp);
     ret->universal = ckpt_dir_has_dir(dir, "zero") || ckpt_dir_has_dir(dir, "tmp");
@@ -134,43 +132,32 @@ size_t ckpt_ds_tag_count(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
 
 /* ---- where tags lie ---- */
 
-struct look {
-    struct ckpt_dir *dir;
-    bool found;
-};
-
 /* zero/PARAMETER/fp32.pt, or tmp/PARAMETER/RANK/fp32.00 of a conversion that goes on. */
-static int look_for_parameter(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct look *l = ctx;
-    ckpt_cleanup(ckpt_freep) char *whole = NULL, *part = NULL;
-
-    (void)err;
-    if (l->found || e->kind != CKPT_ENTRY_DIR)
-        return 0;
-    whole = ckpt_asprintf("%s/fp32.pt", e->name);
-    part = ckpt_asprintf("%s/0/fp32.00", e->name);
-    l->found =
-        whole && part && (ckpt_dir_has_file(l->dir, whole) || ckpt_dir_has_file(l->dir, part));
-    return 0;
-}
-
 static bool has_parameters(struct ckpt_dir *dir, const char *folder)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = ckpt_reader_folder(dir, folder);
-    struct look l = {.dir = below};
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    bool found = false;
 
     if (below)
-        (void)ckpt_dir_list(below, look_for_parameter, &l, NULL);
-    return l.found;
+        (void)ckpt_entries_read(below, &entries, NULL);
+    while (!found && ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_freep) char *whole = ckpt_asprintf("%s/fp32.pt", e.name);
+        ckpt_cleanup(ckpt_freep) char *part = ckpt_asprintf("%s/0/fp32.00", e.name);
+        found = e.kind == CKPT_ENTRY_DIR && whole && part &&
+                (ckpt_dir_has_file(below, whole) || ckpt_dir_has_file(below, part));
+    }
+    return found;
 }
 
 bool ckpt_ds_is_tag(struct ckpt_dir *dir)
 {
     ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag t = {0};
 
-    (void)ckpt_dir_list(dir, see, &t, NULL);
-    return t.files.len || has_parameters(dir, "zero") || has_parameters(dir, "tmp");
+    (void)ckpt_ds_tag_read(dir, &t, NULL);
+    return t.files.len ||
+           (t.universal && (has_parameters(dir, "zero") || has_parameters(dir, "tmp")));
 }
 
 char *ckpt_ds_latest(struct ckpt_dir *run)

@@ -45,11 +45,6 @@ static void load_release(struct load *l)
 
 /* ---- files ---- */
 
-struct listing {
-    struct load *l;
-    struct state like; /* a state of the parameter */
-};
-
 static int add_file(struct load *l, const struct state *like, const char *key, size_t len,
                     struct ckpt_err *err)
 {
@@ -61,22 +56,14 @@ static int add_file(struct load *l, const struct state *like, const char *key, s
     return (s->key = strndup(key, len)) ? 0 : ckpt_nomem(err);
 }
 
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct listing *list = ctx;
-
-    if (e->kind == CKPT_ENTRY_DIR || !ckpt_has_suffix(e->name, ".pt") ||
-        strcmp(e->name, MASTER ".pt") == 0 || strcmp(e->name, "step.pt") == 0)
-        return 0;
-    return add_file(list->l, &list->like, e->name, strlen(e->name) - strlen(".pt"), err);
-}
-
 static int list_param(struct load *l, const struct ckpt_ds_listed *of, struct ckpt_err *err)
 {
     const char *folder = ckpt_ds_unwrapped_original(&of->z->unwrapped, of->param->name);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     ckpt_cleanup(ckpt_freep) char *master = ckpt_asprintf("%s/" MASTER ".pt", folder);
-    struct listing list = {l, {.of = *of, .folder = folder}};
+    const struct state like = {.of = *of, .folder = folder};
+    struct ckpt_entry e;
 
     if (!master)
         return ckpt_nomem(err);
@@ -84,13 +71,19 @@ static int list_param(struct load *l, const struct ckpt_ds_listed *of, struct ck
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s/%s' is missing: '%s' says that the model has this parameter",
                          ckpt_dir_path(l->zero), master, of->z->model_name);
-    if (add_file(l, &list.like, MASTER, strlen(MASTER), err) < 0)
+    if (add_file(l, &like, MASTER, strlen(MASTER), err) < 0)
         return -1;
     if (!l->z->job->opt->states)
         return 0;
-    return ckpt_dir_open_below(l->zero, folder, &dir, err) < 0
-               ? -1
-               : ckpt_dir_list(dir, see, &list, err);
+    if (ckpt_dir_open_below(l->zero, folder, &dir, err) < 0 ||
+        ckpt_entries_read(dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind != CKPT_ENTRY_DIR && ckpt_has_suffix(e.name, ".pt") &&
+            strcmp(e.name, MASTER ".pt") != 0 && strcmp(e.name, "step.pt") != 0 &&
+            add_file(l, &like, e.name, strlen(e.name) - strlen(".pt"), err) < 0)
+            return -1;
+    return 0;
 }
 
 /* Read a state: a tensor, or a dict that has it as "param". */

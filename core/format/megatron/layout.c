@@ -17,23 +17,6 @@ enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
 /* verl's are the last two, in its older and newer layout. */
 static const char *const places[] = {"", "weights", "model_weights", "dist_ckpt", VERL_MODEL};
 
-/* What was found in a directory. */
-struct seen {
-    bool ranks, data;
-};
-
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct seen *s = ctx;
-
-    (void)err;
-    s->ranks |= e->kind == CKPT_ENTRY_DIR &&
-                (ckpt_has_prefix(e->name, "mp_rank_") || ckpt_has_prefix(e->name, "tp_rank_")) &&
-                strspn(e->name + strlen("mp_rank_"), "0123456789") >= 2;
-    s->data |= e->kind == CKPT_ENTRY_FILE && ckpt_has_suffix(e->name, ".distcp");
-    return 0;
-}
-
 /* The format by metadata.json, which names the back end and exists when the save is finished. */
 static enum ckpt_megatron_format by_mark(const struct ckpt_dir *dir)
 {
@@ -94,19 +77,25 @@ static bool has_arrays(const struct ckpt_dir *dir)
 
 static enum ckpt_megatron_format format_of(const struct ckpt_dir *dir)
 {
-    enum ckpt_megatron_format marked = by_mark(dir);
-    bool common = ckpt_dir_has_file(dir, "common.pt");
-    struct seen s = {0};
+    const enum ckpt_megatron_format marked = by_mark(dir);
+    const bool common = ckpt_dir_has_file(dir, "common.pt");
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    bool ranks = false, data = false;
+    struct ckpt_entry e;
 
     if (marked != CKPT_MEGATRON_NONE)
         return marked;
-    if (ckpt_dir_list(dir, see, &s, NULL) < 0)
+    if (ckpt_entries_read(dir, &entries, NULL) < 0)
         return CKPT_MEGATRON_NONE;
-    if (s.ranks)
+    while (ckpt_entries_next(&entries, &e)) {
+        ranks |= e.kind == CKPT_ENTRY_DIR &&
+                 (ckpt_has_prefix(e.name, "mp_rank_") || ckpt_has_prefix(e.name, "tp_rank_")) &&
+                 strspn(e.name + strlen("mp_rank_"), "0123456789") >= 2;
+        data |= e.kind == CKPT_ENTRY_FILE && ckpt_has_suffix(e.name, ".distcp");
+    }
+    if (ranks)
         return CKPT_MEGATRON_RANKS;
-    if (common && (s.data || ckpt_dir_has_file(dir, ".metadata")))
-        return CKPT_MEGATRON_UNFINISHED;
-    if (has_arrays(dir))
+    if ((common && (data || ckpt_dir_has_file(dir, ".metadata"))) || has_arrays(dir))
         return CKPT_MEGATRON_UNFINISHED;
     return by_modules(dir);
 }

@@ -64,14 +64,14 @@ static bool parse_folder(const char *s, struct ckpt_megatron_rank *r)
     return *s == '\0';
 }
 
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+/* Add a rank's folder. */
+static int add_rank(struct ckpt_megatron_mesh *m, const char *name, struct ckpt_err *err)
 {
-    struct ckpt_megatron_mesh *m = ctx;
     struct ckpt_megatron_rank r = {0};
 
-    if (e->kind != CKPT_ENTRY_DIR || !parse_folder(e->name, &r))
+    if (!parse_folder(name, &r))
         return 0;
-    if (!(r.folder = ckpt_dir_intern(m->dir, e->name)))
+    if (!(r.folder = ckpt_dir_intern(m->dir, name)))
         return ckpt_nomem(err);
     for (size_t i = 0; !r.path && ckpt_megatron_rank_files[i]; i++) {
         if (!(r.path = ckpt_asprintf("%s/%s", r.folder, ckpt_megatron_rank_files[i])))
@@ -98,8 +98,14 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
 int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
 {
-    if (ckpt_dir_list(m->dir, see, m, err) < 0)
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    if (ckpt_entries_read(m->dir, &entries, err) < 0)
         return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_DIR && add_rank(m, e.name, err) < 0)
+            return -1;
     if (m->ranks.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no mp_rank_* directory",
                          ckpt_dir_path(m->dir));

@@ -49,25 +49,22 @@ static void load_release(struct load *l)
 
 /* ---- arrays ---- */
 
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+static int add_folder(struct load *l, const char *folder, struct ckpt_err *err)
 {
     static const struct ckpt_megatron_place whole = {0};
-    struct load *l = ctx;
+    const bool state = ckpt_megatron_is_state(folder);
     struct array *a;
 
-    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || ckpt_has_suffix(e->name, ".sync"))
-        return 0;
-    const bool state = ckpt_megatron_is_state(e->name);
-    if (state ? !l->opt->states : !ckpt_megatron_name(e->name, &whole, &l->buf))
+    if (state ? !l->opt->states : !ckpt_megatron_name(folder, &whole, &l->buf))
         return 0;
     if (state) {
         ckpt_str_clear(&l->buf);
-        ckpt_str_puts(&l->buf, e->name);
+        ckpt_str_puts(&l->buf, folder);
     }
     if (l->buf.failed || ckpt_vec_add(&l->arrays, &a) < 0)
         return ckpt_nomem(err);
     a->state = state;
-    a->folder = ckpt_dir_intern(l->dir, e->name);
+    a->folder = ckpt_dir_intern(l->dir, folder);
     a->name = ckpt_arena_strdup(&l->names, ckpt_str_get(&l->buf));
     return a->folder && a->name ? 0 : ckpt_nomem(err);
 }
@@ -119,39 +116,28 @@ static int open_chunk(struct load *l, struct array *a, const uint64_t *index, st
     return 0;
 }
 
-struct counting {
-    const char set[12]; /* the bytes of a chunk file's name */
-    uint64_t n;
-};
-
-static int count_chunk(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct counting *c = ctx;
-
-    (void)err;
-    c->n += e->name[strspn(e->name, c->set)] == '\0';
-    return 0;
-}
-
 /* Fail if there are chunk files outside of the shape: they belong to another array, or the
  * description is damaged. */
 static int check_surplus(struct load *l, const struct array *a, struct ckpt_err *err)
 {
+    const char set[] = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', a->z.separator, '\0'};
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    struct counting found = {
-        .set = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', a->z.separator, '\0'}};
-    uint64_t n = 1;
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    uint64_t n = 1, found = 0;
+    struct ckpt_entry e;
 
     for (uint32_t d = 0; d < a->z.rank; d++)
         n *= a->z.separator == '.' || d == 0 ? a->z.count[d] : 1;
     if (ckpt_dir_open_below(l->dir, a->folder, &dir, err) < 0 ||
-        ckpt_dir_list(dir, count_chunk, &found, err) < 0)
+        ckpt_entries_read(dir, &entries, err) < 0)
         return -1;
-    if (found.n <= n)
+    while (ckpt_entries_next(&entries, &e))
+        found += e.name[strspn(e.name, set)] == '\0';
+    if (found <= n)
         return 0;
     return ckpt_fail(err, CKPT_CONFLICT,
                      "'%s' holds %" PRIu64 " chunks, by the shape in its '.zarray' it has %" PRIu64,
-                     ckpt_dir_path(dir), found.n, n);
+                     ckpt_dir_path(dir), found, n);
 }
 
 static int open_chunks(struct load *l, struct array *a, struct ckpt_err *err)
@@ -215,8 +201,16 @@ int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_optio
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st, .cat = cat};
 
-    if (ckpt_dir_list(dir, see, &l, err) < 0 ||
-        ckpt_parallel(l.arrays.len, opt->nthread, read_array, &l, err) < 0)
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    if (ckpt_entries_read(dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' && !ckpt_has_suffix(e.name, ".sync") &&
+            add_folder(&l, e.name, err) < 0)
+            return -1;
+    if (ckpt_parallel(l.arrays.len, opt->nthread, read_array, &l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.arrays.len; i++) {
         const struct array *a = &l.arrays.ptr[i];

@@ -168,23 +168,19 @@ static void load_release(struct load *l)
 
 /* ---- files ---- */
 
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+/* Parse a name; false: it is not a state's, or that of another save. */
+static bool parse_file(const struct load *l, const char *name, struct file *ret)
 {
-    struct load *l = ctx;
-    struct file f = {0};
-    const char *s = e->name;
+    const char *s = name;
 
-    if (!ckpt_take_text(&s, "optimizer") || !ckpt_nt_take_rank(&s, "pp", "-", &f.pp))
-        return 0;
-    (void)ckpt_nt_take_rank(&s, "dp", "-", &f.dp);
-    if (!ckpt_nt_take_rank(&s, "tp", "-", &f.tp))
-        return 0;
-    (void)ckpt_nt_take_rank(&s, "exp", "-", &f.ep);
-    const struct ckpt_nt_topology of = {f.pp.size, f.tp.size, 0};
-    if (strcmp(s, ".pt") != 0 || !ckpt_nt_topology_fits(&of, l->topology))
-        return 0; /* not a state, or a state of another save */
-    f.name = ckpt_dir_intern(l->dir, e->name);
-    return !f.name || ckpt_vec_push(&l->files, f) < 0 ? ckpt_nomem(err) : 0;
+    if (!ckpt_take_text(&s, "optimizer") || !ckpt_nt_take_rank(&s, "pp", "-", &ret->pp))
+        return false;
+    (void)ckpt_nt_take_rank(&s, "dp", "-", &ret->dp);
+    if (!ckpt_nt_take_rank(&s, "tp", "-", &ret->tp))
+        return false;
+    (void)ckpt_nt_take_rank(&s, "exp", "-", &ret->ep);
+    const struct ckpt_nt_topology of = {ret->pp.size, ret->tp.size, 0};
+    return strcmp(s, ".pt") == 0 && ckpt_nt_topology_fits(&of, l->topology);
 }
 
 static int by_place(const void *a, const void *b)
@@ -246,10 +242,19 @@ static void choose_save(struct load *l)
 
 static int find_files(struct load *l, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry entry;
     struct ckpt_err e = {0};
 
-    if (ckpt_dir_list(l->dir, see, l, err) < 0)
+    if (ckpt_entries_read(l->dir, &entries, err) < 0)
         return -1;
+    while (ckpt_entries_next(&entries, &entry)) {
+        struct file f = {0};
+        if (!parse_file(l, entry.name, &f))
+            continue;
+        if (!(f.name = ckpt_dir_intern(l->dir, entry.name)) || ckpt_vec_push(&l->files, f) < 0)
+            return ckpt_nomem(err);
+    }
     if (ckpt_config_read_if(l->dir, "optimizer_config.json", MAX_CONFIG_BYTES, &l->config, &e) <
         0) {
         if (e.code == CKPT_NOMEM)

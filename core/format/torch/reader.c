@@ -139,23 +139,6 @@ static void load_release(struct load *l)
 
 /* ---- which files ---- */
 
-static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct load *l = ctx;
-    struct rank_name is;
-    struct file *f;
-
-    if (e->kind != CKPT_ENTRY_DIR && !l->optimizer && ckpt_has_prefix(e->name, "optim") &&
-        !(l->optimizer = ckpt_dir_intern(l->dir, e->name)))
-        return ckpt_nomem(err);
-    if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
-        return 0;
-    if (ckpt_vec_add(&l->files, &f) < 0)
-        return ckpt_nomem(err);
-    f->is = is;
-    return (f->name = ckpt_dir_intern(l->dir, e->name)) ? 0 : ckpt_nomem(err);
-}
-
 static int file_cmp(const void *a, const void *b)
 {
     const struct file *p = a, *q = b;
@@ -166,10 +149,26 @@ static int file_cmp(const void *a, const void *b)
  */
 static int list_files(struct load *l, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    struct rank_name is;
+    struct file *f;
     size_t kept = 0;
 
-    if (ckpt_dir_list(l->dir, see_entry, l, err) < 0)
+    if (ckpt_entries_read(l->dir, &entries, err) < 0)
         return -1;
+    while (ckpt_entries_next(&entries, &e)) {
+        if (e.kind == CKPT_ENTRY_DIR)
+            continue;
+        if (!l->optimizer && ckpt_has_prefix(e.name, "optim") &&
+            !(l->optimizer = ckpt_dir_intern(l->dir, e.name)))
+            return ckpt_nomem(err);
+        if (!parse_name(e.name, &is))
+            continue;
+        if (ckpt_vec_add(&l->files, &f) < 0 || !(f->name = ckpt_dir_intern(l->dir, e.name)))
+            return ckpt_nomem(err);
+        f->is = is;
+    }
     for (size_t i = 0; i < l->files.len; i++)
         if (!l->files.ptr[i].is.common)
             l->files.ptr[kept++] = l->files.ptr[i];
