@@ -2,7 +2,6 @@
 /* The list of readers, and functions that they share: facts, pointer files, leaving out tensors. */
 #include "format/reader.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"

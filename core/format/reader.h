@@ -199,6 +199,8 @@ struct ckpt_entries {
 
 /* Read all of them. */
 int ckpt_entries_read(const struct ckpt_dir *dir, struct ckpt_entries *ret, struct ckpt_err *err);
+
+/* Free the list. */
 void ckpt_entries_release(struct ckpt_entries *e);
 
 /* The next entry, whose name lives as long as the list; false: there are no more. */

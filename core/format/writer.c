@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 const struct ckpt_writer *const ckpt_writers[] = {
 #define CKPT_WRITER(NAME) &ckpt_writer_##NAME,

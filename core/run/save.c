@@ -2,7 +2,6 @@
 /* Telling one save of a step from another, and finding out that files are of two saves. */
 #include "run/save.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

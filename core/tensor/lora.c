@@ -3,7 +3,6 @@
 #include "tensor/lora.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

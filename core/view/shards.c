@@ -3,7 +3,6 @@
 #include "view/shards.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>

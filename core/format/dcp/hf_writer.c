@@ -6,7 +6,6 @@
  * R counts ranks, I the files into which a model directory would be split, both from 1. Each file's
  * metadata say where its parts begin in their tensors; nothing states a whole tensor's shape. The
  * model's other files lie beside them. */
-#include <string.h>
 
 #include "base/sort.h"
 #include "base/str.h"

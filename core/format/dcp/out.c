@@ -2,8 +2,6 @@
 /* `.metadata` and `__R_0.distcp`. */
 #include "format/dcp/out.h"
 
-#include <string.h>
-
 #include "base/ckd.h"
 #include "base/str.h"
 #include "container/torch_out.h"

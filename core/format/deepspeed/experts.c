@@ -11,7 +11,6 @@
 #include "format/deepspeed/load.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"

@@ -3,7 +3,6 @@
 #include "format/deepspeed/file.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -2,9 +2,7 @@
 /* Reading an optimizer file of DeepSpeed. */
 #include "format/deepspeed/zero.h"
 
-#include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_GROUPS = 1 << 20 };

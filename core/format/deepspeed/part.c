@@ -3,7 +3,6 @@
 #include "format/deepspeed/zero.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the files of all data-parallel ranks, and checking that they are of one save. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/par.h"

@@ -7,7 +7,6 @@
  *
  * Where the trainer itself wrote the model beside its tag, those files are the model as it lies;
  * the tag has the F32 masters and the optimizer's states. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"

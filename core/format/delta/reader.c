@@ -14,7 +14,6 @@
  * record of each tensor: name, dtype, shape, payload_file, payload_key, checksum and
  * checksum_algorithm. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

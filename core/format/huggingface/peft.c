@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/str.h"
 #include "container/safetensors.h"
 #include "format/automodel/run_folder.h"
 #include "format/pieces.h"

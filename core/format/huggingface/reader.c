@@ -5,13 +5,11 @@
  * As transformers looks for it: model.safetensors first, then model.safetensors.index.json; or the
  * same under diffusers' names. The checkpoint consists of the tensors in the index, whose
  * weight_map is kept, so that a view has the same split as the directory. */
-#include <string.h>
 
+#include "format/reader.h"
 #include "base/par.h"
-#include "base/str.h"
 #include "container/config.h"
 #include "container/safetensors.h"
-#include "format/reader.h"
 
 static const struct style {
     const char *single, *index;

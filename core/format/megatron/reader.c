@@ -6,8 +6,6 @@
  * The configuration lies in one of several places: the arguments in the common state, the model
  * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml, verl's
  * huggingface/config.json. */
-#include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"

@@ -3,7 +3,6 @@
 #include "format/megatron/writer_plan.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"

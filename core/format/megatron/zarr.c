@@ -2,7 +2,6 @@
 /* Megatron's zarr checkpoints: a directory of chunk files for each tensor. Each file becomes a
  * piece. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/par.h"

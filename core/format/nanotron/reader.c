@@ -4,7 +4,6 @@
  * tensors.
  *
  *     shards (format/nanotron/shards.h), of one topology -> pieces -> coverage */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
