@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/str.h"
+
 const struct ckpt_writer *const ckpt_writers[] = {
 #define CKPT_WRITER(NAME) &ckpt_writer_##NAME,
 #include "format/writers.def"
@@ -73,7 +75,7 @@ uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut)
 
 /* ---- a file ---- */
 
-int ckpt_writing_add(const struct ckpt_writing *w, const char *path, const struct ckpt_segment *seg,
+int ckpt_writing_add(const struct ckpt_writing *w, const char *path, struct ckpt_segment *seg,
                      size_t n, struct ckpt_err *err)
 {
     const struct ckpt_tensor *first = w->cat->tensors.ptr;
@@ -93,6 +95,15 @@ int ckpt_writing_add(const struct ckpt_writing *w, const char *path, const struc
             w->place[t - first] = (struct ckpt_vplace){.file = node, .off = seg[i].off};
     }
     return 0;
+}
+
+int ckpt_writing_text(const struct ckpt_writing *w, const char *folder, const char *name,
+                      const char *text, size_t len, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s", folder, name);
+
+    return path ? ckpt_vfiles_add_text(w->files, path, text, len, w->model->mtime_ns, err)
+                : ckpt_nomem(err);
 }
 
 /* ---- parts of cuts ---- */

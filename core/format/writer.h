@@ -34,8 +34,12 @@ struct ckpt_writing {
 
 /* Add a file of segments, which is as new as the newest of its tensors. It becomes the place of
  * those tensors of the catalogue that it has whole and that have no place yet. */
-int ckpt_writing_add(const struct ckpt_writing *w, const char *path, const struct ckpt_segment *seg,
+int ckpt_writing_add(const struct ckpt_writing *w, const char *path, struct ckpt_segment *seg,
                      size_t n, struct ckpt_err *err);
+
+/* Add a file with this text (copied), below `folder` ("", or "step-5/"). */
+int ckpt_writing_text(const struct ckpt_writing *w, const char *folder, const char *name,
+                      const char *text, size_t len, struct ckpt_err *err);
 
 /* The type of most elements, by its name in torch: the one that a trainer builds the model in. */
 const char *ckpt_writing_dtype(const struct ckpt_writing *w);

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/map.h"
 #include "tensor/value.h"
 
@@ -182,18 +183,20 @@ int ckpt_vfiles_add(struct ckpt_vfiles *f, const char *path, struct ckpt_vnode *
     return ckpt_vec_push(&f->list, file) < 0 ? ckpt_nomem(err) : 0;
 }
 
-int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path,
-                             const struct ckpt_segment *segment, size_t n, int64_t mtime_ns,
-                             struct ckpt_err *err)
+int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path, struct ckpt_segment *segment,
+                             size_t n, int64_t mtime_ns, struct ckpt_err *err)
 {
     struct ckpt_vnode *node = ckpt_arena_alloc(&f->arena, sizeof *node);
     char *own = ckpt_arena_strdup(&f->arena, path);
-    const uint64_t size = n ? segment[n - 1].off + segment[n - 1].len : 0;
+    uint64_t size = 0;
 
     if (!node || !own)
         return ckpt_nomem(err);
-    if (size > INT64_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "%s: the file would have 2^63 bytes or more", path);
+    for (size_t i = 0; i < n; i++) {
+        segment[i].off = size;
+        if (ckd_add(&size, size, segment[i].len) || size > INT64_MAX)
+            return ckpt_fail(err, CKPT_LIMIT, "%s: the file would have 2^63 bytes or more", path);
+    }
     *node = (struct ckpt_vnode){.kind = CKPT_NODE_FILE,
                                 .size = size,
                                 .mtime_ns = mtime_ns,
@@ -220,9 +223,7 @@ int ckpt_vfiles_add_text(struct ckpt_vfiles *f, const char *path, const char *te
 
     if (!own)
         return ckpt_nomem(err);
-    return ckpt_vfiles_add_segment(
-        f, path, (struct ckpt_segment){.len = len, .kind = CKPT_SEGMENT_MEM, .mem = own}, mtime_ns,
-        err);
+    return ckpt_vfiles_add_segment(f, path, ckpt_segment_mem(own, len), mtime_ns, err);
 }
 
 /* Add a file as Python's json.dumps writes it, with a newline at the end; NULL adds none. */

@@ -36,11 +36,10 @@ void ckpt_vfiles_release(struct ckpt_vfiles *f);
 int ckpt_vfiles_add(struct ckpt_vfiles *f, const char *path, struct ckpt_vnode *node,
                     struct ckpt_err *err);
 
-/* Add a file of these segments, which are the arena's; `path` is copied. LIMIT if it would have
- * 2^63 bytes or more. */
-int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path,
-                             const struct ckpt_segment *segment, size_t n, int64_t mtime_ns,
-                             struct ckpt_err *err);
+/* Add a file of these segments, which are the arena's, and whose `off` is set; `path` is copied.
+ * LIMIT if it would have 2^63 bytes or more. */
+int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path, struct ckpt_segment *segment,
+                             size_t n, int64_t mtime_ns, struct ckpt_err *err);
 
 /* The same for a file of one segment, which is copied. */
 int ckpt_vfiles_add_segment(struct ckpt_vfiles *f, const char *path, struct ckpt_segment segment,

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "container/safetensors.h"
+#include "view/view.h"
 
 enum { STEP = 64 };
 
@@ -26,6 +28,22 @@ int ckpt_text_init(struct ckpt_text *t,
         t->len += one.len;
     }
     return one.failed ? ckpt_nomem(err) : 0;
+}
+
+void ckpt_st_head_segments(struct ckpt_st_head *head, struct ckpt_segment *ret, uint64_t *ret_len)
+{
+    static const char spaces[8] = "        ";
+    const size_t pad = ckpt_st_header_pad(head->text.len);
+    const uint64_t len = head->text.len + pad;
+
+    for (int i = 0; i < 8; i++)
+        head->len[i] = (unsigned char)(len >> 8 * i);
+    ret[0] = ckpt_segment_mem(head->len, sizeof head->len);
+    ret[1] = ckpt_segment_text(&head->text, 0, head->text.len);
+    ret[2] = ckpt_segment_mem(spaces, pad);
+    ret[1].off = sizeof head->len;
+    ret[2].off = sizeof head->len + head->text.len;
+    *ret_len = sizeof head->len + len;
 }
 
 /* The group of STEP entries that holds byte off. */

@@ -10,6 +10,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 
+struct ckpt_segment;
+
 struct ckpt_text {
     /* Append entry i. A pure function of ctx: the same bytes every time, from any thread. */
     void (*entry)(const void *ctx, size_t i, struct ckpt_str *out);
@@ -23,6 +25,17 @@ struct ckpt_text {
 int ckpt_text_init(struct ckpt_text *t,
                    void (*entry)(const void *ctx, size_t i, struct ckpt_str *out), const void *ctx,
                    size_t nentry, struct ckpt_arena *arena, struct ckpt_err *err);
+
+/* What goes before the tensors of a safetensors file: length, header, spaces. */
+enum { CKPT_ST_LEADING = 3 };
+
+struct ckpt_st_head {
+    struct ckpt_text text; /* the header */
+    unsigned char len[8];
+};
+
+/* Make these segments of a header's text; they refer to `head`. *ret_len: of all of them. */
+void ckpt_st_head_segments(struct ckpt_st_head *head, struct ckpt_segment *ret, uint64_t *ret_len);
 
 /* Bytes [off, off+len), which must lie inside the text (assert). Safe from many threads. */
 int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t off,

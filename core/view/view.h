@@ -34,6 +34,25 @@ struct ckpt_segment {
     };
 };
 
+/* Segments of so many bytes: of memory, of a text or a tensor from its byte `from` on. */
+static inline struct ckpt_segment ckpt_segment_mem(const void *mem, uint64_t len)
+{
+    return (struct ckpt_segment){.len = len, .kind = CKPT_SEGMENT_MEM, .mem = mem};
+}
+
+static inline struct ckpt_segment ckpt_segment_text(const struct ckpt_text *text, uint64_t from,
+                                                    uint64_t len)
+{
+    return (struct ckpt_segment){.len = len, .kind = CKPT_SEGMENT_TEXT, .from = from, .text = text};
+}
+
+static inline struct ckpt_segment ckpt_segment_tensor(const struct ckpt_tensor *tensor,
+                                                      uint64_t from, uint64_t len)
+{
+    return (struct ckpt_segment){
+        .len = len, .kind = CKPT_SEGMENT_TENSOR, .from = from, .tensor = tensor};
+}
+
 enum ckpt_node_kind { CKPT_NODE_FILE, CKPT_NODE_DIR };
 
 struct ckpt_vnode {

@@ -15,8 +15,7 @@
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
     struct ckpt_vnode node;
-    unsigned char header_len[8];
-    struct ckpt_text header;
+    struct ckpt_st_head head;
     uint64_t data_off; /* of the first tensor */
     size_t ntensor;
     bool bare;                    /* no __metadata__ */
@@ -69,8 +68,7 @@ static int sort_names(struct ckpt_vtree *t, struct ckpt_err *err)
     return 0;
 }
 
-/* Length, header and spaces go before the tensors. */
-enum { LEADING = 3 };
+enum { LEADING = CKPT_ST_LEADING };
 
 static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
 {
@@ -108,10 +106,8 @@ static void deal_tensors(struct ckpt_vtree *t)
             if (tensor->dtype != dtype)
                 continue;
             size_t s = LEADING + w->ntensor++;
-            w->segment[s] = (struct ckpt_segment){.off = w->node.size,
-                                                  .len = ckpt_tensor_nbytes(tensor),
-                                                  .kind = CKPT_SEGMENT_TENSOR,
-                                                  .tensor = tensor};
+            w->segment[s] = ckpt_segment_tensor(tensor, 0, ckpt_tensor_nbytes(tensor));
+            w->segment[s].off = w->node.size;
             w->node.size += w->segment[s].len;
             t->segment[at] = (uint32_t)s;
             count[dtype]--;
@@ -137,22 +133,11 @@ static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
 static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime_ns,
                           struct ckpt_err *err)
 {
-    static const char spaces[8] = "        ";
     struct ckpt_segment *s = w->segment;
 
-    if (ckpt_text_init(&w->header, put_header, w, w->ntensor + 1, &t->files.arena, err) < 0)
+    if (ckpt_text_init(&w->head.text, put_header, w, w->ntensor + 1, &t->files.arena, err) < 0)
         return -1;
-    size_t pad = ckpt_st_header_pad(w->header.len);
-    uint64_t len = w->header.len + pad;
-    for (int i = 0; i < 8; i++)
-        w->header_len[i] = (unsigned char)(len >> 8 * i);
-    s[0] =
-        (struct ckpt_segment){.off = 0, .len = 8, .kind = CKPT_SEGMENT_MEM, .mem = w->header_len};
-    s[1] = (struct ckpt_segment){
-        .off = 8, .len = w->header.len, .kind = CKPT_SEGMENT_TEXT, .text = &w->header};
-    s[2] = (struct ckpt_segment){
-        .off = 8 + w->header.len, .len = pad, .kind = CKPT_SEGMENT_MEM, .mem = spaces};
-    w->data_off = 8 + len;
+    ckpt_st_head_segments(&w->head, s, &w->data_off);
     w->node.mtime_ns = INT64_MIN;
     for (size_t i = 0; i < w->ntensor; i++) {
         s[LEADING + i].off += w->data_off;
@@ -211,11 +196,8 @@ static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
     t->index = (struct ckpt_index){t->cat, &t->shards, t->by_name};
     if (ckpt_index_text(&t->index, &t->files.arena, &t->index_text, err) < 0)
         return -1;
-    return ckpt_vfiles_add_segment(&t->files, name,
-                                   (struct ckpt_segment){.len = t->index_text.len,
-                                                         .kind = CKPT_SEGMENT_TEXT,
-                                                         .text = &t->index_text},
-                                   mtime_ns, err);
+    return ckpt_vfiles_add_segment(
+        &t->files, name, ckpt_segment_text(&t->index_text, 0, t->index_text.len), mtime_ns, err);
 }
 
 /* ---- all of it ---- */

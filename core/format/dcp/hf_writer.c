@@ -15,8 +15,7 @@
 #include "view/shards.h"
 #include "view/text.h"
 
-/* Length, header and spaces go before the tensors. */
-enum { LEADING = 3 };
+enum { LEADING = CKPT_ST_LEADING };
 
 struct part {
     struct ckpt_rows rows;
@@ -28,8 +27,7 @@ struct file {
     const struct part *plan; /* in the catalogue's order, as torch plans them */
     struct part *part;       /* in the order in which they are stored */
     size_t n;
-    unsigned char header_len[8];
-    struct ckpt_text header;
+    struct ckpt_st_head head;
 };
 
 struct state {
@@ -101,34 +99,22 @@ static int name_cmp(const void *a, const void *b)
 
 static int put_file(struct state *s, struct file *f, const char *path, struct ckpt_err *err)
 {
-    static const char spaces[8] = "        ";
     struct ckpt_segment *seg = ckpt_arena_alloc(s->arena, (f->n + LEADING) * sizeof *seg);
+    uint64_t len;
 
     if (!seg)
         return ckpt_nomem(err);
-    if (ckpt_text_init(&f->header, put_header, f, 2 * f->n + 3, s->arena, err) < 0)
+    if (ckpt_text_init(&f->head.text, put_header, f, 2 * f->n + 3, s->arena, err) < 0)
         return -1;
-    if (f->header.len > CKPT_ST_MAX_HEADER)
+    if (f->head.text.len > CKPT_ST_MAX_HEADER)
         return ckpt_fail(err, CKPT_LIMIT,
                          "%s: the header would have more than the %d bytes that the safetensors "
                          "library reads; more ranks or a smaller max_shard_size make it shorter",
                          path, CKPT_ST_MAX_HEADER);
-    const size_t pad = ckpt_st_header_pad(f->header.len);
-    const uint64_t len = f->header.len + pad;
-    for (int i = 0; i < 8; i++)
-        f->header_len[i] = (unsigned char)(len >> 8 * i);
-    seg[0] = (struct ckpt_segment){.len = 8, .kind = CKPT_SEGMENT_MEM, .mem = f->header_len};
-    seg[1] = (struct ckpt_segment){
-        .off = 8, .len = f->header.len, .kind = CKPT_SEGMENT_TEXT, .text = &f->header};
-    seg[2] = (struct ckpt_segment){
-        .off = 8 + f->header.len, .len = pad, .kind = CKPT_SEGMENT_MEM, .mem = spaces};
+    ckpt_st_head_segments(&f->head, seg, &len);
     for (size_t i = 0; i < f->n; i++) {
-        const struct part *p = &f->part[i];
-        seg[LEADING + i] = (struct ckpt_segment){.off = 8 + len + p->off,
-                                                 .len = p->rows.len,
-                                                 .kind = CKPT_SEGMENT_TENSOR,
-                                                 .from = p->rows.from,
-                                                 .tensor = p->rows.tensor};
+        const struct ckpt_rows *r = &f->part[i].rows;
+        seg[LEADING + i] = ckpt_segment_tensor(r->tensor, r->from, r->len);
     }
     return ckpt_writing_add(s->w, path, seg, f->n + LEADING, err);
 }

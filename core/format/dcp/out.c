@@ -69,24 +69,13 @@ static int put_segments(const struct file *f, struct ckpt_segment *seg, struct c
         ckpt_str_clear(&around);
         const size_t at = put_archive(f->state, f->first + i, &around);
         const uint64_t len = f->state->part[f->first + i].off + at - off;
-        seg[2 * i] = (struct ckpt_segment){
-            .off = off, .len = len, .kind = CKPT_SEGMENT_TEXT, .from = text, .text = &f->text};
-        text += len;
-        off += len;
+        seg[2 * i] = ckpt_segment_text(&f->text, text, len);
         seg[2 * i + 1] =
-            d.tensor ? (struct ckpt_segment){.off = off,
-                                             .len = d.len,
-                                             .kind = CKPT_SEGMENT_TENSOR,
-                                             .from = d.from,
-                                             .tensor = d.tensor}
-                     : (struct ckpt_segment){.off = off, .kind = CKPT_SEGMENT_MEM, .mem = ""};
-        off += seg[2 * i + 1].len;
+            d.tensor ? ckpt_segment_tensor(d.tensor, d.from, d.len) : ckpt_segment_mem("", 0);
+        text += len;
+        off += len + seg[2 * i + 1].len;
     }
-    seg[2 * f->n] = (struct ckpt_segment){.off = off,
-                                          .len = f->text.len - text,
-                                          .kind = CKPT_SEGMENT_TEXT,
-                                          .from = text,
-                                          .text = &f->text};
+    seg[2 * f->n] = ckpt_segment_text(&f->text, text, f->text.len - text);
     return around.failed ? ckpt_nomem(err) : 0;
 }
 
@@ -136,10 +125,8 @@ static int add_metadata(struct out *o, struct ckpt_err *err)
         return ckpt_nomem(err);
     if (ckpt_dcp_metadata_text(o->state, o->arena, text, err) < 0)
         return -1;
-    return ckpt_vfiles_add_segment(
-        o->w->files, path,
-        (struct ckpt_segment){.len = text->len, .kind = CKPT_SEGMENT_TEXT, .text = text},
-        o->w->model->mtime_ns, err);
+    return ckpt_vfiles_add_segment(o->w->files, path, ckpt_segment_text(text, 0, text->len),
+                                   o->w->model->mtime_ns, err);
 }
 
 int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,

@@ -84,15 +84,6 @@ int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *
     return 0;
 }
 
-static int add_text(const struct ckpt_writing *w, const char *folder, const char *name,
-                    const char *text, size_t len, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s", folder, name);
-
-    return path ? ckpt_vfiles_add_text(w->files, path, text, len, w->model->mtime_ns, err)
-                : ckpt_nomem(err);
-}
-
 static int add_common(const struct ckpt_writing *w, const char *folder,
                       const struct ckpt_mg_grid *g, const char *format, struct ckpt_err *err)
 {
@@ -114,8 +105,9 @@ static int add_common(const struct ckpt_writing *w, const char *folder,
     ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
     if (!pickle.failed)
         ckpt_torch_out_pickle("common/", pickle.ptr, pickle.len, &file);
-    return pickle.failed || file.failed ? ckpt_nomem(err)
-                                        : add_text(w, folder, "common.pt", file.ptr, file.len, err);
+    return pickle.failed || file.failed
+               ? ckpt_nomem(err)
+               : ckpt_writing_text(w, folder, "common.pt", file.ptr, file.len, err);
 }
 
 int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struct ckpt_mg_grid *g,
@@ -129,11 +121,11 @@ int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struc
 
     if (!step)
         return ckpt_nomem(err);
-    if (add_text(w, "", "latest_checkpointed_iteration.txt", step, strlen(step), err) < 0)
+    if (ckpt_writing_text(w, "", "latest_checkpointed_iteration.txt", step, strlen(step), err) < 0)
         return -1;
     if (strcmp(format, "torch_dist") != 0)
         return 0;
     return add_common(w, folder, g, format, err) < 0
                ? -1
-               : add_text(w, folder, "metadata.json", metadata, sizeof metadata - 1, err);
+               : ckpt_writing_text(w, folder, "metadata.json", metadata, sizeof metadata - 1, err);
 }

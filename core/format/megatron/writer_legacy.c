@@ -24,7 +24,6 @@ struct file {
     struct ckpt_pickle_out p;
     CKPT_VEC(const struct ckpt_tensor *) tensor; /* in the order of their records */
     CKPT_VEC(uint64_t) nbytes;
-    int64_t mtime;
 };
 
 struct state {
@@ -121,7 +120,6 @@ static int put_tensor(struct state *s, struct file *f, const struct rank *r,
     ckpt_pickle_out_text(&f->p, name);
     ckpt_torch_out_tensor(&f->p, &out, key);
     put_extra(f, t, name);
-    f->mtime = ckpt_vfiles_mtime(t, f->mtime);
     return ckpt_vec_push(&f->tensor, own) < 0 || ckpt_vec_push(&f->nbytes, out.nbytes) < 0
                ? ckpt_nomem(err)
                : 0;
@@ -201,34 +199,23 @@ static int add_segments(struct state *s, const struct file *f, const char *path,
 {
     const size_t n = f->tensor.len;
     struct ckpt_segment *seg = ckpt_arena_alloc(s->arena, (2 * n + 1) * sizeof *seg);
-    char *mem = ckpt_arena_alloc(s->arena, text->len + 1);
+    char *mem = ckpt_arena_dup(s->arena, text->ptr, text->len);
     size_t done = 0;
-    uint64_t off = 0;
 
     if (!seg || !mem)
         return ckpt_nomem(err);
-    memcpy(mem, text->ptr, text->len);
-    for (size_t i = 0; i <= n; i++) {
-        const size_t end = i < n ? at[i] : text->len;
-        seg[2 * i] = (struct ckpt_segment){
-            .off = off, .len = end - done, .kind = CKPT_SEGMENT_MEM, .mem = mem + done};
-        off += end - done;
-        done = end;
-        if (i == n)
-            break;
-        seg[2 * i + 1] = (struct ckpt_segment){.off = off,
-                                               .len = f->nbytes.ptr[i],
-                                               .kind = CKPT_SEGMENT_TENSOR,
-                                               .tensor = f->tensor.ptr[i]};
-        off += f->nbytes.ptr[i];
+    for (size_t i = 0; i < n; i++) {
+        seg[2 * i] = ckpt_segment_mem(mem + done, at[i] - done);
+        seg[2 * i + 1] = ckpt_segment_tensor(f->tensor.ptr[i], 0, f->nbytes.ptr[i]);
+        done = at[i];
     }
-    return ckpt_vfiles_add_segments(s->w->files, path, seg, 2 * n + 1,
-                                    f->mtime == INT64_MIN ? s->w->model->mtime_ns : f->mtime, err);
+    seg[2 * n] = ckpt_segment_mem(mem + done, text->len - done);
+    return ckpt_writing_add(s->w, path, seg, 2 * n + 1, err);
 }
 
 static int add_rank(struct state *s, const struct rank *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(file_release) struct file f = {.mtime = INT64_MIN};
+    ckpt_cleanup(file_release) struct file f = {0};
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
     ckpt_cleanup(ckpt_freep) size_t *at = NULL;
     ckpt_cleanup(ckpt_freep) char *path = rank_folder(s, r);

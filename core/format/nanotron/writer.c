@@ -108,7 +108,7 @@ static int make_head(const struct state *s, const struct ckpt_tensor *t,
     ckpt_str_putc(&head, '}');
     ckpt_st_header_part(&head, &data, own->dim, 0, ckpt_tensor_nbytes(own), false);
     ckpt_st_header_end(&head);
-    *ret = (struct ckpt_segment){.kind = CKPT_SEGMENT_MEM};
+    *ret = ckpt_segment_mem(NULL, 0);
     ret->mem = ckpt_st_header_mem(&head, &s->w->files->arena, &ret->len);
     return ret->mem ? 0 : ckpt_nomem(err);
 }
@@ -148,17 +148,8 @@ static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t
         make_head(s, t, own, rank, &seg[0], err) < 0)
         return -1;
     const bool whole = !is_sharded(t) || s->tp == 1;
-    seg[1] = (struct ckpt_segment){.off = seg[0].len,
-                                   .len = ckpt_tensor_nbytes(own),
-                                   .kind = CKPT_SEGMENT_TENSOR,
-                                   .tensor = whole ? t : own};
-    if (ckpt_vfiles_add_segments(s->w->files, path, seg, 2,
-                                 ckpt_vfiles_mtime(t, s->w->model->mtime_ns), err) < 0)
-        return -1;
-    if (whole)
-        s->w->place[t - s->w->cat->tensors.ptr] = (struct ckpt_vplace){
-            .file = s->w->files->list.ptr[s->w->files->list.len - 1].node, .off = seg[1].off};
-    return 0;
+    seg[1] = ckpt_segment_tensor(whole ? t : own, 0, ckpt_tensor_nbytes(own));
+    return ckpt_writing_add(s->w, path, seg, 2, err);
 }
 
 static int add_tensor(const struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
@@ -175,17 +166,9 @@ static int add_tensor(const struct state *s, const struct ckpt_tensor *t, struct
 
 /* ---- configuration files ---- */
 
-static int add_text(const struct ckpt_writing *w, const char *name, const char *text, size_t len,
-                    struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%" PRIu64 "/%s", w->step, name);
-
-    return path ? ckpt_vfiles_add_text(w->files, path, text, len, w->model->mtime_ns, err)
-                : ckpt_nomem(err);
-}
-
 /* A checkpoint of which no sample was consumed; without the newline at the end. */
-static int add_metadata(const struct ckpt_writing *w, const char *version, struct ckpt_err *err)
+static int add_metadata(const struct ckpt_writing *w, const char *folder, const char *version,
+                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
@@ -199,7 +182,7 @@ static int add_metadata(const struct ckpt_writing *w, const char *version, struc
         return ckpt_nomem(err);
     return ckpt_json_dump(j, CKPT_JSON_PYTHON, true, &text, &len, err) < 0
                ? -1
-               : add_text(w, "checkpoint_metadata.json", text, len - 1, err);
+               : ckpt_writing_text(w, folder, "checkpoint_metadata.json", text, len - 1, err);
 }
 
 static json_t *training_config(const struct ckpt_writing *w)
@@ -231,23 +214,21 @@ static json_t *training_config(const struct ckpt_writing *w)
  * nanotron needs in order to build the model and to load the weights: no data and no optimizer. */
 static int add_configs(const struct ckpt_writing *w, const char *version, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *latest = ckpt_asprintf("%" PRIu64, w->step), *model = NULL;
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_asprintf("%" PRIu64 "/", w->step), *model = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *training = training_config(w);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
     size_t len;
 
     if (training)
         ckpt_yaml_out(training, &text);
-    if (!latest || !training || text.failed)
+    if (!folder || !training || text.failed)
         return ckpt_nomem(err);
-    return ckpt_vfiles_add_text(w->files, "latest.txt", latest, strlen(latest), w->model->mtime_ns,
-                                err) < 0 ||
+    return ckpt_writing_text(w, "", "latest.txt", folder, strlen(folder) - 1, err) < 0 ||
                    ckpt_json_dump(w->config, CKPT_JSON_LINE, false, &model, &len, err) < 0 ||
-                   add_text(w, "model_config.json", model, len, err) < 0 ||
-                   add_metadata(w, version, err) < 0 ||
-                   add_text(w, "config.yaml", text.ptr, text.len, err) < 0
+                   ckpt_writing_text(w, folder, "model_config.json", model, len, err) < 0 ||
+                   add_metadata(w, folder, version, err) < 0
                ? -1
-               : 0;
+               : ckpt_writing_text(w, folder, "config.yaml", text.ptr, text.len, err);
 }
 
 /* ---- all of it ---- */

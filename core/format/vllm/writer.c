@@ -222,19 +222,14 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
                          "%s: the header would have more than the %d bytes that the safetensors "
                          "library reads; a smaller max_size makes it shorter",
                          path, CKPT_ST_MAX_HEADER);
-    seg[0] = (struct ckpt_segment){.kind = CKPT_SEGMENT_MEM};
+    seg[0] = ckpt_segment_mem(NULL, 0);
     if (!(seg[0].mem = ckpt_st_header_mem(&head, s->arena, &seg[0].len)))
         return ckpt_nomem(err);
-    off = seg[0].len;
     for (size_t i = 0; i < n; i++) {
         const struct part *p = &s->parts.ptr[i];
-        seg[i + 1] = (struct ckpt_segment){
-            .off = off, .len = p->nbytes, .kind = CKPT_SEGMENT_TENSOR, .tensor = p->tensor};
-        if (!p->tensor->cat) { /* a scale */
-            seg[i + 1].kind = CKPT_SEGMENT_MEM;
-            seg[i + 1].mem = &one;
-        }
-        off += p->nbytes;
+        const bool is_scale = !p->tensor->cat;
+        seg[i + 1] = is_scale ? ckpt_segment_mem(&one, p->nbytes)
+                              : ckpt_segment_tensor(p->tensor, 0, p->nbytes);
     }
     s->parts.len = 0;
     return ckpt_writing_add(s->w, path, seg, n + 1, err);
