@@ -25,6 +25,51 @@ int ckpt_pieces_add(struct ckpt_pieces *p, const uint64_t *dim, const struct ckp
     return 0;
 }
 
+size_t ckpt_pair_clip(const struct ckpt_box_pair *pair, const uint64_t *local_dim, uint64_t lo,
+                      uint64_t hi, struct ckpt_box_pair out[CKPT_MAX_SPANS])
+{
+    const uint32_t rank = pair->local.rank;
+    struct ckpt_span span[CKPT_MAX_SPANS];
+    uint64_t stride[CKPT_MAX_RANK], first = 0;
+
+    if (ckpt_box_numel(&pair->local) == 0)
+        return 0;
+    ckpt_shape_strides(local_dim, rank, stride);
+    for (uint32_t d = 0; d < rank; d++)
+        first += pair->local.lo[d] * stride[d];
+    if (hi <= first)
+        return 0;
+    size_t n =
+        ckpt_axes_clip(pair->local.n, stride, rank, lo > first ? lo - first : 0, hi - first, span);
+    for (size_t i = 0; i < n; i++) {
+        out[i].local.rank = out[i].global.rank = rank;
+        for (uint32_t d = 0; d < rank; d++) {
+            out[i].local.lo[d] = pair->local.lo[d] + span[i].lo[d];
+            out[i].global.lo[d] = pair->global.lo[d] + span[i].lo[d];
+            out[i].local.n[d] = out[i].global.n[d] = span[i].n[d];
+        }
+    }
+    return n;
+}
+
+int ckpt_pieces_add_part(struct ckpt_pieces *p, const uint64_t *dim,
+                         const struct ckpt_box_pair *pair, const uint64_t *local_dim, uint64_t lo,
+                         uint64_t hi, uint32_t source, uint64_t off, const uint64_t *stride,
+                         struct ckpt_err *err)
+{
+    struct ckpt_box_pair clip[CKPT_MAX_SPANS];
+    const size_t n = ckpt_pair_clip(pair, local_dim, lo, hi, clip);
+
+    for (size_t i = 0; i < n; i++) {
+        uint64_t at = off;
+        for (uint32_t d = 0; d < pair->local.rank; d++)
+            at += clip[i].local.lo[d] * stride[d];
+        if (ckpt_pieces_add(p, dim, &clip[i].global, source, at, stride, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 int ckpt_pieces_cover(const struct ckpt_pieces *p, const struct ckpt_catalog *cat,
                       const uint64_t *dim, uint32_t rank, bool *ret_gap, struct ckpt_err *err)
 {

@@ -19,6 +19,23 @@ void ckpt_pieces_release(struct ckpt_pieces *p);
 int ckpt_pieces_add(struct ckpt_pieces *p, const uint64_t *dim, const struct ckpt_box *box,
                     uint32_t source, uint64_t off, const uint64_t *stride, struct ckpt_err *err);
 
+/* A box of a part of a tensor, and the equal box of the whole tensor that it is. */
+struct ckpt_box_pair {
+    struct ckpt_box local, global;
+};
+
+/* Intersect elements [lo, hi) of a part of shape local_dim, flattened, with one of its pairs.
+ * Returns the number of resulting pairs (0: nothing). */
+size_t ckpt_pair_clip(const struct ckpt_box_pair *pair, const uint64_t *local_dim, uint64_t lo,
+                      uint64_t hi, struct ckpt_box_pair out[CKPT_MAX_SPANS]);
+
+/* Add what a pair has of elements [lo, hi) of a part. `off` is where the part's first element would
+ * be, modulo 2^64, `stride` has its strides in bytes. */
+int ckpt_pieces_add_part(struct ckpt_pieces *p, const uint64_t *dim,
+                         const struct ckpt_box_pair *pair, const uint64_t *local_dim, uint64_t lo,
+                         uint64_t hi, uint32_t source, uint64_t off, const uint64_t *stride,
+                         struct ckpt_err *err);
+
 /* Check that the boxes cover the tensor exactly once, as ckpt_boxes_cover. Errors about an overlap
  * name the file, which is a source of cat; *ret_gap: the error is a gap. */
 int ckpt_pieces_cover(const struct ckpt_pieces *p, const struct ckpt_catalog *cat,

@@ -106,7 +106,7 @@ static void try_pairs(struct judge *j, const char *name, const char *text, enum 
                       const char *needle)
 {
     static const uint64_t local[] = {4, 6}, whole[] = {8, 6};
-    struct ckpt_nt_pair *pair = NULL;
+    struct ckpt_box_pair *pair = NULL;
     struct ckpt_err err = {0};
     clock_t begin = clock();
     size_t n;

@@ -5,9 +5,9 @@
 #include "format/nanotron/shards.h"
 
 /* What three ranks have of a pair is all of it. */
-static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)
+static void check_clip(const struct ckpt_box_pair *pair, const uint64_t *local)
 {
-    struct ckpt_nt_pair piece[CKPT_MAX_SPANS];
+    struct ckpt_box_pair piece[CKPT_MAX_SPANS];
     const uint32_t rank = pair->local.rank;
     uint64_t numel, sum = 0;
 
@@ -15,7 +15,7 @@ static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)
         return;
     for (uint32_t dp = 0; dp < 3; dp++) {
         const struct ckpt_nt_interval in = ckpt_nt_zero_share(numel, dp, 3);
-        const size_t n = ckpt_nt_pair_clip(pair, local, &in, piece);
+        const size_t n = ckpt_pair_clip(pair, local, in.lo, in.hi, piece);
         MUST(n < CKPT_MAX_SPANS);
         for (size_t i = 0; i < n; i++) {
             MUST(ckpt_box_within(&piece[i].local, local, rank));
@@ -27,7 +27,7 @@ static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)
 
 static void check_pairs(const char *text, const uint64_t *local, const uint64_t *dim, uint32_t rank)
 {
-    struct ckpt_nt_pair *pair;
+    struct ckpt_box_pair *pair;
     struct ckpt_err err = {0};
     size_t n;
 

@@ -10,7 +10,7 @@ static void check_pairs(const char *shape, const char *text, uint64_t rows, uint
                         size_t want, const uint64_t (*ranges)[3])
 {
     struct ckpt_err err = {0};
-    struct ckpt_nt_pair *pair;
+    struct ckpt_box_pair *pair;
     uint64_t dim[CKPT_MAX_RANK], local[2] = {rows, cols};
     uint32_t rank;
     size_t n;

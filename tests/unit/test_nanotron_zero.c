@@ -56,7 +56,7 @@ static bool inside(const struct ckpt_box *b, const uint64_t *at)
 }
 
 /* Its global box is as far from its local one as in the whole pair. */
-static bool moved_alike(const struct ckpt_nt_pair *p, const struct ckpt_nt_pair *whole)
+static bool moved_alike(const struct ckpt_box_pair *p, const struct ckpt_box_pair *whole)
 {
     bool same = p->local.rank == whole->local.rank && p->global.rank == whole->local.rank;
     for (uint32_t d = 0; d < p->local.rank; d++)
@@ -65,12 +65,12 @@ static bool moved_alike(const struct ckpt_nt_pair *p, const struct ckpt_nt_pair 
     return same;
 }
 
-static bool clip_is_right(const struct ckpt_nt_pair *pair, const uint64_t *dim, uint64_t numel,
+static bool clip_is_right(const struct ckpt_box_pair *pair, const uint64_t *dim, uint64_t numel,
                           const struct ckpt_nt_interval *in)
 {
-    struct ckpt_nt_pair piece[CKPT_MAX_SPANS];
+    struct ckpt_box_pair piece[CKPT_MAX_SPANS];
     const uint32_t rank = pair->local.rank;
-    size_t n = ckpt_nt_pair_clip(pair, dim, in, piece);
+    size_t n = ckpt_pair_clip(pair, dim, in->lo, in->hi, piece);
     bool right = n <= (rank ? 2 * rank - 1 : 1);
 
     for (size_t k = 0; k < n; k++)
@@ -92,7 +92,7 @@ TEST(clip, pieces_equal_brute_force)
     uint64_t rng = 1;
     for (int round = 0; round < 3000; round++) {
         uint64_t dim[CKPT_MAX_RANK], numel = 1;
-        struct ckpt_nt_pair pair = {0};
+        struct ckpt_box_pair pair = {0};
         pair.local.rank = pair.global.rank = (uint32_t)random_range(&rng, 0, 5);
         for (uint32_t d = 0; d < pair.local.rank; d++) {
             dim[d] = random_range(&rng, 1, 6);
@@ -113,13 +113,13 @@ TEST(clip, pieces_equal_brute_force)
 TEST(clip, all_of_a_pair_is_one_piece)
 {
     const uint64_t dim[] = {6, 7, 8};
-    const struct ckpt_nt_pair pair = {{3, {1, 2, 3}, {4, 4, 4}}, {3, {10, 2, 3}, {4, 4, 4}}};
+    const struct ckpt_box_pair pair = {{3, {1, 2, 3}, {4, 4, 4}}, {3, {10, 2, 3}, {4, 4, 4}}};
     const struct ckpt_nt_interval all = {0, UINT64_MAX}, before = {0, 75}, none = {80, 80};
-    struct ckpt_nt_pair piece[CKPT_MAX_SPANS];
-    CHECK_EQ(ckpt_nt_pair_clip(&pair, dim, &all, piece), 1);
+    struct ckpt_box_pair piece[CKPT_MAX_SPANS];
+    CHECK_EQ(ckpt_pair_clip(&pair, dim, all.lo, all.hi, piece), 1);
     CHECK(memcmp(piece[0].global.lo, pair.global.lo, 3 * sizeof pair.global.lo[0]) == 0);
-    CHECK_EQ(ckpt_nt_pair_clip(&pair, dim, &before, piece), 0);
-    CHECK_EQ(ckpt_nt_pair_clip(&pair, dim, &none, piece), 0);
+    CHECK_EQ(ckpt_pair_clip(&pair, dim, before.lo, before.hi, piece), 0);
+    CHECK_EQ(ckpt_pair_clip(&pair, dim, none.lo, none.hi, piece), 0);
 }
 
 TESTS(T(share, ranks_follow_each_other_and_the_first_are_longer),

@@ -163,84 +163,32 @@ static int check_length(const struct ckpt_ds_parts *p, const struct ckpt_ds_part
                      part->name, part->numel, n);
 }
 
-/* Sort the axes of a piece, so that the slowest in the whole tensor is first. */
-static void sort_axes(struct ckpt_piece_draft *d)
-{
-    for (uint32_t i = 1; i < d->naxis; i++)
-        for (uint32_t k = i; k > 0 && d->axis[k].dst > d->axis[k - 1].dst; k--) {
-            const struct ckpt_axis a = d->axis[k];
-            d->axis[k] = d->axis[k - 1];
-            d->axis[k - 1] = a;
-        }
-}
-
-/* Place the elements [lo, lo + e->n) of the part, which begin at local_off of the mapping. */
-static int place_extent(const struct ckpt_ds_map *m, const struct ckpt_ds_extent *e, uint64_t lo,
-                        uint64_t esize, ckpt_ds_drafts *out)
-{
-    struct ckpt_span span[CKPT_MAX_SPANS];
-    const uint64_t end = lo + e->n;
-
-    if (end <= m->local_off)
-        return 0;
-    const uint64_t from = lo > m->local_off ? lo - m->local_off : 0;
-    const size_t n = ckpt_axes_clip(m->n, m->local, m->naxis, from, end - m->local_off, span);
-    for (size_t i = 0; i < n; i++) {
-        struct ckpt_piece_draft *d;
-        uint64_t local = m->local_off;
-        if (ckpt_vec_add(out, &d) < 0)
-            return -1;
-        d->source = e->source;
-        d->dst = m->global_off;
-        d->naxis = m->naxis;
-        for (uint32_t j = 0; j < m->naxis; j++) {
-            local += span[i].lo[j] * m->local[j];
-            d->dst += span[i].lo[j] * m->global[j];
-            d->axis[j] = (struct ckpt_axis){span[i].n[j], m->global[j], m->local[j] * esize};
-        }
-        d->src = e->off + (local - lo) * esize;
-        sort_axes(d);
-    }
-    return 0;
-}
-
-static int place_strided(const struct ckpt_ds_part *part, const struct ckpt_ds_extent *e,
-                         ckpt_ds_drafts *out)
-{
-    const struct ckpt_box box = ckpt_box_whole(part->dim, part->rank);
-    struct ckpt_piece_draft *d;
-
-    if (ckpt_vec_add(out, &d) < 0)
-        return -1;
-    ckpt_piece_from_box(part->dim, &box, e->source, e->off, part->stride, d);
-    return 0;
-}
-
-int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ckpt_ds_map *m,
-                        ckpt_ds_drafts *out, struct ckpt_err *err)
+int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ckpt_box_pair *pair,
+                        const uint64_t *dim, struct ckpt_pieces *out, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = &p->part.ptr[i];
     const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
-    struct ckpt_ds_map whole = {.naxis = part->rank};
-    uint64_t lo = 0;
+    const struct ckpt_box box = ckpt_box_whole(part->dim, part->rank);
+    const struct ckpt_box_pair whole = {box, box};
+    const uint64_t esize = ckpt_dtype_size(part->dtype);
+    uint64_t lo = 0, stride[CKPT_MAX_RANK];
 
     if (part->numel == 0)
         return 0;
     if (check_length(p, part, err) < 0)
         return -1;
-    if (part->strided && m)
+    if (part->strided && pair)
         return ckpt_fail(
             err, CKPT_UNSUPPORTED,
             "tensor '%s' is stored with gaps or transposed, so that its parts cannot be located",
             part->name);
     if (part->strided)
-        return place_strided(part, e, out) < 0 ? ckpt_nomem(err) : 0;
-    memcpy(whole.n, part->dim, part->rank * sizeof *part->dim);
-    ckpt_shape_strides(part->dim, part->rank, whole.local);
-    memcpy(whole.global, whole.local, sizeof whole.global);
+        return ckpt_pieces_add(out, dim, &box, e->source, e->off, part->stride, err);
+    ckpt_box_strides(&box, esize, stride);
     for (size_t k = 0; k < part->n; lo += e[k].n, k++)
-        if (place_extent(m ? m : &whole, &e[k], lo, ckpt_dtype_size(part->dtype), out) < 0)
-            return ckpt_nomem(err);
+        if (ckpt_pieces_add_part(out, dim, pair ? pair : &whole, part->dim, lo, lo + e[k].n,
+                                 e[k].source, e[k].off - lo * esize, stride, err) < 0)
+            return -1;
     return 0;
 }
 
@@ -248,15 +196,11 @@ int ckpt_ds_parts_catalog(const struct ckpt_ds_parts *p, size_t i, struct ckpt_c
                           struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = &p->part.ptr[i];
-    ckpt_ds_drafts drafts = {0};
-    size_t index;
-    int result = -1;
+    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
 
-    if (ckpt_ds_parts_place(p, i, NULL, &drafts, err) == 0 &&
-        ckpt_catalog_add(cat, part->name, part->dtype, part->dim, part->rank, &index, err) == 0) {
-        cat->tensors.ptr[index].wanted = part->wanted;
-        result = ckpt_catalog_set_pieces(cat, index, drafts.ptr, drafts.len, err);
-    }
-    ckpt_vec_release(&drafts);
-    return result;
+    if (ckpt_ds_parts_place(p, i, NULL, part->dim, &pieces, err) < 0 ||
+        ckpt_pieces_catalog(&pieces, cat, part->name, part->dtype, part->dim, part->rank, err) < 0)
+        return -1;
+    cat->tensors.ptr[cat->tensors.len - 1].wanted = part->wanted;
+    return 0;
 }

@@ -19,15 +19,13 @@ struct join {
     size_t *at; /* its index in each rank's parts */
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK];
-    ckpt_ds_drafts drafts;
-    CKPT_VEC(struct ckpt_box) boxes;
+    struct ckpt_pieces pieces;
 };
 
 static void join_release(struct join *j)
 {
     ckpt_ds_rules_release(&j->rules);
-    ckpt_vec_release(&j->drafts);
-    ckpt_vec_release(&j->boxes);
+    ckpt_pieces_release(&j->pieces);
     free(j->at);
 }
 
@@ -50,21 +48,12 @@ static int fail_shapes(const struct join *j, const char *what, struct ckpt_err *
 static int move(struct join *j, uint64_t t, const uint64_t *from, const struct ckpt_box *to,
                 struct ckpt_err *err)
 {
-    const struct ckpt_ds_part *part = part_of(j, t);
-    struct ckpt_ds_map m = {.naxis = to->rank};
+    struct ckpt_box_pair pair = {*to, *to};
 
-    if (ckpt_box_numel(to) == 0)
-        return 0;
-    memcpy(m.n, to->n, sizeof m.n);
-    ckpt_shape_strides(part->dim, part->rank, m.local);
-    ckpt_shape_strides(j->dim, j->rank, m.global);
-    for (uint32_t d = 0; d < to->rank; d++) {
-        m.local_off += from[d] * m.local[d];
-        m.global_off += to->lo[d] * m.global[d];
-    }
-    if (ckpt_vec_push(&j->boxes, *to) < 0)
-        return ckpt_nomem(err);
-    return ckpt_ds_parts_place(&j->parts[t], j->at[t], &m, &j->drafts, err);
+    memcpy(pair.local.lo, from, to->rank * sizeof *from);
+    return ckpt_box_numel(to) == 0
+               ? 0
+               : ckpt_ds_parts_place(&j->parts[t], j->at[t], &pair, j->dim, &j->pieces, err);
 }
 
 /* Take a tensor that is the same on all ranks from the first rank. */
@@ -80,7 +69,7 @@ static int replicate(struct join *j, struct ckpt_err *err)
             return fail_shapes(j, "the rules say that it is the same on all ranks", err);
     memcpy(j->dim, part->dim, sizeof j->dim);
     if (part->strided)
-        return ckpt_ds_parts_place(&j->parts[0], j->at[0], NULL, &j->drafts, err);
+        return ckpt_ds_parts_place(&j->parts[0], j->at[0], NULL, j->dim, &j->pieces, err);
     return move(j, 0, origin, &box, err);
 }
 
@@ -371,22 +360,21 @@ static int find_rule(struct join *j, struct ckpt_ds_rule *ret, struct ckpt_err *
 static int join_tensor(struct join *j, size_t i, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     struct ckpt_ds_rule rule;
-    size_t index, bad;
-
+    size_t bad;
     if (find_parts(j, i, err) < 0 || find_rule(j, &rule, err) < 0)
         return -1;
     const struct ckpt_ds_part *part = part_of(j, 0);
     j->rank = part->rank;
-    j->drafts.len = j->boxes.len = 0;
+    j->pieces.draft.len = j->pieces.box.len = 0;
     if (join_by(j, &rule, err) < 0)
         return -1;
     if (!part->strided &&
-        ckpt_boxes_cover(j->dim, j->rank, j->boxes.ptr, j->boxes.len, &bad, err) < 0)
+        ckpt_boxes_cover(j->dim, j->rank, j->pieces.box.ptr, j->pieces.box.len, &bad, err) < 0)
         return ckpt_err_in(err, "'%s' of %" PRIu64 " tensor-parallel ranks", j->name, j->n);
-    if (ckpt_catalog_add(cat, j->name, part->dtype, j->dim, j->rank, &index, err) < 0)
+    if (ckpt_pieces_catalog(&j->pieces, cat, j->name, part->dtype, j->dim, j->rank, err) < 0)
         return -1;
-    cat->tensors.ptr[index].wanted = part->wanted;
-    return ckpt_catalog_set_pieces(cat, index, j->drafts.ptr, j->drafts.len, err);
+    cat->tensors.ptr[cat->tensors.len - 1].wanted = part->wanted;
+    return 0;
 }
 
 int ckpt_ds_tp_join(const struct ckpt_ds_zero *rank0, const struct ckpt_ds_parts *parts, uint64_t n,

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/vec.h"
 #include "format/deepspeed/file.h"
+#include "format/pieces.h"
 #include "format/reader.h"
 #include "tensor/catalog.h"
 
@@ -105,22 +106,10 @@ int ckpt_ds_buffer_take(const struct ckpt_ds_buffer *b, uint64_t at, uint64_t n,
 
 /* ---- pieces ---- */
 
-/* A mapping from the elements of a part to those of a whole tensor: for every tuple 0 <= i[j] <
- * n[j], element local_off + sum i[j] * local[j] of the part is element global_off + sum i[j] *
- * global[j] of the whole. Strides are in elements; on both sides, each is a multiple of the extent
- * of the next. */
-struct ckpt_ds_map {
-    uint32_t naxis;
-    uint64_t n[CKPT_MAX_RANK], local[CKPT_MAX_RANK], global[CKPT_MAX_RANK];
-    uint64_t local_off, global_off;
-};
-
-typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_ds_drafts;
-
-/* Add to `out` the pieces that the mapping makes of part `i`; m NULL: the part is the whole tensor.
- * UNSUPPORTED: the part is strided and m is not NULL. */
-int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ckpt_ds_map *m,
-                        ckpt_ds_drafts *out, struct ckpt_err *err);
+/* Add to `out` the pieces of a tensor of shape `dim` that a pair makes of part `i`; pair NULL: the
+ * part is the whole tensor. UNSUPPORTED: the part is strided and pair is not NULL. */
+int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ckpt_box_pair *pair,
+                        const uint64_t *dim, struct ckpt_pieces *out, struct ckpt_err *err);
 
 /* Add part i to the catalogue, under its name. */
 int ckpt_ds_parts_catalog(const struct ckpt_ds_parts *p, size_t i, struct ckpt_catalog *cat,

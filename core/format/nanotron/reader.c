@@ -87,20 +87,16 @@ static int collect_pieces(struct load *l, const struct ckpt_nt_param *p, struct 
 {
     for (size_t i = 0; i < p->n; i++) {
         const struct ckpt_nt_shard *s = &l->set.shards.ptr[p->first + i];
+        const struct ckpt_box own = ckpt_box_whole(s->local_dim, s->rank);
         const uint32_t source = ckpt_catalog_add_source(l->cat, s->source, err);
         uint64_t stride[CKPT_MAX_RANK];
         if (source == UINT32_MAX)
             return -1;
-        ckpt_shape_strides(s->local_dim, s->rank, stride);
-        for (uint32_t d = 0; d < s->rank; d++)
-            stride[d] *= ckpt_dtype_size(s->dtype);
-        for (size_t k = 0; k < s->npair; k++) {
-            uint64_t off = s->off;
-            for (uint32_t d = 0; d < s->rank; d++)
-                off += s->pair[k].local.lo[d] * stride[d];
-            if (ckpt_pieces_add(out, s->dim, &s->pair[k].global, source, off, stride, err) < 0)
+        ckpt_box_strides(&own, ckpt_dtype_size(s->dtype), stride);
+        for (size_t k = 0; k < s->npair; k++)
+            if (ckpt_pieces_add_part(out, s->dim, &s->pair[k], s->local_dim, 0, UINT64_MAX, source,
+                                     s->off, stride, err) < 0)
                 return -1;
-        }
     }
     return 0;
 }

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/vec.h"
+#include "format/pieces.h"
 #include "format/reader.h"
 #include "io/source.h"
 #include "tensor/box.h"
@@ -78,10 +79,6 @@ bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *a, const struct ckpt_n
 /* A parameter has at most this many chunks (qkv has three). */
 enum { CKPT_NT_MAX_PAIRS = 4096 };
 
-struct ckpt_nt_pair {
-    struct ckpt_box local, global;
-};
-
 /* Parse a tuple of sizes. */
 int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
                         struct ckpt_err *err);
@@ -90,7 +87,7 @@ int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
  * The two slices of a pair must have equal extents and be inside their shapes. *ret_pairs is
  * malloc'ed. */
 int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
-                        uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
+                        uint32_t rank, struct ckpt_box_pair **ret_pairs, size_t *ret_n,
                         struct ckpt_err *err);
 
 /* Is version `text` ("1.4") newer than 1.5, the newest known version? FORMAT: it is not integers
@@ -118,12 +115,6 @@ struct ckpt_nt_interval ckpt_nt_zero_share(uint64_t numel, uint32_t rank, uint32
 int ckpt_nt_zero_interval(const json_t *offsets, const char *param, uint64_t numel, uint32_t rank,
                           uint32_t size, struct ckpt_nt_interval *ret, struct ckpt_err *err);
 
-/* Intersect an interval of a file's flattened elements with one of its slice pairs. Returns the
- * number of resulting pairs (0: nothing). local_dim is the file's shape. */
-size_t ckpt_nt_pair_clip(const struct ckpt_nt_pair *pair, const uint64_t *local_dim,
-                         const struct ckpt_nt_interval *in,
-                         struct ckpt_nt_pair out[CKPT_MAX_SPANS]);
-
 enum { CKPT_NT_MAX_VERSION = 16 };
 
 struct ckpt_nt_shard {
@@ -135,7 +126,7 @@ struct ckpt_nt_shard {
     struct ckpt_source *source;
     uint64_t *dim; /* shape of the whole parameter */
     uint64_t *local_dim;
-    struct ckpt_nt_pair *pair;
+    struct ckpt_box_pair *pair;
     size_t npair;
     uint64_t off; /* offset of the data */
     uint32_t rank;

@@ -88,10 +88,10 @@ static bool take_slices(const char **s, const uint64_t *dim, uint32_t rank, stru
 }
 
 int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
-                        uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
+                        uint32_t rank, struct ckpt_box_pair **ret_pairs, size_t *ret_n,
                         struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct ckpt_nt_pair *pairs = NULL;
+    ckpt_cleanup(ckpt_freep) struct ckpt_box_pair *pairs = NULL;
     const char *s = text;
     size_t n = 1;
 
@@ -197,33 +197,6 @@ int ckpt_nt_zero_interval(const json_t *offsets, const char *param, uint64_t num
                          key, own.lo, own.hi, numel);
     *ret = own;
     return 0;
-}
-
-size_t ckpt_nt_pair_clip(const struct ckpt_nt_pair *pair, const uint64_t *local_dim,
-                         const struct ckpt_nt_interval *in, struct ckpt_nt_pair out[CKPT_MAX_SPANS])
-{
-    const uint32_t rank = pair->local.rank;
-    struct ckpt_span span[CKPT_MAX_SPANS];
-    uint64_t stride[CKPT_MAX_RANK], first = 0;
-
-    if (ckpt_box_numel(&pair->local) == 0)
-        return 0;
-    ckpt_shape_strides(local_dim, rank, stride);
-    for (uint32_t d = 0; d < rank; d++)
-        first += pair->local.lo[d] * stride[d];
-    if (in->hi <= first)
-        return 0;
-    size_t n = ckpt_axes_clip(pair->local.n, stride, rank, in->lo > first ? in->lo - first : 0,
-                              in->hi - first, span);
-    for (size_t i = 0; i < n; i++) {
-        out[i].local.rank = out[i].global.rank = rank;
-        for (uint32_t d = 0; d < rank; d++) {
-            out[i].local.lo[d] = pair->local.lo[d] + span[i].lo[d];
-            out[i].global.lo[d] = pair->global.lo[d] + span[i].lo[d];
-            out[i].local.n[d] = out[i].global.n[d] = span[i].n[d];
-        }
-    }
-    return n;
 }
 
 /* ---- names of files ---- */

@@ -502,20 +502,13 @@ static int add_pieces(const struct state *s, const struct part *p, struct ckpt_p
                       struct ckpt_err *err)
 {
     static const struct ckpt_box scalar;
-    struct ckpt_nt_pair clip[CKPT_MAX_SPANS];
 
     if (!p->of)
         return ckpt_pieces_add(out, NULL, &scalar, p->source, p->src, NULL, err);
-    for (size_t k = 0; k < p->of->npair; k++) {
-        const size_t n = ckpt_nt_pair_clip(&p->of->pair[k], p->of->local_dim, &p->in, clip);
-        for (size_t i = 0; i < n; i++) {
-            uint64_t src = p->src;
-            for (uint32_t r = 0; r < clip[i].local.rank; r++)
-                src += clip[i].local.lo[r] * p->stride[r];
-            if (ckpt_pieces_add(out, s->dim, &clip[i].global, p->source, src, p->stride, err) < 0)
-                return -1;
-        }
-    }
+    for (size_t k = 0; k < p->of->npair; k++)
+        if (ckpt_pieces_add_part(out, s->dim, &p->of->pair[k], p->of->local_dim, p->in.lo, p->in.hi,
+                                 p->source, p->src, p->stride, err) < 0)
+            return -1;
     return 0;
 }
 
