@@ -2,6 +2,7 @@
 /* What comparators for qsort have in common. */
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -17,6 +18,22 @@ static inline int ckpt_u32s_cmp(const void *a, const void *b)
 static inline int ckpt_u64s_cmp(const void *a, const void *b)
 {
     return ckpt_u64_cmp(*(const uint64_t *)a, *(const uint64_t *)b);
+}
+
+/* Of n structs of `size` bytes that are sorted by a number, which in the first one is *number: the
+ * index of the last whose number is at most `at`; 0 if there is none. */
+static inline size_t ckpt_last_at(const uint64_t *number, size_t size, size_t n, uint64_t at)
+{
+    size_t lo = 0, hi = n;
+
+    while (hi - lo > 1) {
+        const size_t mid = lo + (hi - lo) / 2;
+        if (*(const uint64_t *)((const char *)number + mid * size) <= at)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
 }
 
 /* The comparator of an array of strings (const char *), by bytes. */

@@ -400,6 +400,59 @@ int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, stru
     return (*ret = plain(j)) ? 0 : ckpt_nomem(err);
 }
 
+/* ---- nested dicts ---- */
+
+enum {
+    MOST_NESTED = 8,       /* dicts in each other */
+    MOST_ENTRIES = 1 << 20 /* of them all, as often as they are referenced */
+};
+
+struct nest {
+    const struct ckpt_pickle *p;
+    bool strict;
+    const char *file;
+    ckpt_pickle_value_fn *fn;
+    void *ctx;
+    struct ckpt_str path;
+    size_t nentry; /* entries that were read */
+};
+
+static int walk_dict(struct nest *n, ckpt_pv dict, int depth, struct ckpt_err *err)
+{
+    const size_t len = n->path.len;
+
+    for (size_t i = 0; i < ckpt_pv_npair(n->p, dict); i++) {
+        const char *key = ckpt_pv_str(n->p, ckpt_pv_key(n->p, dict, i));
+        const ckpt_pv v = ckpt_pv_value(n->p, dict, i);
+        if (!key && !n->strict)
+            continue;
+        if (!key || !ckpt_utf8_ok(key))
+            return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string%s",
+                             n->file, key ? " in UTF-8" : "");
+        if (++n->nentry > MOST_ENTRIES || depth > MOST_NESTED)
+            return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
+                             n->file);
+        n->path.len = len;
+        ckpt_str_printf(&n->path, "%s%s", len ? "." : "", key);
+        if (n->path.failed)
+            return ckpt_nomem(err);
+        if ((ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(n, v, depth + 1, err)
+                                             : n->fn(n->ctx, ckpt_str_get(&n->path), v, err)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int ckpt_pickle_each(const struct ckpt_pickle *p, ckpt_pv dict, bool strict, const char *file,
+                     ckpt_pickle_value_fn *fn, void *ctx, struct ckpt_err *err)
+{
+    struct nest n = {.p = p, .strict = strict, .file = file, .fn = fn, .ctx = ctx};
+    const int result = walk_dict(&n, dict, 0, err);
+
+    ckpt_str_release(&n.path);
+    return result;
+}
+
 /* ---- leaves ---- */
 
 static bool is_tensor(const struct ckpt_pickle *p, ckpt_pv v)

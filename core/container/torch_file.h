@@ -71,6 +71,13 @@ int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, stru
  * not strings are left out. */
 int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);
 
+/* Call fn for all values of a nested dict that are no dicts; their names are the keys, joined by
+ * dots. FORMAT: a key is not UTF-8, or, if `strict`, no string (others are passed over). LIMIT: it
+ * nests too deeply, or has too many values. `file` names it in errors. */
+typedef int ckpt_pickle_value_fn(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err);
+int ckpt_pickle_each(const struct ckpt_pickle *p, ckpt_pv dict, bool strict, const char *file,
+                     ckpt_pickle_value_fn *fn, void *ctx, struct ckpt_err *err);
+
 /* Add to the object `out` the members of a dict that are no tensors, under the names that torch's
  * distributed checkpoints give them: "a.b.0.c" for what lies in dicts, and in lists that hold
  * dicts or tensors; a list without any is one value. `prefix` ("" for none) comes before all. If v

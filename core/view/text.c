@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 #include "container/safetensors.h"
 #include "view/view.h"
 
@@ -46,21 +47,6 @@ void ckpt_st_head_segments(struct ckpt_st_head *head, struct ckpt_segment *ret, 
     *ret_len = sizeof head->len + len;
 }
 
-/* The group of STEP entries that holds byte off. */
-static size_t group_at(const struct ckpt_text *t, uint64_t off)
-{
-    size_t lo = 0, hi = (t->nentry + STEP - 1) / STEP;
-
-    while (hi - lo > 1) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (t->mark[mid] <= off)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t off,
                     struct ckpt_err *err)
 {
@@ -68,7 +54,8 @@ int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t o
     unsigned char *out = buf;
 
     assert(ckpt_range_ok(off, len, t->len));
-    for (size_t g = group_at(t, off); len; g++) {
+    const size_t ngroup = (t->nentry + STEP - 1) / STEP;
+    for (size_t g = ckpt_last_at(t->mark, sizeof *t->mark, ngroup, off); len; g++) {
         ckpt_str_clear(&group);
         for (size_t i = g * STEP; i < t->nentry && i < (g + 1) * STEP; i++)
             t->entry(t->ctx, i, &group);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/safetensors.h"
 #include "view/ahead.h"
@@ -312,16 +313,7 @@ void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ck
 
 size_t ckpt_segment_at(const struct ckpt_vnode *file, uint64_t off)
 {
-    size_t lo = 0, hi = file->nsegment;
-
-    while (hi - lo > 1) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (file->segment[mid].off <= off)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo;
+    return ckpt_last_at(&file->segment->off, sizeof *file->segment, file->nsegment, off);
 }
 
 static int read_source(struct ckpt_source *s, void *buf, size_t len, uint64_t off,

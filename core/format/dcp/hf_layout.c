@@ -32,15 +32,6 @@ static const struct place {
     {"model/sharded", {{"model", false}}},
 };
 
-void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l)
-{
-    json_decref(l->config);
-    json_decref(l->file_index);
-    json_decref(l->dtypes);
-    ckpt_weight_map_unref(l->weight_map);
-    *l = (struct ckpt_hfs_layout){0};
-}
-
 static const struct place *find_place(struct ckpt_dir *dir)
 {
     struct ckpt_hfs_name name;
@@ -74,17 +65,17 @@ static int read_object(struct ckpt_dir *dir, const char *below, const char *name
     return path ? ckpt_config_read_if(dir, path, max_len, ret, err) : ckpt_nomem(err);
 }
 
-static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
-                       struct ckpt_err *err)
+static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_facts *facts,
+                       json_t **ret, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < 3 && p->model[i].path && !l->config; i++) {
+    facts->files = CKPT_FILES_CONFIG;
+    for (size_t i = 0; i < 3 && p->model[i].path && !*ret; i++) {
         const char *path = p->model[i].path;
-        if (read_object(dir, path, "config.json", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0)
+        if (read_object(dir, path, "config.json", CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
             return -1;
-        if (l->config) {
-            l->model = path;
-            l->model_only = p->model[i].model_only;
-        }
+        facts->files_at = *ret ? path : NULL;
+        if (*ret && p->model[i].model_only)
+            facts->files = CKPT_FILES_COMPLETE;
     }
     return 0;
 }
@@ -110,21 +101,21 @@ static bool is_file_number(const json_t *v)
 static bool is_string(const json_t *v) { return json_is_string(v); }
 
 static int read_mappings(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
-                         struct ckpt_err *err)
+                         struct ckpt_facts *facts, struct ckpt_err *err)
 {
     static const char files[] = "fqn_to_file_index_mapping.json",
                       dtypes[] = "fqn_to_dtype_mapping.json";
 
     if (read_object(dir, below, files, MAX_MAPPING_BYTES, &l->file_index, err) < 0 ||
-        read_object(dir, below, dtypes, MAX_MAPPING_BYTES, &l->dtypes, err) < 0 ||
+        read_object(dir, below, dtypes, MAX_MAPPING_BYTES, &facts->dtypes, err) < 0 ||
         check_mapping(l->file_index, is_file_number, files, "the number of a file", err) < 0 ||
-        check_mapping(l->dtypes, is_string, dtypes, "the name of a dtype", err) < 0)
+        check_mapping(facts->dtypes, is_string, dtypes, "the name of a dtype", err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), below);
     return 0;
 }
 
 /* Read the split of the finished model that is beside the shards. */
-static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
+static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_facts *facts,
                       struct ckpt_err *err)
 {
     static const char *const names[] = {INDEX, DIFFUSERS_INDEX};
@@ -136,44 +127,42 @@ static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_l
             return ckpt_nomem(err);
         if (!ckpt_dir_has_file(dir, path))
             continue;
-        l->index = i ? DIFFUSERS_INDEX : NULL;
-        return ckpt_weight_map_read(dir, path, &l->weight_map, err);
+        facts->index_name = i ? DIFFUSERS_INDEX : NULL;
+        return ckpt_weight_map_read(dir, path, &facts->weight_map, err);
     }
     return 0;
 }
 
 static int read_split(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
-                      struct ckpt_err *err)
+                      struct ckpt_facts *facts, struct ckpt_err *err)
 {
     for (size_t i = 0; i < 3 && p->model[i].path; i++) {
         const char *path = p->model[i].path;
         if (ckpt_has_suffix(path, HF_METADATA)) {
-            if (read_mappings(dir, path, l, err) < 0)
+            if (read_mappings(dir, path, l, facts, err) < 0)
                 return -1;
-        } else if (!l->weight_map && read_index(dir, path, l, err) < 0) {
+        } else if (!facts->weight_map && read_index(dir, path, facts, err) < 0) {
             return -1;
         }
     }
-    /* before the model is consolidated, the option diffusers_compatible leaves no other trace than
-     * this */
-    if (!l->weight_map && json_object_get(l->config, "_diffusers_version"))
-        l->index = DIFFUSERS_INDEX;
     return 0;
 }
 
-int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err)
+int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret,
+                         struct ckpt_facts *facts, json_t **ret_config, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_hfs_layout_release) struct ckpt_hfs_layout l = {0};
     const struct place *p = find_place(dir);
 
     if (!p)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no shard-*-model-*.safetensors",
                          ckpt_dir_path(dir));
-    l.shards = p->shards;
-    if (read_config(dir, p, &l, err) < 0 || read_split(dir, p, &l, err) < 0)
+    ret->shards = p->shards;
+    if (read_config(dir, p, facts, ret_config, err) < 0 || read_split(dir, p, ret, facts, err) < 0)
         return -1;
-    *ret = l;
-    l = (struct ckpt_hfs_layout){0};
+    /* before the model is consolidated, the option diffusers_compatible leaves no other trace than
+     * this */
+    if (!facts->weight_map && json_object_get(*ret_config, "_diffusers_version"))
+        facts->index_name = DIFFUSERS_INDEX;
     return 0;
 }
 

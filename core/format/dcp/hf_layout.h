@@ -19,28 +19,24 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "container/safetensors.h"
-#include "container/weight_map.h"
+#include "format/reader.h"
 #include "io/dir.h"
 #include "io/source.h"
 
 struct ckpt_hfs_layout {
     /* folder of the shards below the checkpoint; "": the checkpoint itself; static */
     const char *shards;
-    const char *model;  /* folder that has config.json; NULL: there is none; static */
-    bool model_only;    /* every file in that folder belongs to the model */
-    json_t *config;     /* content of config.json; NULL: none */
     json_t *file_index; /* {tensor: number of its file}; NULL: none */
-    json_t *dtypes;     /* {tensor: safetensors' name of its dtype}; NULL: none */
-    struct ckpt_weight_map *weight_map; /* from the finished model's index; NULL: none */
-    const char *index; /* name of the index that the view shows; NULL: the usual one; static */
 };
 
 /* Find only the folder of the shards, by names alone; NULL: there are no shards. */
 const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir);
 
-/* Read the whole layout. MISSING: there are no shards. */
-int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err);
-void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l);
+/* Read the whole layout: also the model's config.json, if there is one, and in *facts where it is,
+ * the dtypes, the name of the index and the finished model's weight map. The caller releases all of
+ * it, on failure too. MISSING: there are no shards. */
+int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret,
+                         struct ckpt_facts *facts, json_t **ret_config, struct ckpt_err *err);
 
 /* ---- one file, `shard-R-model-I-of-N.safetensors` ---- */
 

@@ -19,20 +19,18 @@
 
 enum { MAX_SHARDS = 10000000 };
 
-/* A shard of a tensor. */
+/* A shard of a tensor: number of the shard, and of the tensor in its file. */
 struct chunk {
-    uint32_t shard, tensor; /* number of the shard, and of the tensor in its file */
-    uint32_t next;          /* next chunk of the same tensor, or NONE */
+    uint32_t shard, tensor;
 };
 
 struct whole {
     const char *name; /* memory of the arena of a shard's header */
     uint64_t dim[CKPT_MAX_RANK];
     uint64_t file; /* number of the file in the finished model */
-    uint32_t rank, first, last;
+    uint32_t rank;
+    CKPT_VEC(struct chunk) chunks;
 };
-
-#define NONE UINT32_MAX
 
 struct load {
     struct ckpt_dir *dir;
@@ -41,7 +39,6 @@ struct load {
     struct ckpt_facts *facts;
     struct ckpt_hfs_layout layout;
     CKPT_VEC(struct ckpt_hfs_shard) shards;
-    CKPT_VEC(struct chunk) chunks;
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
     struct ckpt_catalog *cat; /* source i of it is shard i */
@@ -51,11 +48,12 @@ static void load_release(struct load *l)
 {
     for (size_t i = 0; i < l->shards.len; i++)
         ckpt_hfs_shard_release(&l->shards.ptr[i]);
+    for (size_t i = 0; i < l->wholes.len; i++)
+        ckpt_vec_release(&l->wholes.ptr[i].chunks);
     ckpt_vec_release(&l->shards);
-    ckpt_vec_release(&l->chunks);
     ckpt_vec_release(&l->wholes);
     ckpt_map_release(&l->by_name);
-    ckpt_hfs_layout_release(&l->layout);
+    json_decref(l->layout.file_index);
     ckpt_dir_unref(l->shard_dir);
 }
 
@@ -182,7 +180,7 @@ static const char *file_of(const struct load *l, const struct chunk *c)
 static int check_agreement(const struct load *l, const struct whole *w, const struct chunk *c,
                            struct ckpt_err *err)
 {
-    const struct chunk *f = &l->chunks.ptr[w->first];
+    const struct chunk *f = w->chunks.ptr;
     const struct ckpt_st_tensor *a = part_of(l, f), *b = part_of(l, c);
 
     if (a->dtype != b->dtype)
@@ -202,10 +200,9 @@ static int check_agreement(const struct load *l, const struct whole *w, const st
 
 static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckpt_err *err)
 {
-    const struct chunk c = {shard, tensor, NONE};
+    const struct chunk c = {shard, tensor};
     const struct ckpt_st_tensor *t = part_of(l, &c);
     const uint64_t *lo = l->shards.ptr[shard].lo[tensor];
-    const uint32_t number = (uint32_t)l->chunks.len;
     const uint32_t at = ckpt_map_add(&l->by_name, t->name, (uint32_t)l->wholes.len);
     const bool is_new = at == l->wholes.len;
     struct whole *w;
@@ -216,18 +213,12 @@ static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckp
     if (is_new && t->rank > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' in '%s' has %u dimensions", t->name,
                          file_of(l, &c), t->rank);
-    if (!is_new && check_agreement(l, w, &c, err) < 0)
-        return -1;
-    if (number == NONE || ckpt_vec_push(&l->chunks, c) < 0)
-        return ckpt_nomem(err);
     if (is_new)
-        *w = (struct whole){.name = t->name,
-                            .file = l->shards.ptr[shard].id.file,
-                            .rank = t->rank,
-                            .first = number};
-    else
-        l->chunks.ptr[w->last].next = number;
-    w->last = number;
+        *w = (struct whole){.name = t->name, .file = l->shards.ptr[shard].id.file, .rank = t->rank};
+    else if (check_agreement(l, w, &c, err) < 0)
+        return -1;
+    if (ckpt_vec_push(&w->chunks, c) < 0)
+        return ckpt_nomem(err);
     for (uint32_t d = 0; d < t->rank; d++)
         w->dim[d] = ckpt_max_u64(w->dim[d], lo[d] + t->dim[d]);
     return 0;
@@ -239,14 +230,14 @@ static int whole_cmp(const void *a, const void *b, void *ctx)
     const struct ckpt_naming *n = l->opt->naming;
     const char *x = ((const struct whole *)a)->name, *y = ((const struct whole *)b)->name;
 
-    return n ? n->cmp(n->ctx, l->layout.config, x, y) : ckpt_natural_cmp(x, y);
+    return n ? n->cmp(n->ctx, l->cat->config, x, y) : ckpt_natural_cmp(x, y);
 }
 
 static int collect_pieces(const struct load *l, const struct whole *w, struct ckpt_pieces *p,
                           struct ckpt_err *err)
 {
-    for (uint32_t i = w->first; i != NONE; i = l->chunks.ptr[i].next) {
-        const struct chunk *c = &l->chunks.ptr[i];
+    for (size_t i = 0; i < w->chunks.len; i++) {
+        const struct chunk *c = &w->chunks.ptr[i];
         const struct ckpt_st_tensor *t = part_of(l, c);
         struct ckpt_box box = ckpt_box_whole(t->dim, t->rank);
         uint64_t stride[CKPT_MAX_RANK];
@@ -295,7 +286,7 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
     struct load *l = ctx;
     const struct whole *w = &l->wholes.ptr[i];
     ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
-    const enum ckpt_dtype dtype = part_of(l, &l->chunks.ptr[w->first])->dtype;
+    const enum ckpt_dtype dtype = part_of(l, w->chunks.ptr)->dtype;
     uint64_t numel;
 
     if (!ckpt_shape_numel(w->dim, w->rank, &numel))
@@ -315,7 +306,7 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
     json_object_foreach(l->layout.file_index, name, value) {
         const struct ckpt_naming *n = l->opt->naming;
         if (ckpt_map_find(&l->by_name, name) != CKPT_NONE ||
-            (n && n->may_lack(n->ctx, l->layout.config, name)))
+            (n && n->may_lack(n->ctx, l->cat->config, name)))
             continue;
         hint_rank(l, hint, sizeof hint);
         if (!l->opt->allow_partial)
@@ -340,12 +331,9 @@ static int map_weights(struct load *l, struct ckpt_err *err)
     const char *name;
     json_t *value;
 
-    if (!index && l->layout.weight_map) {
-        l->facts->weight_map = ckpt_weight_map_ref(l->layout.weight_map);
+    if (!index && (l->facts->weight_map || nfile <= 1))
         return 0;
-    }
-    if (!index && nfile <= 1)
-        return 0;
+    ckpt_weight_map_unrefp(&l->facts->weight_map);
     if (ckpt_weight_map_new(&l->facts->weight_map, err) < 0)
         return -1;
     json_object_foreach((json_t *)index, name, value) {
@@ -371,21 +359,12 @@ static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t **about = &l->cat->about;
 
-    *l->facts = (struct ckpt_facts){
-        .names = CKPT_NAMES_HUB,
-        .split_as_base = is_automodel(l),
-        .files = l->layout.model_only ? CKPT_FILES_COMPLETE : CKPT_FILES_CONFIG,
-        .files_at = l->layout.model,
-        .index_name = l->layout.index,
-        .dtypes = json_incref(l->layout.dtypes),
-    };
+    l->facts->names = CKPT_NAMES_HUB;
+    l->facts->split_as_base = is_automodel(l);
     ckpt_json_set(about, "format", json_string("dcp_hf"));
     ckpt_json_set(about, "shards", json_integer((json_int_t)l->shards.len));
     ckpt_automodel_describe_step(l->dir, l->cat);
-    if (map_weights(l, err) < 0)
-        return -1;
-    l->cat->config = json_incref(l->layout.config);
-    return 0;
+    return map_weights(l, err);
 }
 
 /* ---- the reader ---- */
@@ -395,7 +374,7 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    if (ckpt_hfs_layout_read(dir, &l.layout, err) < 0)
+    if (ckpt_hfs_layout_read(dir, &l.layout, facts, &cat->config, err) < 0)
         return -1;
     const char *below = l.layout.shards;
     if (ckpt_dir_open_below(dir, *below ? below : ".", &l.shard_dir, err) < 0 ||

@@ -307,8 +307,6 @@ static int read_items(struct load *l, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-/* ---- tensors ---- */
-
 static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name,
                       struct ckpt_err *err)
 {
@@ -420,10 +418,7 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         .dir = dir, .opt = opt, .format = format ? format : &plain, .cat = cat};
 
     ckpt_dcp_items_init(&l.items);
-    l.m.wants = l.format->wants;
-    l.m.ctx = l.format->ctx;
-    l.m.replicas = l.format->replicas;
-    l.m.may_be_empty = l.format->may_be_empty;
+    l.m.format = l.format;
     if (read_metadata(&l, err) < 0 || name_tensors(&l, err) < 0 || open_files(&l, err) < 0)
         return -1;
     if (ckpt_reader_add_each(opt, cat, l.m.tensors.len, check_one, &l, err) < 0 ||

@@ -326,7 +326,8 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
             return -1;
         if (ckpt_pv_rule(&a->p, v) == BYTES) {
             a->m->nbytes_entry++;
-            if (a->m->wants && a->m->wants(a->m->ctx, name) &&
+            const struct ckpt_dcp_format *f = a->m->format;
+            if (f && f->wants && f->wants(f->ctx, name) &&
                 add_object(a, ckpt_pv_id(key), name, err) < 0)
                 return ckpt_err_in(err, "object '%s'", name);
             continue;
@@ -519,7 +520,7 @@ static void drop_replicas(struct ckpt_dcp_metadata *m)
 
 int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
 {
-    if (m->nfile > 1 || m->replicas) {
+    if (m->nfile > 1 || (m->format && m->format->replicas)) {
         qsort_r(m->chunks.ptr, m->chunks.len, sizeof *m->chunks.ptr, chunk_cmp, m);
         drop_replicas(m);
     }
@@ -528,7 +529,7 @@ int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
         if (t->nchunk++ == 0)
             t->first = i;
     }
-    if (m->tensors.len == 0 && !m->may_be_empty)
+    if (m->tensors.len == 0 && !(m->format && m->format->may_be_empty))
         return ckpt_fail(err, CKPT_MISSING, "the metadata names no tensor");
     if (!(m->order = calloc(m->tensors.len + 1, sizeof *m->order)) ||
         ckpt_dcp_order(m->planned.ptr, m->planned.len, m->tensors.len, m->order) < 0)

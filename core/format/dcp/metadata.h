@@ -23,6 +23,26 @@
 #define CKPT_DCP_NOWHERE UINT32_MAX
 enum { CKPT_DCP_MAX_NAME = 4096 };
 
+/* A format's rules for the names in a DCP. Members may be NULL; their ctx is the member ctx. */
+struct ckpt_dcp_format {
+    const char *name; /* about.format */
+
+    /* The name of tensor `name` in the catalogue: itself, or a string that lives as long as ctx.
+     * NULL: the tensor does not belong to the model, and none of it is read. */
+    const char *(*tensor)(void *ctx, const char *name);
+
+    /* May the tensor be left out, with a warning, if it cannot be read? */
+    bool (*optional)(void *ctx, const char *name);
+
+    bool replicas;     /* equal boxes of a tensor are copies and not a conflict */
+    bool may_be_empty; /* a DCP without any tensor is no error */
+
+    /* Should the pickled object `name` be passed to `object`, as the archive s? */
+    bool (*wants)(void *ctx, const char *name);
+    int (*object)(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err);
+    void *ctx;
+};
+
 struct ckpt_dcp_chunk {
     uint32_t tensor;
     uint32_t lo, n;    /* tuples: positions in ints, where the tuple's length is */
@@ -50,12 +70,7 @@ struct ckpt_dcp_object {
 
 /* All zero except for the members that the caller sets. */
 struct ckpt_dcp_metadata {
-    bool (*wants)(
-        void *ctx,
-        const char *name); /* asks for objects; NULL: none. Set by the caller, as is ctx */
-    void *ctx;
-    bool replicas;     /* equal boxes in one file are copies too; set by the caller */
-    bool may_be_empty; /* it is no error if there is no tensor; set by the caller */
+    const struct ckpt_dcp_format *format; /* set by the caller; NULL: a plain DCP */
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */

@@ -64,13 +64,6 @@ void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b
 /* Add the moments of all parameters to out. */
 int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struct ckpt_err *err);
 
-/* Call fn for all tensors of the module in a model file, and for other values that are no dicts.
- * Megatron-DeepSpeed's state dicts are nested: the keys, joined by dots, are the names of the
- * parameters. */
-typedef int ckpt_ds_value_fn(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err);
-int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
-                        void *ctx, struct ckpt_err *err);
-
 /* ---- layers of a pipeline, each of which has a file: a state dict ---- */
 
 /* Add the layers of a pipeline, whose stages' model files are open, under the names LL.NAME; also

@@ -9,54 +9,6 @@
 #include "base/ckd.h"
 #include "base/str.h"
 
-enum {
-    MOST_DEPTH = 8,        /* of dicts in the module's state dict */
-    MOST_ENTRIES = 1 << 20 /* of them all, as often as they are referenced */
-};
-
-/* ---- nested dicts ---- */
-
-struct nest {
-    const struct ckpt_torch_file *f;
-    const char *file;
-    ckpt_ds_value_fn *fn;
-    void *ctx;
-    size_t nentry; /* entries that were read */
-};
-
-static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth,
-                     struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &n->f->p;
-
-    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++) {
-        const char *key = ckpt_pv_str(p, ckpt_pv_key(p, dict, i));
-        const ckpt_pv v = ckpt_pv_value(p, dict, i);
-        if (!key)
-            return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
-                             n->file);
-        if (++n->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
-            return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
-                             n->file);
-        ckpt_cleanup(ckpt_freep) char *name =
-            ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key);
-        if (!name)
-            return ckpt_nomem(err);
-        if ((ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(n, v, name, depth + 1, err)
-                                             : n->fn(n->ctx, name, v, err)) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-int ckpt_ds_module_each(const struct ckpt_torch_file *f, const char *file, ckpt_ds_value_fn *fn,
-                        void *ctx, struct ckpt_err *err)
-{
-    struct nest n = {.f = f, .file = file, .fn = fn, .ctx = ctx};
-
-    return walk_dict(&n, ckpt_pv_get(&f->p, f->p.root, "module"), "", 0, err);
-}
-
 /* ---- tensors of a module ---- */
 
 struct walk {
@@ -383,7 +335,8 @@ int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
         ckpt_ds_masters_new(z, &w.buffers, err) < 0)
         return -1;
     if (index_frozen(&w, err) < 0 ||
-        ckpt_ds_module_each(w.f, z->model_name, add_entry, &w, err) < 0 || add_others(&w, err) < 0)
+        ckpt_pickle_each(p, module, true, z->model_name, add_entry, &w, err) < 0 ||
+        add_others(&w, err) < 0)
         return -1;
     if (w.buffers && !z->zero3 && ckpt_ds_spot_check(z, module, weights, err) < 0)
         return -1;

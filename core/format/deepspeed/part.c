@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 
 enum { MAX_NAME = 4096 };
 
@@ -112,21 +113,6 @@ int ckpt_ds_buffer_add(struct ckpt_ds_buffer *b, enum ckpt_dtype dtype, uint32_t
     return ckpt_vec_push(&b->stretch, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Find the part of the buffer with element `at`. */
-static size_t find(const struct ckpt_ds_buffer *b, uint64_t at)
-{
-    size_t lo = 0, hi = b->stretch.len;
-
-    while (hi - lo > 1) {
-        const size_t mid = lo + (hi - lo) / 2;
-        if (b->stretch.ptr[mid].begin <= at)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 int ckpt_ds_buffer_take(const struct ckpt_ds_buffer *b, uint64_t at, uint64_t n,
                         struct ckpt_ds_parts *p, struct ckpt_err *err)
 {
@@ -135,7 +121,8 @@ int ckpt_ds_buffer_take(const struct ckpt_ds_buffer *b, uint64_t at, uint64_t n,
                          "it needs elements %" PRIu64 "..%" PRIu64
                          " of a buffer of which the files hold %" PRIu64,
                          at, at + n, b->n);
-    for (size_t i = find(b, at); n; i++) {
+    size_t i = ckpt_last_at(&b->stretch.ptr->begin, sizeof *b->stretch.ptr, b->stretch.len, at);
+    for (; n; i++) {
         const struct ckpt_ds_stretch *s = &b->stretch.ptr[i];
         const uint64_t skip = at - s->begin, len = ckpt_min_u64(n, s->at.n - skip);
         if (ckpt_ds_parts_extend(p, s->at.source, s->at.off + skip * ckpt_dtype_size(b->dtype), len,

@@ -283,11 +283,13 @@ int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ck
 {
     ckpt_cleanup(load_release) struct load l = {
         .z = z, .nmp = nmp, .pipe = pipe, .weights = weights, .moments = moments};
+    const struct ckpt_pickle *p = &z->model.p;
 
     if (ckpt_dir_open_below(z->job->dir, "zero", &l.zero, err) < 0 || list_params(&l, err) < 0 ||
         ckpt_parallel(l.states.len, z->job->opt->nthread, read_one, &l, err) < 0 ||
         add_sources(&l, err) < 0 ||
-        (!pipe && ckpt_ds_module_each(&z->model, z->model_name, add_entry, &l, err) < 0))
+        (!pipe && ckpt_pickle_each(p, ckpt_pv_get(p, p->root, "module"), true, z->model_name,
+                                   add_entry, &l, err) < 0))
         return -1;
     for (size_t i = 0; i < l.states.len; i++) {
         struct state *s = &l.states.ptr[i];

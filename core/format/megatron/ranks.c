@@ -17,7 +17,7 @@
 #include "format/megatron/load.h"
 #include "format/pieces.h"
 
-enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
+enum { MAX_STAGES = 1024 };
 
 /* A tensor in one rank's file. */
 struct part {
@@ -41,7 +41,7 @@ struct load {
     struct ckpt_arena names;
     const struct ckpt_megatron_rank *rank; /* whose state dict is visited, and its stage */
     uint32_t stage;
-    struct ckpt_str path, name; /* scratch */
+    struct ckpt_str name; /* scratch */
     struct ckpt_catalog *cat;
 };
 
@@ -53,62 +53,27 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->tensors);
     ckpt_map_release(&l->by_name);
     ckpt_arena_release(&l->names);
-    ckpt_str_release(&l->path);
     ckpt_str_release(&l->name);
     free(l->layers);
 }
 
 /* ---- state dicts ---- */
 
-typedef int (*visit_fn)(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err);
-
-/* Call fn for all values in a nested dict, whose keys are joined by dots; l->path is the prefix. */
-static int visit(struct load *l, ckpt_pv dict, unsigned depth, visit_fn fn, struct ckpt_err *err)
-{
-    const struct ckpt_megatron_rank *r = l->rank;
-    const size_t len = l->path.len;
-
-    for (size_t i = 0; i < ckpt_pv_npair(&r->file.p, dict); i++) {
-        const char *key = ckpt_pv_str(&r->file.p, ckpt_pv_key(&r->file.p, dict, i));
-        ckpt_pv v = ckpt_pv_value(&r->file.p, dict, i);
-        int result = 0;
-        if (!key)
-            continue;
-        if (!ckpt_utf8_ok(key))
-            return ckpt_fail(err, CKPT_FORMAT, "a tensor's name is not UTF-8");
-        ckpt_str_puts(&l->path, key);
-        if (l->path.failed)
-            return ckpt_nomem(err);
-        if (ckpt_pv_kind(v) != CKPT_PV_DICT) {
-            result = fn(l, ckpt_str_get(&l->path), v, err);
-        } else if (depth < MAX_NESTING) {
-            ckpt_str_putc(&l->path, '.');
-            result = visit(l, v, depth + 1, fn, err);
-        }
-        if (result < 0)
-            return -1;
-        l->path.len = len;
-        if (l->path.ptr)
-            l->path.ptr[len] = '\0';
-    }
-    return 0;
-}
-
+/* Call fn for all values of a rank's state dict of a stage. */
 static int visit_rank(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
-                      visit_fn fn, struct ckpt_err *err)
+                      ckpt_pickle_value_fn *fn, struct ckpt_err *err)
 {
     ckpt_pv model = ckpt_megatron_rank_model(r, stage, l->nvirtual > 1);
 
     l->rank = r;
     l->stage = stage;
-    ckpt_str_clear(&l->path);
     if (ckpt_pv_kind(model) != CKPT_PV_DICT && l->nvirtual == 1 &&
         ckpt_has_suffix(r->path, ".ckpt"))
         model = r->file.p.root;
     if (ckpt_pv_kind(model) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no state dict of virtual stage %u",
                          ckpt_dir_path(l->mesh.dir), r->path, stage);
-    return visit(l, model, 0, fn, err) < 0
+    return ckpt_pickle_each(&r->file.p, model, false, r->path, fn, l, err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->mesh.dir), r->path)
                : 0;
 }
@@ -123,8 +88,9 @@ static uint64_t *stage_of(struct load *l, uint32_t stage, uint64_t pp)
 }
 
 /* Count the layers of a stage and the experts of a file, by the largest numbers in the names. */
-static int count_numbers(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
+static int count_numbers(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
+    struct load *l = ctx;
     static const char mark[] = ".experts.experts.";
     static const struct ckpt_megatron_place whole = {0};
     uint64_t layer, expert, *n = stage_of(l, l->stage, l->rank->pp);
@@ -266,8 +232,9 @@ static int add_grouped(struct load *l, const char *name, bool first,
     return 0;
 }
 
-static int add_tensor(struct load *l, const char *name, ckpt_pv v, struct ckpt_err *err)
+static int add_tensor(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
+    struct load *l = ctx;
     const struct ckpt_megatron_rank *r = l->rank;
     const struct ckpt_megatron_place at = {*stage_of(l, l->stage, r->pp), r->ep * l->nlocal};
     struct ckpt_torch_tensor tensor;
