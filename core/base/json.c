@@ -281,6 +281,13 @@ const char *ckpt_json_str(const json_t *obj, const char *key)
     return json_string_value(json_object_get(obj, key));
 }
 
+const char *ckpt_json_str_or(const json_t *obj, const char *key, const char *absent)
+{
+    const char *text = ckpt_json_str(obj, key);
+
+    return text ? text : absent;
+}
+
 bool ckpt_json_bool(const json_t *obj, const char *key, bool absent)
 {
     const json_t *v = json_object_get(obj, key);

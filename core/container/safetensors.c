@@ -72,42 +72,36 @@ static int fail_twice(const char *key, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_FORMAT, "header: not valid JSON: duplicate object key '%s'", key);
 }
 
-/* The name with which the i-th of structs of `size` bytes begins. */
-static const char *name_at(const void *items, size_t size, size_t i)
+struct named {
+    uint64_t hash; /* of the name */
+    const char *name;
+};
+
+static int named_cmp(const void *a, const void *b)
 {
-    return *(const char *const *)((const char *)items + i * size);
+    const struct named *p = a, *q = b;
+    const int c = ckpt_u64_cmp(p->hash, q->hash);
+
+    return c ? c : strcmp(p->name, q->name);
 }
 
-static int compare_names(const void *items, size_t size, size_t n, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) const char **name = malloc((n + 1) * sizeof *name);
-
-    if (!name)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++)
-        name[i] = name_at(items, size, i);
-    qsort(name, n, sizeof *name, ckpt_strings_cmp);
-    for (size_t i = 1; i < n; i++)
-        if (strcmp(name[i - 1], name[i]) == 0)
-            return fail_twice(name[i], err);
-    return 0;
-}
-
-/* FORMAT if two of n structs, which begin with their names, have the same one. Names are sorted
- * only if two have the same hash: of a million that would take a second. */
+/* FORMAT if two of n structs of `size` bytes, which begin with their names, have the same one. They
+ * are sorted by hashes first: sorting a million names would take a second. */
 static int check_names(const void *items, size_t size, size_t n, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) uint64_t *hash = malloc((n + 1) * sizeof *hash);
-    bool same = false;
+    ckpt_cleanup(ckpt_freep) struct named *all = malloc((n + 1) * sizeof *all);
 
-    if (!hash)
+    if (!all)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++)
-        hash[i] = XXH3_64bits(name_at(items, size, i), strlen(name_at(items, size, i)));
-    qsort(hash, n, sizeof *hash, ckpt_u64s_cmp);
+    for (size_t i = 0; i < n; i++) {
+        const char *name = *(const char *const *)((const char *)items + i * size);
+        all[i] = (struct named){XXH3_64bits(name, strlen(name)), name};
+    }
+    qsort(all, n, sizeof *all, named_cmp);
     for (size_t i = 1; i < n; i++)
-        same |= hash[i - 1] == hash[i];
-    return same ? compare_names(items, size, n, err) : 0;
+        if (named_cmp(&all[i - 1], &all[i]) == 0)
+            return fail_twice(all[i].name, err);
+    return 0;
 }
 
 /* ---- one tensor ---- */
@@ -424,22 +418,7 @@ const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *
 int ckpt_st_catalog(const struct ckpt_st_tensor *t, uint32_t source, struct ckpt_catalog *cat,
                     struct ckpt_err *err)
 {
-    struct ckpt_piece_draft piece;
-    struct ckpt_box box = {.rank = t->rank};
-    uint64_t stride[CKPT_MAX_RANK];
-    size_t index;
-
-    if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
-        return -1;
-    if (t->len == 0)
-        return 0;
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++) {
-        box.n[d] = t->dim[d];
-        stride[d] *= ckpt_dtype_size(t->dtype);
-    }
-    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
-    return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
+    return ckpt_catalog_add_whole(cat, t->name, t->dtype, t->dim, t->rank, source, t->off, err);
 }
 
 /* ---- writing, in serde_json's spelling ---- */

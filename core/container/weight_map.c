@@ -39,17 +39,15 @@ void ckpt_weight_map_unref(struct ckpt_weight_map *map)
     free(map);
 }
 
-/* The number of a file, which is added if it is new. */
-static int add_file(struct ckpt_weight_map *map, const char *file, uint32_t *ret)
+/* The number of a file, which is added if it is new; CKPT_NONE: no memory. */
+static uint32_t add_file(struct ckpt_weight_map *map, const char *file)
 {
-    bool is_new;
+    const uint32_t known = ckpt_map_find(&map->by_file, file);
 
-    if (ckpt_map_get(&map->by_file, file, strlen(file), ret))
-        return 0;
-    *ret = (uint32_t)map->files.len;
-    return !(file = ckpt_arena_strdup(&map->arena, file)) || ckpt_vec_push(&map->files, file) < 0
-               ? -1
-               : ckpt_map_put(&map->by_file, file, strlen(file), *ret, ret, &is_new);
+    if (known != CKPT_NONE || !(file = ckpt_arena_strdup(&map->arena, file)) ||
+        ckpt_vec_push(&map->files, file) < 0)
+        return known;
+    return ckpt_map_add(&map->by_file, file, (uint32_t)map->files.len - 1);
 }
 
 int ckpt_weight_map_put(struct ckpt_weight_map *map, const char *tensor, const char *file,
@@ -60,7 +58,7 @@ int ckpt_weight_map_put(struct ckpt_weight_map *map, const char *tensor, const c
     uint32_t at;
     bool is_new;
 
-    if (add_file(map, file, &m.file) < 0 ||
+    if ((m.file = add_file(map, file)) == CKPT_NONE ||
         !(m.tensor = ckpt_arena_strndup(&map->arena, tensor, len)) ||
         ckpt_map_put(&map->by_tensor, m.tensor, len, m.file, &at, &is_new) < 0 ||
         (is_new && ckpt_vec_push(&map->tensors, m) < 0))
@@ -82,11 +80,7 @@ int ckpt_weight_map_copy(const struct ckpt_weight_map *map, struct ckpt_weight_m
 
 uint32_t ckpt_weight_map_find(const struct ckpt_weight_map *map, const char *tensor)
 {
-    uint32_t file = UINT32_MAX;
-
-    if (map)
-        (void)ckpt_map_get(&map->by_tensor, tensor, strlen(tensor), &file);
-    return file;
+    return map ? ckpt_map_find(&map->by_tensor, tensor) : CKPT_NONE;
 }
 
 static int parse_map(struct ckpt_json_pull *p, struct ckpt_weight_map *map, struct ckpt_err *err)

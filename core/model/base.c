@@ -29,6 +29,14 @@ void ckpt_base_free(struct ckpt_base *base)
     free(base);
 }
 
+const char *ckpt_base_name_at(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
+                              size_t i)
+{
+    if (cat)
+        return i < cat->tensors.len ? cat->tensors.ptr[i].name : NULL;
+    return map && i < map->tensors.len ? map->tensors.ptr[i].tensor : NULL;
+}
+
 /* The hub's cache directory, looked for in the same places and order as huggingface_hub does. */
 static char *hub_cache(void)
 {

@@ -31,6 +31,10 @@ int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
+/* The i-th name of a model's tensors: in its catalogue or, if that is NULL, in its index. NULL:
+ * there are no more. */
+const char *ckpt_base_name_at(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
+                              size_t i);
 
 /* The config and the tokenizer of the model, where nobody says which: a trainer, or its user, puts
  * them into the checkpoint, into a folder inside it, or into the folder of the run. They do what a

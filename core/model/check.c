@@ -127,30 +127,15 @@ static void names_release(struct names *n)
     ckpt_arena_release(&n->arena);
 }
 
-static int names_add(struct names *n, const char *name, struct ckpt_err *err)
-{
-    uint32_t at;
-    bool is_new;
-
-    if (ckpt_map_put(&n->map, name, strlen(name), (uint32_t)n->list.len, &at, &is_new) < 0 ||
-        ckpt_vec_push(&n->list, name) < 0 || ckpt_vec_push(&n->seen, false) < 0)
-        return ckpt_nomem(err);
-    return 0;
-}
-
-/* Collect the base's names; for a base without weights, from its index. */
+/* Collect the base's names. */
 static int names_of_base(struct names *n, const struct ckpt_base *base, struct ckpt_err *err)
 {
-    const struct ckpt_weight_map *map = base->weight_map;
+    const char *name;
 
-    for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
-        if (names_add(n, base->cat->tensors.ptr[i].name, err) < 0)
-            return -1;
-    if (base->cat)
-        return 0;
-    for (size_t i = 0; map && i < map->tensors.len; i++)
-        if (names_add(n, map->tensors.ptr[i].tensor, err) < 0)
-            return -1;
+    for (size_t i = 0; (name = ckpt_base_name_at(base->cat, base->weight_map, i)); i++)
+        if (ckpt_map_add(&n->map, name, (uint32_t)i) == CKPT_NONE ||
+            ckpt_vec_push(&n->list, name) < 0 || ckpt_vec_push(&n->seen, false) < 0)
+            return ckpt_nomem(err);
     return 0;
 }
 
@@ -158,16 +143,14 @@ static int add_form(struct names *n, const char *name, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str form = {0};
     const char *own;
-    uint32_t at;
-    bool is_new;
 
     ckpt_name_skeleton(name, strlen(name), &form);
-    if (!form.failed && ckpt_map_get(&n->forms, ckpt_str_get(&form), form.len, &at))
+    if (!form.failed && ckpt_map_find(&n->forms, ckpt_str_get(&form)) != CKPT_NONE)
         return 0;
-    if (form.failed || !(own = ckpt_arena_strdup(&n->arena, ckpt_str_get(&form))) ||
-        ckpt_map_put(&n->forms, own, form.len, 0, &at, &is_new) < 0)
-        return ckpt_nomem(err);
-    return 0;
+    return form.failed || !(own = ckpt_arena_strdup(&n->arena, ckpt_str_get(&form))) ||
+                   ckpt_map_add(&n->forms, own, 0) == CKPT_NONE
+               ? ckpt_nomem(err)
+               : 0;
 }
 
 static int sort_missing(const struct ckpt_opening *o, struct names *n, struct report *r,
@@ -176,14 +159,13 @@ static int sort_missing(const struct ckpt_opening *o, struct names *n, struct re
     for (size_t i = 0; i < n->list.len; i++) {
         const char *name = n->list.ptr[i];
         ckpt_cleanup(ckpt_str_release) struct ckpt_str form = {0};
-        uint32_t at;
         if (n->seen.ptr[i])
             continue;
         ckpt_name_skeleton(name, strlen(name), &form);
         if (form.failed)
             return ckpt_nomem(err);
         if (strchr(ckpt_str_get(&form), '#') &&
-            ckpt_map_get(&n->forms, ckpt_str_get(&form), form.len, &at))
+            ckpt_map_find(&n->forms, ckpt_str_get(&form)) != CKPT_NONE)
             list_add(&r->lost, name);
         else if (!may_be_absent(o, name))
             list_add(&r->missing, name);
@@ -196,12 +178,11 @@ static int sort_missing(const struct ckpt_opening *o, struct names *n, struct re
 static int compare_tensor(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                           struct names *n, struct report *r, struct ckpt_err *err)
 {
-    const char *other = ckpt_json_str(o->base_names, t->name);
-    const char *name = other ? other : t->name;
+    const char *name = ckpt_json_str_or(o->base_names, t->name, t->name);
+    const uint32_t at = ckpt_map_find(&n->map, name);
     const struct ckpt_tensor *b;
-    uint32_t at;
 
-    if (!ckpt_map_get(&n->map, name, strlen(name), &at)) {
+    if (at == CKPT_NONE) {
         list_add(&r->extra, t->name);
         return 0;
     }

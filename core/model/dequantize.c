@@ -179,18 +179,10 @@ int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, struct ckpt_
 
 bool ckpt_is_quantized(const struct ckpt_catalog *cat)
 {
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        switch ((enum ckpt_dtype)cat->tensors.ptr[i].dtype) {
-        case CKPT_U8:
-        case CKPT_I8:
-        case CKPT_F8_E5M2:
-        case CKPT_F8_E4M3:
-        case CKPT_F8_E8M0:
-        case CKPT_F8_E4M3FNUZ:
-        case CKPT_F8_E5M2FNUZ:
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const enum ckpt_dtype dtype = (enum ckpt_dtype)cat->tensors.ptr[i].dtype;
+        if (ckpt_dtype_size(dtype) == 1 && dtype != CKPT_BOOL)
             return true;
-        default:
-            break;
-        }
+    }
     return false;
 }

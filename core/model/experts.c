@@ -17,8 +17,7 @@ void ckpt_experts_release(struct ckpt_experts *x) { ckpt_vec_release(&x->tensor)
 size_t ckpt_experts_tensor(const struct ckpt_catalog *cat, const json_t *base_names,
                            const char *name)
 {
-    const char *other = ckpt_json_str(base_names, name);
-    const struct ckpt_tensor *t = ckpt_catalog_find(cat, other ? other : name);
+    const struct ckpt_tensor *t = ckpt_catalog_find(cat, ckpt_json_str_or(base_names, name, name));
 
     return t ? (size_t)(t - cat->tensors.ptr) : SIZE_MAX;
 }

@@ -44,18 +44,11 @@ static bool fits_base_config(const struct ckpt_opening *o)
 
 static bool passes_config(const struct ckpt_opening *o)
 {
-    if (o->config_changed)
-        return false;
-    switch (o->decision.config) {
-    case CKPT_CONFIG_PASS:
-        return true;
-    case CKPT_CONFIG_PASS_UNLESS_CAST:
-        return !o->cast;
-    case CKPT_CONFIG_PASS_IF_DTYPE:
-        return has_base_dtype(o);
-    default:
-        return false;
-    }
+    const enum ckpt_config_rule rule = o->decision.config;
+
+    return !o->config_changed &&
+           (rule == CKPT_CONFIG_PASS || (rule == CKPT_CONFIG_PASS_UNLESS_CAST && !o->cast) ||
+            (rule == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(o)));
 }
 
 /* ---- generation_config.json: transformers' GenerationConfig.from_model_config ---- */
@@ -257,18 +250,6 @@ static int add_from(struct sides *s, struct ckpt_dir *dir, const char *below, co
     return ckpt_dir_has_file(dir, name) ? add_file(s, dir, name, err) : 0;
 }
 
-static int sides_add(struct sides *s, struct ckpt_dir *dir, const char *below, enum side_rule rule,
-                     struct ckpt_err *err)
-{
-    return add_from(s, dir, below, NULL, rule, err);
-}
-
-static int sides_add_one(struct sides *s, struct ckpt_dir *dir, const char *below, const char *name,
-                         struct ckpt_err *err)
-{
-    return add_from(s, dir, below, name, SIDE_ALL, err);
-}
-
 /* Add the tokenizer of the base and of the model's home. */
 static int add_tokenizer(struct sides *s, struct ckpt_err *err)
 {
@@ -276,7 +257,7 @@ static int add_tokenizer(struct sides *s, struct ckpt_err *err)
     struct ckpt_dir *const dirs[] = {base ? base->dir : NULL, s->o->home.dir};
 
     for (size_t i = 0; i < 2; i++)
-        if (dirs[i] && sides_add(s, dirs[i], "", SIDE_TOKENIZER, err) < 0)
+        if (dirs[i] && add_from(s, dirs[i], "", NULL, SIDE_TOKENIZER, err) < 0)
             return -1;
     return 0;
 }
@@ -303,19 +284,19 @@ static int collect_sides(struct sides *s, struct ckpt_err *err)
     const char *config = adapter ? "adapter_config.json" : "config.json", *at = o->facts.files_at;
 
     if (d->merge_files) /* the base's files, but the adapter's tokenizer instead of the base's */
-        return sides_add(s, o->dir, ckpt_merge_folder(o), SIDE_TOKENIZER, err) < 0
+        return add_from(s, o->dir, ckpt_merge_folder(o), NULL, SIDE_TOKENIZER, err) < 0
                    ? -1
-                   : sides_add(s, base->dir, "", SIDE_ALL, err);
-    if (d->own_files && sides_add(s, o->dir, at, rule, err) < 0)
+                   : add_from(s, base->dir, "", NULL, SIDE_ALL, err);
+    if (d->own_files && add_from(s, o->dir, at, NULL, rule, err) < 0)
         return -1;
     for (const char *const *tool = o->reader->tools; tool && *tool; tool++)
         sides_remove(s, *tool);
-    if ((d->own_config && sides_add_one(s, o->dir, at, "config.json", err) < 0) ||
+    if ((d->own_config && add_from(s, o->dir, at, "config.json", SIDE_ALL, err) < 0) ||
         (d->base_files && add_tokenizer(s, err) < 0) ||
-        (d->own_adapter_config && sides_add_one(s, o->dir, at, config, err) < 0))
+        (d->own_adapter_config && add_from(s, o->dir, at, config, SIDE_ALL, err) < 0))
         return -1;
     if (d->base_files && (d->base_config || fits_base_config(o)) &&
-        sides_add_one(s, o->home.dir ? o->home.dir : base->dir, "", config, err) < 0)
+        add_from(s, o->home.dir ? o->home.dir : base->dir, "", config, SIDE_ALL, err) < 0)
         return -1;
     if (adapter && !sides_find(s, config) && !o->facts.adapter_config)
         ckpt_catalog_warn(o->cat, "the adapter has no %s; give one with base=DIR", config);
@@ -331,21 +312,13 @@ static int choose_weight_map(const struct ckpt_opening *o, struct ckpt_weight_ma
     const struct ckpt_naming naming = ckpt_naming_of(ckpt_recipes_types(o->shared->recipes));
     const struct ckpt_base *base = o->shared->base;
 
-    *ret = NULL;
-    switch (o->decision.split) {
-    case CKPT_SPLIT_BY_SIZE:
-        return 0;
-    case CKPT_SPLIT_OWN:
-        *ret = ckpt_weight_map_ref(o->facts.weight_map);
-        return 0;
-    case CKPT_SPLIT_LIKE_BASE:
+    if (o->decision.split == CKPT_SPLIT_LIKE_BASE)
         return ckpt_automodel_split(
             o->cat, &(struct ckpt_automodel_base){base->cat, base->weight_map, o->base_names},
             &naming, o->config, ret, err);
-    case CKPT_SPLIT_BASE:
-        *ret = ckpt_weight_map_ref(base->weight_map);
-        break;
-    }
+    *ret = ckpt_weight_map_ref(o->decision.split == CKPT_SPLIT_OWN    ? o->facts.weight_map
+                               : o->decision.split == CKPT_SPLIT_BASE ? base->weight_map
+                                                                      : NULL);
     return 0;
 }
 

@@ -97,8 +97,7 @@ static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
     struct ckpt_catalog *model;
     bool found = o->facts.is_adapter;
 
-    if (!found && ckpt_adapter_apply(o->cat, ckpt_types_any(ckpt_recipes_types(o->shared->recipes)),
-                                     true, &o->facts, &found, err) < 0)
+    if (!found && ckpt_adapter_apply(o->cat, any_type(o), true, &o->facts, &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",

@@ -11,13 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/err.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/regex.h"
 #include "base/str.h"
 #include "model/experts.h"
-#include "model/lora.h"
 #include "recipe/apply/instance.h"
 #include "recipe/language/field.h"
 #include "recipe/library/types.h"
@@ -39,18 +36,16 @@ struct merge {
 
 /* Keys which, unless null, false or empty, mean a variant that is not W + s B A, or one with a
  * changed W. */
-static const char *const refused[] = {
-    "fan_in_fan_out",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "use_qalora",
-    "use_bdlora",
-    "kasa_config",
-    "monteclora_config",
-    "use_mica",
-};
+static const char *const refused[] = {"fan_in_fan_out",
+                                      "layer_replication",
+                                      "trainable_token_indices",
+                                      "alora_invocation_tokens",
+                                      "arrow_config",
+                                      "use_qalora",
+                                      "use_bdlora",
+                                      "kasa_config",
+                                      "monteclora_config",
+                                      "use_mica"};
 
 /* Values of init_lora_weights (their beginnings) with which the adapter is relative to other
  * weights than the base's. */

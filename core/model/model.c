@@ -42,20 +42,17 @@ static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
                : 0;
 }
 
-/* Rename the base's names, which are the catalogue's or, without a catalogue, those in its index.
- */
+/* Rename the names of a model: those of its catalogue or, without one, those in its index. */
 static int rename_base(struct ckpt_opening *o, const struct ckpt_renames *renames,
                        const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     const struct ckpt_weight_map *map = cat ? NULL : o->shared->base->weight_map;
+    const char *name;
 
     if (!(o->base_names = json_object()))
         return ckpt_nomem(err);
-    for (size_t i = 0; cat && i < cat->tensors.len; i++)
-        if (ckpt_renames_note(renames, cat->tensors.ptr[i].name, o->base_names, err) < 0)
-            return -1;
-    for (size_t i = 0; map && i < map->tensors.len; i++)
-        if (ckpt_renames_note(renames, map->tensors.ptr[i].tensor, o->base_names, err) < 0)
+    for (size_t i = 0; (name = ckpt_base_name_at(cat, map, i)); i++)
+        if (ckpt_renames_note(renames, name, o->base_names, err) < 0)
             return -1;
     return 0;
 }
@@ -169,7 +166,7 @@ static int take_missing(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     for (size_t i = 0; i < base->cat->tensors.len; i++) {
         const struct ckpt_tensor *of = &base->cat->tensors.ptr[i];
-        const char *other = ckpt_json_str(t.names, of->name), *name = other ? other : of->name;
+        const char *name = ckpt_json_str_or(t.names, of->name, of->name);
         if (!ckpt_catalog_find(o->cat, name) && !is_tied(o, name) && take(&t, of, name, err) < 0)
             return -1;
     }
@@ -334,9 +331,7 @@ static int dequantize(struct ckpt_opening *o, struct ckpt_err *err)
 
 const char *ckpt_config_dtype(const json_t *config)
 {
-    const char *name = ckpt_json_str(config, "dtype");
-
-    return name ? name : ckpt_json_str(config, "torch_dtype");
+    return ckpt_json_str_or(config, "dtype", ckpt_json_str(config, "torch_dtype"));
 }
 
 static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
@@ -354,9 +349,7 @@ static const struct ckpt_base *base_of(const struct ckpt_opening *o)
 /* The tensor's name in the base. */
 static const char *base_name(const struct ckpt_opening *o, const char *name)
 {
-    const char *other = ckpt_json_str(o->base_names, name);
-
-    return other ? other : name;
+    return ckpt_json_str_or(o->base_names, name, name);
 }
 
 static const struct ckpt_tensor *find_in_base(const struct ckpt_opening *o, const char *name)

@@ -47,16 +47,14 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     if (!copy)
         return ckpt_nomem(err);
     *copy = *opt;
-    copy->base = opt->base ? strdup(opt->base) : NULL;
-    copy->recipe = opt->recipe ? strdup(opt->recipe) : NULL;
-    copy->key_mapping = opt->key_mapping ? strdup(opt->key_mapping) : NULL;
-    copy->overrides = json_deep_copy(opt->overrides);
     copy->recording = NULL;
-    copy->bucket.cache = opt->bucket.cache ? strdup(opt->bucket.cache) : NULL;
     copy->connected = NULL; /* the original holds it */
-    if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
-        (opt->key_mapping && !copy->key_mapping) || (opt->bucket.cache && !copy->bucket.cache) ||
-        !copy->overrides) {
+    char **const text[] = {&copy->base, &copy->recipe, &copy->key_mapping, &copy->bucket.cache};
+    bool good = (copy->overrides = json_deep_copy(opt->overrides)) != NULL;
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++)
+        if (*text[i] && !(*text[i] = strdup(*text[i])))
+            good = false;
+    if (!good) {
         ckpt_options_free(copy);
         return ckpt_nomem(err);
     }

@@ -299,6 +299,24 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
     return ckpt_tensor_set_pieces(cat, &cat->tensors.ptr[index], piece, npiece, err);
 }
 
+int ckpt_catalog_add_whole(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
+                           const uint64_t *dim, uint32_t rank, uint32_t source, uint64_t src,
+                           struct ckpt_err *err)
+{
+    struct ckpt_piece_draft piece;
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    if (ckpt_catalog_add(cat, name, dtype, dim, rank, &index, err) < 0)
+        return -1;
+    if (cat->tensors.ptr[index].numel == 0)
+        return 0;
+    const struct ckpt_box all = ckpt_box_whole(dim, rank);
+    ckpt_box_strides(&all, ckpt_dtype_size(dtype), stride);
+    ckpt_piece_from_box(dim, &all, source, src, stride, &piece);
+    return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
+}
+
 const char **ckpt_catalog_names(const struct ckpt_catalog *cat)
 {
     const char **name = malloc((cat->tensors.len + 1) * sizeof *name);

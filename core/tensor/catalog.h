@@ -149,6 +149,11 @@ int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err);
 
+/* The same for a tensor that lies in a source as a whole, row-major, from byte `src` on. */
+int ckpt_catalog_add_whole(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
+                           const uint64_t *dim, uint32_t rank, uint32_t source, uint64_t src,
+                           struct ckpt_err *err);
+
 /* Set the pieces of tensor `index`, or of one that is not in the catalogue (copied into it, sorted
  * by dst). Each piece's range is checked against its source's size. */
 int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,

@@ -122,12 +122,6 @@ ALWAYS_INLINE void cast_by(struct f16_loops f16, void *dst, enum ckpt_dtype to, 
     }
 }
 
-static void cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
-                       size_t n)
-{
-    cast_by((struct f16_loops){f16_f32, f32_f16}, dst, to, src, from, n);
-}
-
 #ifdef HAVE_X86
 #define AVX2 __attribute__((target("avx2,f16c")))
 
@@ -189,5 +183,5 @@ void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum 
     if (to == from)
         memcpy(dst, src, n * ckpt_dtype_size(to));
     else
-        cast_plain(dst, to, src, from, n);
+        cast_by((struct f16_loops){f16_f32, f32_f16}, dst, to, src, from, n);
 }

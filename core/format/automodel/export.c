@@ -147,8 +147,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
  * index is one file. */
 static uint64_t file_in_base(const struct split *s, const char *tensor)
 {
-    const char *other = ckpt_json_str(s->base->names, tensor);
-    const char *name = other ? other : tensor;
+    const char *name = ckpt_json_str_or(s->base->names, tensor, tensor);
     const struct ckpt_weight_map *map = s->base->weight_map;
 
     if (!map)

@@ -424,11 +424,8 @@ static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct
 {
     const uint64_t size = ckpt_tensor_nbytes(t);
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-    struct ckpt_piece_draft piece = {0};
-    uint64_t off, stride[CKPT_MAX_RANK];
+    uint64_t off;
     uint32_t source;
-    const struct ckpt_box all = ckpt_box_whole(t->dim, t->rank);
-    size_t index;
 
     if (t->value || t->npiece != 1 || !ckpt_tensor_place(t, 0, &source, &off))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
@@ -442,11 +439,7 @@ static int add_changed(struct load *l, const struct ckpt_tensor *t, const struct
     if (l->last[source])
         ckpt_source_delta_next(l->last[source], s);
     l->last[source] = s;
-    ckpt_box_strides(&all, ckpt_dtype_size(t->dtype), stride);
-    ckpt_piece_from_box(t->dim, &all, at, 0, stride, &piece);
-    return ckpt_catalog_add(l->cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, &piece, 1, err);
+    return ckpt_catalog_add_whole(l->cat, t->name, t->dtype, t->dim, t->rank, at, 0, err);
 }
 
 static int add_tensor(struct load *l, const struct ckpt_tensor *t, uint32_t first,

@@ -64,9 +64,9 @@ static int64_t layer_of(const char *name)
 
 static int add_item(struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
 {
-    const char *original = ckpt_json_str(json_object_get(s->w->config, "tied"), t->name);
+    const json_t *tied = json_object_get(s->w->config, "tied");
     const struct item it = {
-        .tensor = t, .at = original ? original : t->name, .layer = layer_of(t->name)};
+        .tensor = t, .at = ckpt_json_str_or(tied, t->name, t->name), .layer = layer_of(t->name)};
 
     return ckpt_vec_push(&s->items, it) < 0 ? ckpt_nomem(err) : 0;
 }
