@@ -2,8 +2,6 @@
 /* Growth of CKPT_VEC. */
 #include "base/vec.h"
 
-#include <stdint.h>
-
 #include "base/ckd.h"
 
 int ckpt_vec_reserve_(void **ptr, size_t *cap, size_t len, size_t more, size_t size)

@@ -11,8 +11,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/zip.h"
-#include "io/dir_archive.h"
-#include "io/recording.h"
 #include "io/source.h"
 
 enum {

@@ -11,7 +11,6 @@
 
 #include "base/mem.h"
 #include "base/sort.h"
-#include "base/str.h"
 
 /* ---- YAML: libyaml's events, made into JSON values by recursive descent ---- */
 
@@ -144,26 +143,13 @@ static int alias(struct reader *r, const yaml_event_t *e, json_t **ret, struct c
 
 static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_err *err);
 
-static int sequence(struct reader *r, json_t **ret, struct ckpt_err *err)
+static int element(struct reader *r, yaml_event_t *e, json_t *array, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *array = json_array();
+    json_t *v;
 
-    for (;;) {
-        ckpt_cleanup(event_release) yaml_event_t e = {0};
-        json_t *v;
-        if (!array)
-            return ckpt_nomem(err);
-        if (next(r, &e, err) < 0)
-            return -1;
-        if (e.type == YAML_SEQUENCE_END_EVENT)
-            break;
-        if (value(r, &e, &v, err) < 0)
-            return -1;
-        if (json_array_append_new(array, v) < 0)
-            return ckpt_nomem(err);
-    }
-    *ret = ckpt_steal(&array);
-    return 0;
+    if (value(r, e, &v, err) < 0)
+        return -1;
+    return json_array_append_new(array, v) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* Keys of other types than strings keep their spelling. */
@@ -189,22 +175,23 @@ static int member(struct reader *r, yaml_event_t *key, json_t *object, struct ck
                : 0;
 }
 
-static int mapping(struct reader *r, json_t **ret, struct ckpt_err *err)
+/* A sequence or a mapping, after its first event. */
+static int collection(struct reader *r, bool is_mapping, json_t **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *object = json_object();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *all = is_mapping ? json_object() : json_array();
 
     for (;;) {
-        ckpt_cleanup(event_release) yaml_event_t key = {0};
-        if (!object)
+        ckpt_cleanup(event_release) yaml_event_t e = {0};
+        if (!all)
             return ckpt_nomem(err);
-        if (next(r, &key, err) < 0)
+        if (next(r, &e, err) < 0)
             return -1;
-        if (key.type == YAML_MAPPING_END_EVENT)
+        if (e.type == (is_mapping ? YAML_MAPPING_END_EVENT : YAML_SEQUENCE_END_EVENT))
             break;
-        if (member(r, &key, object, err) < 0)
+        if ((is_mapping ? member(r, &e, all, err) : element(r, &e, all, err)) < 0)
             return -1;
     }
-    *ret = ckpt_steal(&object);
+    *ret = ckpt_steal(&all);
     return 0;
 }
 
@@ -232,11 +219,11 @@ static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_er
         break;
     case YAML_SEQUENCE_START_EVENT:
         anchor = (const char *)e->data.sequence_start.anchor;
-        result = sequence(r, &v, err);
+        result = collection(r, false, &v, err);
         break;
     case YAML_MAPPING_START_EVENT:
         anchor = (const char *)e->data.mapping_start.anchor;
-        result = mapping(r, &v, err);
+        result = collection(r, true, &v, err);
         break;
     case YAML_ALIAS_EVENT:
         result = alias(r, e, &v, err);

@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "container/torch.h"
 
 int ckpt_torch_file_read(struct ckpt_source *s, struct ckpt_torch_file *ret, struct ckpt_err *err)
 {

@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "container/torch.h"
 #include "tensor/box.h"
-#include "tensor/dtype.h"
 
 /* ---- pickles: opcodes of protocol 2 ---- */
 
@@ -26,7 +25,7 @@ static void put_le(struct ckpt_str *out, uint64_t n, int bytes)
     ckpt_str_append(out, le, (size_t)bytes);
 }
 
-void ckpt_pickle_out_op(struct ckpt_pickle_out *p, int op) { ckpt_str_putc(p->out, (char)op); }
+void ckpt_pickle_out_ops(struct ckpt_pickle_out *p, const char *ops) { ckpt_str_puts(p->out, ops); }
 
 void ckpt_pickle_out_begin(struct ckpt_pickle_out *p)
 {
@@ -124,20 +123,18 @@ void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j)
 
     switch (json_typeof(j)) {
     case JSON_OBJECT:
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
         json_object_foreach((json_t *)j, key, value) {
             ckpt_pickle_out_text(p, key);
             ckpt_pickle_out_json(p, value);
         }
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
         break;
     case JSON_ARRAY:
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_LIST CKPT_PICKLE_OUT_MARK);
         json_array_foreach(j, i, value)
             ckpt_pickle_out_json(p, value);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_APPENDS);
         break;
     case JSON_STRING:
         put_string(p, json_string_value(j));
@@ -149,9 +146,9 @@ void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j)
         ckpt_pickle_out_float(p, json_real_value(j));
         break;
     default:
-        ckpt_pickle_out_op(p, json_is_true(j)    ? CKPT_PICKLE_OUT_TRUE
-                              : json_is_false(j) ? CKPT_PICKLE_OUT_FALSE
-                                                 : CKPT_PICKLE_OUT_NONE);
+        ckpt_pickle_out_ops(p, json_is_true(j)    ? CKPT_PICKLE_OUT_TRUE
+                               : json_is_false(j) ? CKPT_PICKLE_OUT_FALSE
+                                                  : CKPT_PICKLE_OUT_NONE);
     }
 }
 
@@ -171,13 +168,14 @@ void ckpt_pickle_out_get(struct ckpt_pickle_out *p, uint32_t entry)
 
 void ckpt_pickle_out_tuple(struct ckpt_pickle_out *p, const uint64_t *n, uint32_t count, bool put)
 {
-    static const int close[] = {CKPT_PICKLE_OUT_EMPTY_TUPLE, 0x85, 0x86, 0x87};
+    static const char *const close[] = {CKPT_PICKLE_OUT_EMPTY_TUPLE, CKPT_PICKLE_OUT_TUPLE1, "\x86",
+                                        "\x87"};
 
     if (count > 3)
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_MARK);
     for (uint32_t i = 0; i < count; i++)
         ckpt_pickle_out_u64(p, n[i]);
-    ckpt_pickle_out_op(p, count > 3 ? CKPT_PICKLE_OUT_TUPLE : close[count]);
+    ckpt_pickle_out_ops(p, count > 3 ? CKPT_PICKLE_OUT_TUPLE : close[count]);
     if (put && count)
         ckpt_pickle_out_put(p);
 }
@@ -377,7 +375,7 @@ static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
 {
     const uint64_t n = t->nbytes / (storage ? ckpt_dtype_size(t->dtype) : 1);
 
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_text(p, "storage");
     ckpt_pickle_out_put(p);
     if (storage)
@@ -390,9 +388,9 @@ static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
     ckpt_pickle_out_text(p, "cpu");
     ckpt_pickle_out_put(p);
     ckpt_pickle_out_u64(p, n);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE);
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_PERSID);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_PERSID);
 }
 
 /* torch's strides of an empty tensor are those of one whose empty dimensions are 1. */
@@ -417,24 +415,23 @@ void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_ou
     ckpt_pickle_out_global(p, "torch._utils",
                            storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_MARK);
     put_storage(p, t, storage, key);
     ckpt_pickle_out_u64(p, 0);
     ckpt_pickle_out_tuple(p, t->dim, t->rank, true);
     put_strides(p, t);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_FALSE);
     ckpt_pickle_out_global(p, "collections", "OrderedDict");
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_REDUCE);
     ckpt_pickle_out_put(p);
     if (!storage) {
         ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(t->dtype));
         ckpt_pickle_out_put(p);
     }
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE);
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_REDUCE);
     ckpt_pickle_out_put(p);
 }
 
@@ -474,7 +471,7 @@ void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *text, size_
     assert(t->rank <= CKPT_MAX_RANK);
     ckpt_pickle_out_begin(&p);
     ckpt_torch_out_tensor(&p, t, "0");
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_STOP);
     f.pickle = ckpt_str_get(&pickle);
     f.len = pickle.len;
     *ret_at = 0;

@@ -26,28 +26,25 @@ struct ckpt_pickle_out {
     uint32_t memo; /* entries so far */
 };
 
-/* Opcodes without arguments. */
-enum {
-    CKPT_PICKLE_OUT_MARK = '(',
-    CKPT_PICKLE_OUT_STOP = '.',
-    CKPT_PICKLE_OUT_POP = '0',
-    CKPT_PICKLE_OUT_EMPTY_TUPLE = ')',
-    CKPT_PICKLE_OUT_TUPLE = 't',
-    CKPT_PICKLE_OUT_TUPLE1 = 0x85,
-    CKPT_PICKLE_OUT_EMPTY_DICT = '}',
-    CKPT_PICKLE_OUT_EMPTY_LIST = ']',
-    CKPT_PICKLE_OUT_APPEND = 'a',
-    CKPT_PICKLE_OUT_APPENDS = 'e',
-    CKPT_PICKLE_OUT_SETITEMS = 'u',
-    CKPT_PICKLE_OUT_NONE = 'N',
-    CKPT_PICKLE_OUT_TRUE = 0x88,
-    CKPT_PICKLE_OUT_FALSE = 0x89,
-    CKPT_PICKLE_OUT_PERSID = 'Q',
-    CKPT_PICKLE_OUT_REDUCE = 'R',
-    CKPT_PICKLE_OUT_NEWOBJ = 0x81,
-    CKPT_PICKLE_OUT_BUILD = 'b',
-};
-void ckpt_pickle_out_op(struct ckpt_pickle_out *p, int op);
+/* Opcodes without arguments, to be written one after the other. */
+#define CKPT_PICKLE_OUT_MARK "("
+#define CKPT_PICKLE_OUT_STOP "."
+#define CKPT_PICKLE_OUT_POP "0"
+#define CKPT_PICKLE_OUT_EMPTY_TUPLE ")"
+#define CKPT_PICKLE_OUT_TUPLE "t"
+#define CKPT_PICKLE_OUT_TUPLE1 "\x85"
+#define CKPT_PICKLE_OUT_EMPTY_DICT "}"
+#define CKPT_PICKLE_OUT_EMPTY_LIST "]"
+#define CKPT_PICKLE_OUT_APPENDS "e"
+#define CKPT_PICKLE_OUT_SETITEMS "u"
+#define CKPT_PICKLE_OUT_NONE "N"
+#define CKPT_PICKLE_OUT_TRUE "\x88"
+#define CKPT_PICKLE_OUT_FALSE "\x89"
+#define CKPT_PICKLE_OUT_PERSID "Q"
+#define CKPT_PICKLE_OUT_REDUCE "R"
+#define CKPT_PICKLE_OUT_NEWOBJ "\x81"
+#define CKPT_PICKLE_OUT_BUILD "b"
+void ckpt_pickle_out_ops(struct ckpt_pickle_out *p, const char *ops);
 
 /* The head of a stream. */
 void ckpt_pickle_out_begin(struct ckpt_pickle_out *p);

@@ -6,7 +6,6 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "base/str.h"
 
 enum { MAX_POINTER = 4096 };
 

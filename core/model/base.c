@@ -10,9 +10,7 @@
 #include "base/regex.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "container/archive.h"
 #include "container/config.h"
-#include "format/reader.h"
 #include "recipe/library/files.h"
 
 enum { MAX_REF_BYTES = 256 };

@@ -17,7 +17,6 @@
 #include "model/experts.h"
 #include "recipe/apply/instance.h"
 #include "recipe/language/field.h"
-#include "recipe/library/types.h"
 #include "tensor/lora.h"
 #include "tensor/value.h"
 

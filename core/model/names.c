@@ -10,7 +10,6 @@
 #include "model/experts.h"
 #include "recipe/apply/apply.h"
 #include "recipe/language/field.h"
-#include "recipe/library/types.h"
 #include "tensor/read.h"
 
 enum { MOST_NAMED = 3 };

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#include "base/mem.h"
 #include "base/option.h"
 #include "base/str.h"
 #include "format/writer.h"

@@ -10,7 +10,6 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "io/source.h"
 
 /* Samples of contents: the number of places in one file, and in all files together. */
 enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 4096 };

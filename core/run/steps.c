@@ -9,8 +9,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "container/archive.h"
-#include "format/reader.h"
 
 /* ---- one directory ---- */
 

@@ -173,9 +173,8 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err)
 {
     struct ckpt_tensor t = {.cat = cat, .dtype = (uint8_t)dtype, .rank = (uint8_t)rank};
+    const uint32_t at = (uint32_t)cat->tensors.len;
     uint64_t nbytes;
-    uint32_t index;
-    bool is_new;
 
     if (rank > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' has %u dimensions, at most %d are supported",
@@ -188,11 +187,12 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
 
     char *own = ckpt_arena_strdup(&cat->arena, name);
     uint64_t *own_dim = ckpt_arena_alloc(&cat->arena, rank * sizeof *dim);
-    if (!own || !own_dim || ckpt_vec_reserve(&cat->tensors, 1) < 0 ||
-        ckpt_map_put(&cat->by_name, own, strlen(own), (uint32_t)cat->tensors.len, &index, &is_new) <
-            0)
+    const uint32_t known = own && own_dim && ckpt_vec_reserve(&cat->tensors, 1) == 0
+                               ? ckpt_map_add(&cat->by_name, own, at)
+                               : CKPT_NONE;
+    if (known == CKPT_NONE)
         return ckpt_nomem(err);
-    if (!is_new)
+    if (known != at)
         return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
     if (rank)
         memcpy(own_dim, dim, rank * sizeof *dim);
@@ -333,14 +333,13 @@ int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struc
     ckpt_map_release(&cat->by_name);
     for (size_t i = 0; i < cat->tensors.len; i++) {
         struct ckpt_tensor t = cat->tensors.ptr[i];
-        uint32_t at;
-        bool is_new;
         if (!name[i])
             continue;
         t.name = name[i];
-        if (ckpt_map_put(&cat->by_name, t.name, strlen(t.name), (uint32_t)kept, &at, &is_new) < 0)
+        const uint32_t at = ckpt_map_add(&cat->by_name, t.name, (uint32_t)kept);
+        if (at == CKPT_NONE)
             return ckpt_nomem(err);
-        if (!is_new)
+        if (at != kept)
             return ckpt_fail(err, CKPT_CONFLICT, "two tensors have the name '%s'", name[i]);
         cat->tensors.ptr[kept++] = t;
     }
@@ -363,8 +362,9 @@ void ckpt_catalog_shrink(struct ckpt_catalog *cat)
 
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name)
 {
-    uint32_t i;
-    return ckpt_map_get(&cat->by_name, name, strlen(name), &i) ? &cat->tensors.ptr[i] : NULL;
+    const uint32_t i = ckpt_map_find(&cat->by_name, name);
+
+    return i != CKPT_NONE ? &cat->tensors.ptr[i] : NULL;
 }
 
 static void add_line(json_t *lines, const char *fmt, va_list ap)

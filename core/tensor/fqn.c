@@ -3,7 +3,6 @@
 #include "tensor/fqn.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "base/sort.h"

@@ -2,7 +2,6 @@
 /* Strided copies: runs by memcpy, transposes in tiles that fit the cache. */
 #include "tensor/ndcopy.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #include "base/ckd.h"

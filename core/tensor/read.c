@@ -9,10 +9,8 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/err.h"
 #include "base/mem.h"
 #include "io/source.h"
-#include "tensor/value.h"
 
 enum {
     CHUNK_BYTES = 1024 * 1024, /* size of a computed tensor's part that is made at once for a box */

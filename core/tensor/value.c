@@ -7,7 +7,6 @@
 
 #include "base/ckd.h"
 #include "tensor/catalog.h"
-#include "tensor/dtype.h"
 
 enum { STEP = 512 }; /* elements that are computed at once, on the stack */
 

@@ -276,31 +276,21 @@ int64_t ckpt_vfiles_mtime(const struct ckpt_tensor *t, int64_t mtime)
 
 /* What is generated goes before a file of the checkpoint's own with the same name, and an index
  * that is not generated would speak of files that are not here. */
-static bool is_ours(const struct ckpt_map *generated, bool weights, const char *path)
-{
-    uint32_t at;
-
-    return ckpt_map_get(generated, path, strlen(path), &at) ||
-           (weights && strcmp(path, CKPT_VFILES_INDEX) == 0);
-}
-
 static int add_sides(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt, bool weights,
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_map_release) struct ckpt_map generated = {0};
     size_t ngenerated = f->list.len;
-    uint32_t at;
-    bool is_new;
 
-    for (size_t i = 0; i < ngenerated; i++) {
-        const char *path = f->list.ptr[i].path;
-        if (ckpt_map_put(&generated, path, strlen(path), 0, &at, &is_new) < 0)
+    for (size_t i = 0; i < ngenerated; i++)
+        if (ckpt_map_add(&generated, f->list.ptr[i].path, 0) == CKPT_NONE)
             return ckpt_nomem(err);
-    }
     for (size_t i = 0; i < opt->nside; i++) {
-        if (check_path(opt->side[i].path, err) < 0)
+        const char *path = opt->side[i].path;
+        if (check_path(path, err) < 0)
             return -1;
-        if (!is_ours(&generated, weights, opt->side[i].path) &&
+        if (ckpt_map_find(&generated, path) == CKPT_NONE &&
+            !(weights && strcmp(path, CKPT_VFILES_INDEX) == 0) &&
             add_side(f, &opt->side[i], opt->mtime_ns, err) < 0)
             return -1;
     }

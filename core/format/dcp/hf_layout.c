@@ -9,7 +9,6 @@
 #include "base/str.h"
 #include "base/take.h"
 #include "container/config.h"
-#include "format/reader.h"
 
 #define HF_METADATA ".hf_metadata"
 #define INDEX "model.safetensors.index.json"

@@ -15,9 +15,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "container/torch_file.h"
-#include "format/dcp/metadata.h"
 #include "format/pieces.h"
-#include "format/reader.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"

@@ -3,12 +3,10 @@
 #include "format/dcp/metadata.h"
 
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-#include "base/mem.h"
 #include "base/sort.h"
 #include "container/pickle.h"
 #include "container/torch.h"

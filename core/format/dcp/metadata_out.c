@@ -39,7 +39,7 @@ static const char metadata_module[] = "torch.distributed.checkpoint.metadata";
 static void keep(struct ckpt_pickle_out *p)
 {
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_POP);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_POP);
 }
 
 static void put_globals(struct ckpt_pickle_out *p)
@@ -71,12 +71,11 @@ static void put_memo(struct ckpt_pickle_out *p)
     put_globals(p);
     ckpt_pickle_out_global(p, "torch.serialization", "_get_layout");
     ckpt_pickle_out_text(p, "torch.strided");
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE1);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE1 CKPT_PICKLE_OUT_REDUCE);
     keep(p);
     ckpt_pickle_out_global(p, metadata_module, "_MEM_FORMAT_ENCODING");
     ckpt_pickle_out_tuple(p, &contiguous, 1, false);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_REDUCE);
     keep(p);
     for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
         ckpt_pickle_out_text(p, key[i]);
@@ -86,31 +85,16 @@ static void put_memo(struct ckpt_pickle_out *p)
 
 /* ---- objects ---- */
 
-/* An object of the class on top of the stack. */
-static void put_new(struct ckpt_pickle_out *p)
-{
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
-}
-
-/* The same, whose state, a dict, is open: its items follow. */
-static void open_new(struct ckpt_pickle_out *p)
-{
-    put_new(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
-}
+/* An object of the class on top of the stack; the same, whose state, a dict, is open: its items
+ * follow; their end. */
+#define NEW CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_NEWOBJ
+#define OPEN_NEW NEW CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK
+#define CLOSE_NEW CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_BUILD
 
 static void open_object(struct ckpt_pickle_out *p, enum entry class)
 {
     ckpt_pickle_out_get(p, class);
-    open_new(p);
-}
-
-static void close_object(struct ckpt_pickle_out *p)
-{
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
+    ckpt_pickle_out_ops(p, OPEN_NEW);
 }
 
 /* torch.Size((...)) under a key. */
@@ -119,8 +103,7 @@ static void put_size(struct ckpt_pickle_out *p, enum entry key, const uint64_t *
     ckpt_pickle_out_get(p, key);
     ckpt_pickle_out_get(p, SIZE);
     ckpt_pickle_out_tuple(p, n, count, false);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE1);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE1 CKPT_PICKLE_OUT_REDUCE);
 }
 
 /* (dtype, layout, requires_grad, memory format, pin_memory) */
@@ -128,15 +111,12 @@ static void put_properties(struct ckpt_pickle_out *p, enum ckpt_dtype dtype)
 {
     ckpt_pickle_out_get(p, PROPERTIES_KEY);
     ckpt_pickle_out_get(p, PROPERTIES);
-    put_new(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(p, NEW CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(dtype));
     ckpt_pickle_out_get(p, LAYOUT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_FALSE);
     ckpt_pickle_out_get(p, MEM_FORMAT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_FALSE CKPT_PICKLE_OUT_TUPLE CKPT_PICKLE_OUT_BUILD);
 }
 
 static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i,
@@ -148,16 +128,14 @@ static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s
     put_properties(p, key->dtype);
     put_size(p, SIZE_KEY, key->dim, key->rank);
     ckpt_pickle_out_get(p, CHUNKS_KEY);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_LIST CKPT_PICKLE_OUT_MARK);
     for (size_t k = 0; s->chunk(s->ctx, i, k, &d); k++) {
         open_object(p, CHUNK);
         put_size(p, OFFSETS_KEY, d.off, key->rank);
         put_size(p, SIZES_KEY, d.dim, key->rank);
-        close_object(p);
+        ckpt_pickle_out_ops(p, CLOSE_NEW);
     }
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
-    close_object(p);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_APPENDS CLOSE_NEW);
 }
 
 static void put_key(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
@@ -171,7 +149,7 @@ static void put_key(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, s
         return;
     }
     ckpt_pickle_out_get(p, OBJECT);
-    put_new(p);
+    ckpt_pickle_out_ops(p, NEW);
 }
 
 /* A name's path in the state dict, which is flat. */
@@ -182,7 +160,7 @@ static void put_path(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, 
     s->key(s->ctx, i, &key);
     ckpt_pickle_out_text(p, key.name);
     ckpt_pickle_out_text(p, key.name);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE1);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE1);
 }
 
 /* MetadataIndex(fqn, offset, index) */
@@ -199,7 +177,7 @@ static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
     ckpt_pickle_out_text(p, key.name);
     if (key.is_object) {
         ckpt_pickle_out_get(p, OFFSET_KEY);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_NONE);
     } else {
         put_size(p, OFFSET_KEY, d.off, key.rank);
     }
@@ -207,8 +185,8 @@ static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
     if (s->indexed)
         ckpt_pickle_out_u64(p, part->index);
     else
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
-    close_object(p);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_NONE);
+    ckpt_pickle_out_ops(p, CLOSE_NEW);
 }
 
 /* MetadataIndex: _StorageInfo(relative_path, offset, length) */
@@ -226,7 +204,7 @@ static void put_part(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, 
     ckpt_pickle_out_u64(p, part->off);
     ckpt_pickle_out_get(p, LENGTH_KEY);
     ckpt_pickle_out_u64(p, part->len);
-    close_object(p);
+    ckpt_pickle_out_ops(p, CLOSE_NEW);
 }
 
 /* ---- the whole ---- */
@@ -235,14 +213,13 @@ static void put_part(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, 
 static void open_dict(struct ckpt_pickle_out *p, const char *key)
 {
     ckpt_pickle_out_text(p, key);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
 }
 
 /* The dict is complete; the next one follows. */
 static void end_dict(struct ckpt_pickle_out *p, const char *next)
 {
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
     open_dict(p, next);
 }
 
@@ -250,31 +227,27 @@ static void put_tail(struct ckpt_pickle_out *p)
 {
     static const char *const unknown[] = {"checkpoint_id", "save_id", "load_id"};
 
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
     ckpt_pickle_out_text(p, "storage_meta");
     ckpt_pickle_out_global(p, metadata_module, "StorageMeta");
-    open_new(p);
+    ckpt_pickle_out_ops(p, OPEN_NEW);
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         ckpt_pickle_out_text(p, unknown[i]);
-        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_NONE);
     }
     ckpt_pickle_out_text(p, "modules");
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
-    close_object(p);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_LIST CLOSE_NEW);
     ckpt_pickle_out_text(p, "version");
     ckpt_pickle_out_text(p, "1.0.0");
-    close_object(p);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_STOP);
+    ckpt_pickle_out_ops(p, CLOSE_NEW CKPT_PICKLE_OUT_STOP);
 }
 
 enum { BATCH = 1000 }; /* items of a dict that are set together, as Python does it */
 
 static void next_item(struct ckpt_pickle_out *p, size_t i)
 {
-    if (i == 0 || i % BATCH)
-        return;
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    if (i && i % BATCH == 0)
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_MARK);
 }
 
 /* The head; each key; each key's path; each part; the tail. */
@@ -288,7 +261,7 @@ static void put_entry(const void *ctx, size_t i, struct ckpt_str *out)
         ckpt_pickle_out_begin(&p);
         put_memo(&p);
         ckpt_pickle_out_global(&p, metadata_module, "Metadata");
-        open_new(&p);
+        ckpt_pickle_out_ops(&p, OPEN_NEW);
         open_dict(&p, "state_dict_metadata");
     } else if (i <= n) {
         next_item(&p, i - 1);

@@ -5,7 +5,6 @@
 #include "base/ckd.h"
 #include "base/str.h"
 #include "container/torch_out.h"
-#include "view/text.h"
 
 /* One rank's file. Its text is what stands around the tensors' bytes, an entry for each archive. */
 struct file {

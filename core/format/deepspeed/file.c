@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/str.h"
 
 #define WRAPPER "_checkpoint_wrapped_module."

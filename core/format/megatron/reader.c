@@ -353,20 +353,16 @@ static int add_first_rank(struct ckpt_dir *dir, const struct ckpt_reader_options
     return 0;
 }
 
-static int add_common(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
-                      struct ckpt_err *err)
+/* The values beside the tensors in a directory: in the metadata, if that is DCP's, and in
+ * common.pt. */
+static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, bool is_dcp,
+                    json_t *out, struct ckpt_err *err)
 {
+    if (is_dcp && ckpt_dcp_objects(at, opt, ckpt_megatron_common_state, out, err) < 0)
+        return -1;
     return ckpt_dir_has_file(at, COMMON)
                ? ckpt_torch_objects_of(at, COMMON, opt->pool, "", out, err)
                : 0;
-}
-
-static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
-                    struct ckpt_err *err)
-{
-    return ckpt_dcp_objects(at, opt, ckpt_megatron_common_state, out, err) < 0
-               ? -1
-               : add_common(at, opt, out, err);
 }
 
 static int add_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
@@ -377,7 +373,7 @@ static int add_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *l
 
     if (ckpt_megatron_beside(dir, layout, part, &at, err) < 0)
         return -1;
-    return at ? add_dist(at, opt, out, err) : 0;
+    return at ? add_dist(at, opt, true, out, err) : 0;
 }
 
 /* The values besides tensors in the directory of the weights, and in those of verl's other parts.
@@ -393,8 +389,8 @@ static int megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_optio
     if (layout.format == CKPT_MEGATRON_RANKS)
         return add_first_rank(at, opt, out, err);
     if (layout.format == CKPT_MEGATRON_ZARR)
-        return add_common(at, opt, out, err);
-    return add_dist(at, opt, out, err) < 0 ||
+        return add_dist(at, opt, false, out, err);
+    return add_dist(at, opt, true, out, err) < 0 ||
                    add_beside(dir, &layout, "optimizer", opt, out, err) < 0 ||
                    add_beside(dir, &layout, "extra", opt, out, err) < 0
                ? -1

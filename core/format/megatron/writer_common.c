@@ -73,10 +73,9 @@ int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *
         return ckpt_nomem(err);
     ckpt_pickle_out_text(p, "args");
     ckpt_pickle_out_global(p, "argparse", "Namespace");
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_NEWOBJ);
     ckpt_pickle_out_json(p, args);
-    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_BUILD);
     ckpt_pickle_out_text(p, "checkpoint_version");
     ckpt_pickle_out_float(p, 3.0);
     ckpt_pickle_out_text(p, "iteration");
@@ -91,18 +90,14 @@ static int add_common(const struct ckpt_writing *w, const char *folder,
     struct ckpt_pickle_out p = {.out = &pickle};
 
     ckpt_pickle_out_begin(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     if (ckpt_mg_put_common(w, g, format, &p, err) < 0)
         return -1;
     ckpt_pickle_out_text(&p, "content_metadata");
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_text(&p, "singleton_local_shards");
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_FALSE);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_FALSE CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_STOP);
     if (!pickle.failed)
         ckpt_torch_out_pickle("common/", pickle.ptr, pickle.len, &file);
     return pickle.failed || file.failed

@@ -92,7 +92,7 @@ static void put_extra(struct file *f, const struct ckpt_tensor *t, const char *n
         return;
     }
     ckpt_pickle_out_text(&f->p, key);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_NONE);
+    ckpt_pickle_out_ops(&f->p, CKPT_PICKLE_OUT_NONE);
     free(key);
 }
 
@@ -155,9 +155,8 @@ static int put_module(struct state *s, struct file *f, const struct rank *r, uin
     const struct ckpt_tensor *tied = tied_embedding(s);
 
     ckpt_pickle_out_global(&f->p, "collections", "OrderedDict");
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(&f->p,
+                        CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_REDUCE CKPT_PICKLE_OUT_MARK);
     for (size_t i = 0; i < s->w->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &s->w->cat->tensors.ptr[i];
         const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
@@ -166,7 +165,7 @@ static int put_module(struct state *s, struct file *f, const struct rank *r, uin
     }
     if (last && tied && s->grid.pp > 1 && put_tensor(s, f, r, tied, "output_layer.weight", err) < 0)
         return -1;
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_ops(&f->p, CKPT_PICKLE_OUT_SETITEMS);
     return 0;
 }
 
@@ -175,8 +174,7 @@ static int put_state(struct state *s, struct file *f, const struct rank *r, stru
     char key[32] = "model";
 
     ckpt_pickle_out_begin(&f->p);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_EMPTY_DICT);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ops(&f->p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     if (ckpt_mg_put_common(s->w, &s->grid, "torch", &f->p, err) < 0)
         return -1;
     for (uint32_t v = 0; v < s->grid.vpp; v++) {
@@ -186,8 +184,7 @@ static int put_state(struct state *s, struct file *f, const struct rank *r, stru
         if (put_module(s, f, r, v, err) < 0)
             return -1;
     }
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_STOP);
+    ckpt_pickle_out_ops(&f->p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_STOP);
     return f->pickle.failed ? ckpt_nomem(err) : 0;
 }
 

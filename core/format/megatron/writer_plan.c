@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "format/writer.h"
 
 static const char layers_at[] = "decoder.layers.", experts_at[] = "experts.experts.",
                   first_at[] = "embedding.", beside_at[] = "language_model.decoder.layers.",

@@ -11,7 +11,6 @@
 #include "base/map.h"
 #include "base/str.h"
 #include "container/torch_file.h"
-#include "format/reader.h"
 
 enum { MAX_MESH = 8, MAX_NAME = 4096, MAX_MESH_BYTES = 1 << 24, MAX_DEPTH = 16 };
 
