@@ -76,13 +76,9 @@ static inline uint64_t take_le(struct ckpt_pickle_machine *m, unsigned n)
     return v;
 }
 
-/* A length of n bytes, and then as many bytes, which stay until the window moves. */
-static int take_counted(struct ckpt_pickle_machine *m, unsigned n, const char **ret,
-                        size_t *ret_len)
+/* Take `len` bytes, which stay until the window moves. */
+static int take_bytes(struct ckpt_pickle_machine *m, uint64_t len, const char **ret)
 {
-    if (need(m, n) < 0)
-        return -1;
-    uint64_t len = take_le(m, n);
     if (len > left(m))
         return fail_end(m);
     if (len > CKPT_PICKLE_MAX_STRING)
@@ -92,7 +88,6 @@ static int take_counted(struct ckpt_pickle_machine *m, unsigned n, const char **
     if (need(m, (size_t)len) < 0)
         return -1;
     *ret = (const char *)m->at;
-    *ret_len = (size_t)len;
     m->at += len;
     return 0;
 }
@@ -145,13 +140,12 @@ static int pop_mark(struct ckpt_pickle_machine *m, ckpt_pv **ret, size_t *ret_n)
     return 0;
 }
 
-static int push_str(struct ckpt_pickle_machine *m, unsigned width, enum ckpt_pv_kind kind)
+static int push_str(struct ckpt_pickle_machine *m, uint64_t len, enum ckpt_pv_kind kind)
 {
     const char *ptr;
     uint32_t id;
-    size_t len;
 
-    if (take_counted(m, width, &ptr, &len) < 0 || ckpt_pm_str(m, ptr, len, &id) < 0)
+    if (take_bytes(m, len, &ptr) < 0 || ckpt_pm_str(m, ptr, (size_t)len, &id) < 0)
         return -1;
     return push(m, ckpt_pv_make(kind, id));
 }
@@ -273,13 +267,12 @@ static int push_int(struct ckpt_pickle_machine *m, int64_t v)
 }
 
 /* Two's complement, little-endian. */
-static int push_long(struct ckpt_pickle_machine *m, unsigned width)
+static int push_long(struct ckpt_pickle_machine *m, uint64_t len)
 {
     const char *ptr;
     uint64_t v = 0;
-    size_t len;
 
-    if (take_counted(m, width, &ptr, &len) < 0)
+    if (take_bytes(m, len, &ptr) < 0)
         return -1;
     if (len > 8)
         return push(m, ckpt_pv_make(CKPT_PV_OPAQUE, CKPT_PM_NO_GLOBAL));
@@ -326,23 +319,6 @@ static int dup(struct ckpt_pickle_machine *m)
         return -1;
     share(m, *top(m));
     return push(m, *top(m));
-}
-
-static int proto(struct ckpt_pickle_machine *m)
-{
-    if (need(m, 1) < 0)
-        return -1;
-    unsigned v = *m->at++;
-    return v >= 2 && v <= 5
-               ? 0
-               : ckpt_fail(m->err, CKPT_UNSUPPORTED, "pickle protocol %u is not supported", v);
-}
-
-static int frame(struct ckpt_pickle_machine *m)
-{
-    if (need(m, 8) < 0)
-        return -1;
-    return take_le(m, 8) > left(m) ? fail_end(m) : 0;
 }
 
 /* ---- globals, and the results of calling them, by the caller's table ---- */
@@ -543,16 +519,28 @@ static int build(struct ckpt_pickle_machine *m)
 
 /* ---- one opcode, and all ---- */
 
+/* How many bytes of a number follow an opcode: of an integer, a length, or an entry of the memo. */
+static const unsigned char width[256] = {
+    [0x80] = 1, [0x95] = 8, ['K'] = 1, ['M'] = 2,  ['J'] = 4, [0x8a] = 1,
+    [0x8b] = 4, [0x8c] = 1, ['X'] = 4, [0x8d] = 8, ['C'] = 1, ['B'] = 4,
+    [0x8e] = 8, ['q'] = 1,  ['r'] = 4, ['h'] = 1,  ['j'] = 4};
+
 static int step(struct ckpt_pickle_machine *m, unsigned char op)
 {
     ckpt_pv *v;
     size_t n;
 
+    if (need(m, width[op]) < 0)
+        return -1;
+    const uint64_t number = take_le(m, width[op]);
     switch (op) {
     case 0x80:
-        return proto(m);
-    case 0x95:
-        return frame(m);
+        return number >= 2 && number <= 5
+                   ? 0
+                   : ckpt_fail(m->err, CKPT_UNSUPPORTED, "pickle protocol %u is not supported",
+                               (unsigned)number);
+    case 0x95: /* the length of a frame */
+        return number > left(m) ? fail_end(m) : 0;
     case '(':
         return push_mark(m);
     case '0':
@@ -567,29 +555,23 @@ static int step(struct ckpt_pickle_machine *m, unsigned char op)
     case 0x89:
         return push(m, ckpt_pv_make(CKPT_PV_BOOL, op == 0x88));
     case 'K':
-        return need(m, 1) < 0 ? -1 : push_int(m, (int64_t)take_le(m, 1));
     case 'M':
-        return need(m, 2) < 0 ? -1 : push_int(m, (int64_t)take_le(m, 2));
+        return push_int(m, (int64_t)number);
     case 'J':
-        return need(m, 4) < 0 ? -1 : push_int(m, (int32_t)take_le(m, 4));
+        return push_int(m, (int32_t)number);
     case 0x8a:
-        return push_long(m, 1);
     case 0x8b:
-        return push_long(m, 4);
+        return push_long(m, number);
     case 'G':
         return push_float(m);
     case 0x8c:
-        return push_str(m, 1, CKPT_PV_STR);
     case 'X':
-        return push_str(m, 4, CKPT_PV_STR);
     case 0x8d:
-        return push_str(m, 8, CKPT_PV_STR);
+        return push_str(m, number, CKPT_PV_STR);
     case 'C':
-        return push_str(m, 1, CKPT_PV_BYTES);
     case 'B':
-        return push_str(m, 4, CKPT_PV_BYTES);
     case 0x8e:
-        return push_str(m, 8, CKPT_PV_BYTES);
+        return push_str(m, number, CKPT_PV_BYTES);
     case ')':
         return tuple_of_top(m, 0);
     case 0x85:
@@ -617,13 +599,11 @@ static int step(struct ckpt_pickle_machine *m, unsigned char op)
     case 0x94:
         return put(m, m->memo.len);
     case 'q':
-        return need(m, 1) < 0 ? -1 : put(m, take_le(m, 1));
     case 'r':
-        return need(m, 4) < 0 ? -1 : put(m, take_le(m, 4));
+        return put(m, number);
     case 'h':
-        return need(m, 1) < 0 ? -1 : get(m, take_le(m, 1));
     case 'j':
-        return need(m, 4) < 0 ? -1 : get(m, take_le(m, 4));
+        return get(m, number);
     case 'c':
         return text_global(m);
     case 0x93:

@@ -52,14 +52,14 @@ void ckpt_pickle_out_begin(struct ckpt_pickle_out *p);
 /* Push a class or function. */
 void ckpt_pickle_out_global(struct ckpt_pickle_out *p, const char *module, const char *name);
 
+/* Push a number; a string. */
 void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n);
 void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x);
+void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text);
 
 /* Push a JSON value: dicts, lists, strings, numbers, booleans, None. A string that is the name of a
  * dtype ("torch.bfloat16") becomes that. */
 void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j);
-
-void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text);
 
 /* Put the object on top of the stack into the memo, as its next entry. */
 void ckpt_pickle_out_put(struct ckpt_pickle_out *p);
