@@ -154,8 +154,6 @@ static int add_want(struct ckpt_load *load, uint32_t t, uint32_t spec, const str
 static int take_box(const struct ckpt_tensor *t, const uint64_t *lo, const uint64_t *n,
                     struct ckpt_box *ret, struct ckpt_err *err)
 {
-    char shape[CKPT_SHAPE_TEXT];
-
     ret->rank = t->rank;
     for (uint32_t d = 0; d < t->rank; d++) {
         ret->lo[d] = lo[d];
@@ -165,7 +163,7 @@ static int take_box(const struct ckpt_tensor *t, const uint64_t *lo, const uint6
                              "elements %" PRIu64 "..%" PRIu64 " of dimension %" PRIu32
                              " are outside of tensor '%s', which is %s",
                              lo[d], lo[d] + n[d], d, t->name,
-                             ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));
+                             ckpt_shape_text(t->dim, t->rank).text);
     }
     return 0;
 }

@@ -84,12 +84,10 @@ static bool fits(const struct ckpt_opening *o, const struct ckpt_tensor *t,
 static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *where,
                       const uint64_t *dim, uint32_t rank)
 {
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
     struct ckpt_str text = {0};
 
     ckpt_str_printf(&text, "'%s' is %s, but in %s it is %s", t->name,
-                    ckpt_shape_text(t->dim, t->rank, a, sizeof a), where,
-                    ckpt_shape_text(dim, rank, b, sizeof b));
+                    ckpt_shape_text(t->dim, t->rank).text, where, ckpt_shape_text(dim, rank).text);
     list_add(l, ckpt_str_get(&text));
     ckpt_str_release(&text);
 }
@@ -236,12 +234,9 @@ static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
 
 static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct ckpt_err *err)
 {
-    char have[CKPT_SHAPE_TEXT], need[CKPT_SHAPE_TEXT];
-
     return ckpt_fail(err, CKPT_CONFLICT,
                      "tensor '%s' is %s, by config.json it is %s; is a shard lost?", t->name,
-                     ckpt_shape_text(t->dim, t->rank, have, sizeof have),
-                     ckpt_shape_text(want, t->rank, need, sizeof need));
+                     ckpt_shape_text(t->dim, t->rank).text, ckpt_shape_text(want, t->rank).text);
 }
 
 /* The product of the numbers under these keys, 0 for no key; false: the config lacks one of them.

@@ -71,8 +71,6 @@ static int check_has_scales(const struct dequantize *d, const struct ckpt_tensor
 static int check_mxfp4(const struct dequantize *d, const struct ckpt_tensor *b,
                        const struct ckpt_tensor *s)
 {
-    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
-
     if (b->dtype != CKPT_U8 || s->dtype != CKPT_U8)
         return ckpt_fail(d->err, CKPT_UNSUPPORTED, "MXFP4 '%s' is %s and '%s' is %s, not U8",
                          b->name, ckpt_dtype_name(b->dtype), s->name, ckpt_dtype_name(s->dtype));
@@ -81,8 +79,8 @@ static int check_mxfp4(const struct dequantize *d, const struct ckpt_tensor *b,
         return ckpt_fail(d->err, CKPT_CONFLICT,
                          "MXFP4 '%s' has the shape %s and '%s' %s: not [experts, out, groups, %d] "
                          "and [experts, out, groups]",
-                         b->name, ckpt_shape_text(b->dim, b->rank, x, sizeof x), s->name,
-                         ckpt_shape_text(s->dim, s->rank, y, sizeof y), MXFP4_BYTES);
+                         b->name, ckpt_shape_text(b->dim, b->rank).text, s->name,
+                         ckpt_shape_text(s->dim, s->rank).text, MXFP4_BYTES);
     return 0;
 }
 

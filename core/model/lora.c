@@ -453,7 +453,6 @@ static int merge_pair(struct merge *m, const struct ckpt_tensor *a, const char *
 /* Replace an embedding, whose vocabulary may have grown. */
 static int resize(struct merge *m, const struct ckpt_tensor *old, const struct ckpt_tensor *t)
 {
-    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
     uint64_t vocab;
     const bool rows_only = old->rank == t->rank && t->rank > 0 &&
                            memcmp(old->dim + 1, t->dim + 1, (t->rank - 1) * sizeof *t->dim) == 0;
@@ -463,8 +462,8 @@ static int resize(struct merge *m, const struct ckpt_tensor *old, const struct c
     if (!rows_only || !ckpt_json_u64(m->opt->config, "vocab_size", &vocab) ||
         (vocab != old->dim[0] && vocab != t->dim[0]))
         return ckpt_fail(m->err, CKPT_CONFLICT, "the adapter's '%s' is %s, the base's %s", t->name,
-                         ckpt_shape_text(t->dim, t->rank, x, sizeof x),
-                         ckpt_shape_text(old->dim, old->rank, y, sizeof y));
+                         ckpt_shape_text(t->dim, t->rank).text,
+                         ckpt_shape_text(old->dim, old->rank).text);
     return json_object_set_new(m->opt->config, "vocab_size", json_integer((json_int_t)t->dim[0])) <
                    0
                ? ckpt_nomem(m->err)

@@ -425,7 +425,6 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
 {
     const size_t at = find(n, n->anchor);
     const struct ckpt_tensor *t = at == SIZE_MAX ? NULL : &n->cat->tensors.ptr[at];
-    char here[CKPT_SHAPE_TEXT], said[CKPT_SHAPE_TEXT];
     uint64_t dim[2];
 
     if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
@@ -436,8 +435,7 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
     if (memcmp(t->dim, dim, sizeof dim) == 0)
         return 0;
     return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, config.json says %s", n->anchor,
-                     ckpt_shape_text(t->dim, t->rank, here, sizeof here),
-                     ckpt_shape_text(dim, 2, said, sizeof said));
+                     ckpt_shape_text(t->dim, t->rank).text, ckpt_shape_text(dim, 2).text);
 }
 
 int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err)

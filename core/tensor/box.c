@@ -36,15 +36,17 @@ void ckpt_shape_strides(const uint64_t *dim, uint32_t rank, uint64_t *stride)
     }
 }
 
-char *ckpt_shape_text(const uint64_t *dim, uint32_t rank, char *buf, size_t cap)
+struct ckpt_shape_text ckpt_shape_text(const uint64_t *dim, uint32_t rank)
 {
-    size_t len = (size_t)snprintf(buf, cap, "[");
+    struct ckpt_shape_text s = {"["};
+    size_t len = 1;
 
-    for (uint32_t d = 0; d < rank && len < cap; d++)
-        len += (size_t)snprintf(buf + len, cap - len, "%s%" PRIu64, d ? ", " : "", dim[d]);
-    if (len < cap)
-        (void)snprintf(buf + len, cap - len, "]");
-    return buf;
+    for (uint32_t d = 0; d < rank && len < sizeof s.text; d++)
+        len += (size_t)snprintf(s.text + len, sizeof s.text - len, "%s%" PRIu64, d ? ", " : "",
+                                dim[d]);
+    if (len < sizeof s.text)
+        (void)snprintf(s.text + len, sizeof s.text - len, "]");
+    return s;
 }
 
 struct ckpt_box ckpt_box_whole(const uint64_t *dim, uint32_t rank)

@@ -232,7 +232,6 @@ static struct scaled *new_value(struct ckpt_catalog *cat, const struct ckpt_valu
 static int check_fp8(const struct ckpt_tensor *q, const struct ckpt_tensor *s,
                      const uint64_t block[2], struct ckpt_err *err)
 {
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
     bool fits = q->rank >= 2 && s->rank == q->rank;
 
     if (q->dtype != CKPT_F8_E4M3)
@@ -251,9 +250,9 @@ static int check_fp8(const struct ckpt_tensor *q, const struct ckpt_tensor *s,
                 : ckpt_fail(err, CKPT_CONFLICT,
                             "the scales '%s' have the shape %s: not one for each block of %llu x "
                             "%llu of '%s', %s",
-                            s->name, ckpt_shape_text(s->dim, s->rank, a, sizeof a),
+                            s->name, ckpt_shape_text(s->dim, s->rank).text,
                             (unsigned long long)block[0], (unsigned long long)block[1], q->name,
-                            ckpt_shape_text(q->dim, q->rank, b, sizeof b));
+                            ckpt_shape_text(q->dim, q->rank).text);
 }
 
 int ckpt_value_fp8(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *scale,

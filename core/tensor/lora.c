@@ -316,12 +316,10 @@ static struct lora *new_value(struct ckpt_catalog *cat, const struct ckpt_value_
 static int fail_shapes(const struct ckpt_tensor *w, const struct ckpt_tensor *a,
                        const struct ckpt_tensor *b, struct ckpt_err *err)
 {
-    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT], z[CKPT_SHAPE_TEXT];
-
     return ckpt_fail(err, CKPT_CONFLICT, "LoRA '%s' %s and '%s' %s do not fit the weight '%s' %s",
-                     a->name, ckpt_shape_text(a->dim, a->rank, x, sizeof x), b->name,
-                     ckpt_shape_text(b->dim, b->rank, y, sizeof y), w->name,
-                     ckpt_shape_text(w->dim, w->rank, z, sizeof z));
+                     a->name, ckpt_shape_text(a->dim, a->rank).text, b->name,
+                     ckpt_shape_text(b->dim, b->rank).text, w->name,
+                     ckpt_shape_text(w->dim, w->rank).text);
 }
 
 static int check_shapes(const struct ckpt_tensor *w, const struct ckpt_lora *lora, uint64_t first,

@@ -416,14 +416,11 @@ static bool same_kind(const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 int ckpt_tensor_same_kind(const struct ckpt_tensor *a, const char *in_a,
                           const struct ckpt_tensor *b, const char *in_b, struct ckpt_err *err)
 {
-    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
-
     if (same_kind(a, b))
         return 0;
     return ckpt_fail(err, CKPT_CONFLICT, "'%s' is %s %s in %s, and %s %s in %s", a->name,
-                     ckpt_dtype_name(a->dtype), ckpt_shape_text(a->dim, a->rank, x, sizeof x), in_a,
-                     ckpt_dtype_name(b->dtype), ckpt_shape_text(b->dim, b->rank, y, sizeof y),
-                     in_b);
+                     ckpt_dtype_name(a->dtype), ckpt_shape_text(a->dim, a->rank).text, in_a,
+                     ckpt_dtype_name(b->dtype), ckpt_shape_text(b->dim, b->rank).text, in_b);
 }
 
 bool ckpt_tensor_unchanged(const struct ckpt_tensor *a, const struct ckpt_tensor *b)

@@ -62,7 +62,6 @@ static char *joined(struct ckpt_catalog *src, const char *model, const char *rul
     struct ckpt_err err = {0};
     struct ckpt_str s = {0};
     unsigned char got[MOST];
-    char shape[CKPT_SHAPE_TEXT];
 
     for (char *p = text; *p; p++)
         *p = *p == '`' ? '"' : *p;
@@ -75,8 +74,7 @@ static char *joined(struct ckpt_catalog *src, const char *model, const char *rul
             const struct ckpt_tensor *t = &m->catalog->tensors.ptr[k];
             if (ckpt_tensor_pread(t, NULL, got, (size_t)t->numel, 0, &err) < 0)
                 fail_msg("%s", err.text);
-            ckpt_str_printf(&s, "%s%s", k ? "; " : "",
-                            ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));
+            ckpt_str_printf(&s, "%s%s", k ? "; " : "", ckpt_shape_text(t->dim, t->rank).text);
             for (size_t i = 0; i < t->numel; i++)
                 ckpt_str_printf(&s, " %d", got[i]);
         }

@@ -76,17 +76,15 @@ static int check_item(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_c
                       struct ckpt_err *err)
 {
     const struct ckpt_dcp_tensor *t = &m->tensors.ptr[c->tensor];
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
 
     if (dtype != t->dtype)
         return ckpt_fail(err, CKPT_CONFLICT, "the item holds %s, the metadata say %s",
                          ckpt_dtype_name(dtype), ckpt_dtype_name(t->dtype));
     if (rank != ckpt_dcp_rank(m, c->n) ||
         memcmp(dim, ckpt_dcp_ints(m, c->n), rank * sizeof *dim) != 0)
-        return ckpt_fail(
-            err, CKPT_CONFLICT, "the item has shape %s, the metadata say %s",
-            ckpt_shape_text(dim, rank, a, sizeof a),
-            ckpt_shape_text(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), b, sizeof b));
+        return ckpt_fail(err, CKPT_CONFLICT, "the item has shape %s, the metadata say %s",
+                         ckpt_shape_text(dim, rank).text,
+                         ckpt_shape_text(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n)).text);
     return 0;
 }
 

@@ -219,13 +219,10 @@ static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
                        const struct ckpt_dcp_chunk *c, const struct ckpt_box *box,
                        struct ckpt_err *err)
 {
-    char lo[CKPT_SHAPE_TEXT], n[CKPT_SHAPE_TEXT];
-
     if (c->file == CKPT_DCP_NOWHERE)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "storage_data has no entry for the chunk of size %s at %s",
-                         ckpt_shape_text(box->n, box->rank, n, sizeof n),
-                         ckpt_shape_text(box->lo, box->rank, lo, sizeof lo));
+        return ckpt_fail(
+            err, CKPT_MISSING, "storage_data has no entry for the chunk of size %s at %s",
+            ckpt_shape_text(box->n, box->rank).text, ckpt_shape_text(box->lo, box->rank).text);
     const struct ckpt_source *s = l->files.ptr[c->file].source;
     if (!s)
         return fail_missing(l, t->name, err);

@@ -36,12 +36,11 @@ static const struct ckpt_ds_part *part_of(const struct join *j, uint64_t t)
 
 static int fail_shapes(const struct join *j, const char *what, struct ckpt_err *err)
 {
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
     const struct ckpt_ds_part *first = part_of(j, 0), *last = part_of(j, j->n - 1);
 
     return ckpt_fail(err, CKPT_CONFLICT, "'%s' is %s on the first rank and %s on the last: %s",
-                     j->name, ckpt_shape_text(first->dim, first->rank, a, sizeof a),
-                     ckpt_shape_text(last->dim, last->rank, b, sizeof b), what);
+                     j->name, ckpt_shape_text(first->dim, first->rank).text,
+                     ckpt_shape_text(last->dim, last->rank).text, what);
 }
 
 /* Map a box of rank t's part to this box of the whole tensor. */

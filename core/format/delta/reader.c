@@ -409,13 +409,12 @@ static int check_record(const struct blob *b, const struct ckpt_tensor *t, struc
         (!ckpt_dtype_parse(b->dtype, strlen(b->dtype), &dtype) ||
          dtype != (enum ckpt_dtype)t->dtype))
         same = false;
-    char shape[CKPT_SHAPE_TEXT];
     return same ? 0
                 : ckpt_fail(err, CKPT_CONFLICT,
                             "version '%s' changes '%s', which is %s %s in the whole model, to "
                             "another shape or dtype",
                             b->delta.version, t->name, ckpt_dtype_name(t->dtype),
-                            ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));
+                            ckpt_shape_text(t->dim, t->rank).text);
 }
 
 /* Add a tensor with its changes. */

@@ -273,7 +273,6 @@ static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
                        struct ckpt_err *err)
 {
     const struct part *first = t->parts.ptr;
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
 
     for (size_t i = 0; i < n; i++) {
         const struct part *p = &t->parts.ptr[i];
@@ -285,9 +284,9 @@ static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
             memcmp(p->at.dim, first->at.dim, p->at.rank * sizeof *p->at.dim) != 0)
             return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is %s%s in '%s', but %s%s in '%s'",
                              t->name, ckpt_dtype_name(first->at.dtype),
-                             ckpt_shape_text(first->at.dim, first->at.rank, a, sizeof a),
-                             first->rank->path, ckpt_dtype_name(p->at.dtype),
-                             ckpt_shape_text(p->at.dim, p->at.rank, b, sizeof b), p->rank->path);
+                             ckpt_shape_text(first->at.dim, first->at.rank).text, first->rank->path,
+                             ckpt_dtype_name(p->at.dtype),
+                             ckpt_shape_text(p->at.dim, p->at.rank).text, p->rank->path);
     }
     return 0;
 }

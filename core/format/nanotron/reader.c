@@ -63,7 +63,6 @@ static int check_agreement(const struct load *l, const struct ckpt_nt_param *p,
                            struct ckpt_err *err)
 {
     const struct ckpt_nt_shard *a = &l->set.shards.ptr[p->first];
-    char ta[CKPT_SHAPE_TEXT], tb[CKPT_SHAPE_TEXT];
 
     for (size_t i = 1; i < p->n; i++) {
         const struct ckpt_nt_shard *b = &a[i];
@@ -74,10 +73,10 @@ static int check_agreement(const struct load *l, const struct ckpt_nt_param *p,
         if (a->dtype == b->dtype && a->rank == b->rank &&
             memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0)
             continue;
-        return ckpt_fail(
-            err, CKPT_CONFLICT, "parameter '%s': '%s' says %s %s, '%s' says %s %s", p->name,
-            a->file, ckpt_dtype_name(a->dtype), ckpt_shape_text(a->dim, a->rank, ta, sizeof ta),
-            b->file, ckpt_dtype_name(b->dtype), ckpt_shape_text(b->dim, b->rank, tb, sizeof tb));
+        return ckpt_fail(err, CKPT_CONFLICT, "parameter '%s': '%s' says %s %s, '%s' says %s %s",
+                         p->name, a->file, ckpt_dtype_name(a->dtype),
+                         ckpt_shape_text(a->dim, a->rank).text, b->file, ckpt_dtype_name(b->dtype),
+                         ckpt_shape_text(b->dim, b->rank).text);
     }
     return 0;
 }

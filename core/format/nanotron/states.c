@@ -320,7 +320,6 @@ static int lay_interval(const struct reading *f, const struct ckpt_nt_shard *of,
 {
     const json_t *offsets = ckpt_json_at(f->l->config, "configs.param_name_to_dp_rank_offsets");
     const struct ckpt_nt_rank *dp = &f->file->dp;
-    char a[CKPT_SHAPE_TEXT];
     uint64_t numel = 0;
 
     (void)ckpt_shape_numel(of->local_dim, of->rank, &numel);
@@ -330,8 +329,8 @@ static int lay_interval(const struct reading *f, const struct ckpt_nt_shard *of,
         return ckpt_fail(err, CKPT_CONFLICT,
                          "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64
                          " of the parameter's file",
-                         ckpt_shape_text(t->dim, t->rank, a, sizeof a), dp->rank, dp->size,
-                         p->in.lo, p->in.hi);
+                         ckpt_shape_text(t->dim, t->rank).text, dp->rank, dp->size, p->in.lo,
+                         p->in.hi);
     ckpt_shape_strides(of->local_dim, of->rank, stride);
     for (uint32_t k = 0; k < of->rank; k++)
         stride[k] *= t->stride[0];
@@ -352,8 +351,6 @@ static int add_part(const struct reading *f, struct state *s, const struct ckpt_
                      .stride = stride,
                      .of = of};
 
-    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
-
     if (!stride)
         return ckpt_nomem(err);
     if (f->file->dp.size) {
@@ -362,8 +359,8 @@ static int add_part(const struct reading *f, struct state *s, const struct ckpt_
     } else {
         if (t->rank != of->rank || memcmp(t->dim, of->local_dim, t->rank * sizeof *t->dim) != 0)
             return ckpt_fail(err, CKPT_CONFLICT, "it is %s, the parameter's file has %s",
-                             ckpt_shape_text(t->dim, t->rank, a, sizeof a),
-                             ckpt_shape_text(of->local_dim, of->rank, b, sizeof b));
+                             ckpt_shape_text(t->dim, t->rank).text,
+                             ckpt_shape_text(of->local_dim, of->rank).text);
         memcpy(stride, t->stride, t->rank * sizeof *stride);
     }
     if (s->parts.len && !s->dim)

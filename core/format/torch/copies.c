@@ -110,13 +110,12 @@ static char *element_text(const struct ckpt_rank_copy *c)
 {
     const struct ckpt_box *box = &c->first.piece->box;
     uint64_t at[CKPT_MAX_RANK], element = c->element;
-    char text[CKPT_SHAPE_TEXT];
 
     if (element >= ckpt_box_numel(box))
         return strdup("");
     for (uint32_t d = box->rank; d-- > 0; element /= box->n[d])
         at[d] = box->lo[d] + element % box->n[d];
-    return ckpt_asprintf(" (element %s)", ckpt_shape_text(at, box->rank, text, sizeof text));
+    return ckpt_asprintf(" (element %s)", ckpt_shape_text(at, box->rank).text);
 }
 
 static int fail_copy(const struct ckpt_rank_copy *c, const char *dir, struct ckpt_err *err)

@@ -63,7 +63,6 @@ static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_ran
                      struct ckpt_err *err)
 {
     struct ckpt_rank_piece p = *proto;
-    char have[CKPT_SHAPE_TEXT], want[CKPT_SHAPE_TEXT];
     struct ckpt_torch_tensor l;
 
     if (ckpt_torch_file_tensor(&f->t, tensor, &l, err) < 0)
@@ -71,8 +70,8 @@ static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_ran
     bool empty = ckpt_box_numel(&p.box) == 0 && l.numel == 0;
     if (!empty && (l.rank != p.box.rank || memcmp(l.dim, p.box.n, l.rank * sizeof *l.dim) != 0))
         return ckpt_fail(err, CKPT_CONFLICT, "the local tensor has shape %s, its place %s",
-                         ckpt_shape_text(l.dim, l.rank, have, sizeof have),
-                         ckpt_shape_text(p.box.n, p.box.rank, want, sizeof want));
+                         ckpt_shape_text(l.dim, l.rank).text,
+                         ckpt_shape_text(p.box.n, p.box.rank).text);
     if (l.dtype != p.dtype)
         return ckpt_fail(err, CKPT_CONFLICT, "the local tensor is %s, the whole %s",
                          ckpt_dtype_name(l.dtype), ckpt_dtype_name(p.dtype));

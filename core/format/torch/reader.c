@@ -221,13 +221,11 @@ static int fail_shape(const struct load *l, const struct ckpt_rank_holder *a,
                       const struct ckpt_rank_holder *b, struct ckpt_err *err)
 {
     const struct ckpt_rank_piece *p = a->piece, *q = b->piece;
-    char one[CKPT_SHAPE_TEXT], other[CKPT_SHAPE_TEXT];
 
     return ckpt_fail(err, CKPT_CONFLICT, "'%s': tensor '%s' is %s %s in '%s', but %s %s in '%s'",
                      ckpt_dir_path(l->dir), p->name, ckpt_dtype_name(p->dtype),
-                     ckpt_shape_text(p->dim, p->rank, one, sizeof one), a->name,
-                     ckpt_dtype_name(q->dtype),
-                     ckpt_shape_text(q->dim, q->rank, other, sizeof other), b->name);
+                     ckpt_shape_text(p->dim, p->rank).text, a->name, ckpt_dtype_name(q->dtype),
+                     ckpt_shape_text(q->dim, q->rank).text, b->name);
 }
 
 /* Find the tensor, or add it. */

@@ -36,16 +36,14 @@ bool ckpt_dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank
 int ckpt_instance_rank_error(const struct ckpt_instance *in, const struct ckpt_source_use *u,
                              struct ckpt_err *err)
 {
-    char shape[CKPT_SHAPE_TEXT];
-
-    return ckpt_fail(
-        err, CKPT_CONFLICT,
-        "tensor '%s' has the shape %s, the rule '%s' (%s) speaks of %" PRIu32 " dimensions%s",
-        u->tensor->name, ckpt_shape_text(u->tensor->dim, u->tensor->rank, shape, sizeof shape),
-        in->rule->from[u->side].text, in->rule->where,
-        in->rule->from[u->side].pattern.ndim +
-            (in->rule->from[u->side].name[u->spelling].lead >= 0),
-        in->rule->from[u->side].pattern.rest_at >= 0 ? " or more" : "");
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "tensor '%s' has the shape %s, the rule '%s' (%s) speaks of %" PRIu32
+                     " dimensions%s",
+                     u->tensor->name, ckpt_shape_text(u->tensor->dim, u->tensor->rank).text,
+                     in->rule->from[u->side].text, in->rule->where,
+                     in->rule->from[u->side].pattern.ndim +
+                         (in->rule->from[u->side].name[u->spelling].lead >= 0),
+                     in->rule->from[u->side].pattern.rest_at >= 0 ? " or more" : "");
 }
 
 static int solve_rest(struct ckpt_instance *in, const struct ckpt_dims *d,

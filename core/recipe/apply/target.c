@@ -28,7 +28,7 @@ int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
 static int check_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                        const struct ckpt_sizes *sizes, const uint64_t *dim, uint32_t rank)
 {
-    char shape[CKPT_SHAPE_TEXT], hint[128] = "";
+    char hint[128] = "";
     uint64_t want;
     uint32_t var;
 
@@ -36,8 +36,8 @@ static int check_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
         return ckpt_fail(ap->err, CKPT_CONFLICT,
                          "'%s' has the shape %s, the model has %" PRIu32
                          " dimensions there (from '%s')",
-                         ckpt_str_get(&ap->name), ckpt_shape_text(dim, rank, shape, sizeof shape),
-                         it->shape.ndim, ap->in.use.ptr[0].tensor->name);
+                         ckpt_str_get(&ap->name), ckpt_shape_text(dim, rank).text, it->shape.ndim,
+                         ap->in.use.ptr[0].tensor->name);
     for (uint32_t d = 0; d < rank; d++) {
         switch (ckpt_factor_size(&it->shape.dim[d], sizes, &want, &var)) {
         case CKPT_SIZE_KNOWN:
