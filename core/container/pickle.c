@@ -148,7 +148,7 @@ const char *ckpt_pv_name(const struct ckpt_pickle *p, ckpt_pv v)
     return g ? p->strs.ptr[g->name].ptr : "";
 }
 
-char *ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v, char *buf, size_t cap)
+struct ckpt_pv_text ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v)
 {
     static const char *const words[16] = {
         "nothing",
@@ -168,12 +168,13 @@ char *ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v, char *buf, size_t cap
         "a foreign object",
         "?",
     };
+    struct ckpt_pv_text t;
 
     if (name_of(p, v))
-        (void)snprintf(buf, cap, "%s.%s", ckpt_pv_module(p, v), ckpt_pv_name(p, v));
+        (void)snprintf(t.text, sizeof t.text, "%s.%s", ckpt_pv_module(p, v), ckpt_pv_name(p, v));
     else
-        (void)snprintf(buf, cap, "%s", words[ckpt_pv_kind(v)]);
-    return buf;
+        (void)snprintf(t.text, sizeof t.text, "%s", words[ckpt_pv_kind(v)]);
+    return t;
 }
 
 /* ---- end ---- */

@@ -194,6 +194,5 @@ void ckpt_pm_recycle(struct ckpt_pickle_machine *m, ckpt_pv v)
 
 int ckpt_pm_fail_kind(struct ckpt_pickle_machine *m, ckpt_pv v, const char *what)
 {
-    char text[CKPT_PV_TEXT];
-    return ckpt_fail(m->err, CKPT_FORMAT, "%s %s", what, ckpt_pv_text(m->p, v, text, sizeof text));
+    return ckpt_fail(m->err, CKPT_FORMAT, "%s %s", what, ckpt_pv_text(m->p, v).text);
 }

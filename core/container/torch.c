@@ -237,21 +237,18 @@ static int parse_plain_subclass(const struct ckpt_pickle *p, ckpt_pv v, struct c
 {
     const ckpt_pv call = ckpt_pv_slot(p, v, 0), class = ckpt_pv_at(p, call, 1);
     const int rule = ckpt_pv_rule(p, ckpt_pv_at(p, call, 0));
-    char text[CKPT_PV_TEXT];
 
     if ((rule != CKPT_TORCH_TENSOR_V2 && rule != CKPT_TORCH_TENSOR_V3) ||
         strcmp(ckpt_pv_module(p, class), "torch") != 0 ||
         strcmp(ckpt_pv_name(p, class), "Tensor") != 0)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "a tensor subclass (%s) is not supported",
-                         ckpt_pv_text(p, class, text, sizeof text));
+                         ckpt_pv_text(p, class).text);
     return parse_tensor(p, v, ckpt_pv_at(p, call, 2), rule == CKPT_TORCH_TENSOR_V3, l, err);
 }
 
 int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *ret,
                          struct ckpt_err *err)
 {
-    char text[CKPT_PV_TEXT];
-
     for (int i = 0; i < MAX_NESTING; i++) {
         switch (ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_rule(p, v) : CKPT_PICKLE_OTHER) {
         case CKPT_TORCH_TENSOR_V2:
@@ -267,7 +264,7 @@ int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_tor
             return parse_plain_subclass(p, v, ret, err);
         default:
             return ckpt_fail(err, CKPT_UNSUPPORTED, "not a plain tensor but %s",
-                             ckpt_pv_text(p, v, text, sizeof text));
+                             ckpt_pv_text(p, v).text);
         }
     }
     return ckpt_fail(err, CKPT_FORMAT, "a tensor wrapped more than %d times", MAX_NESTING);

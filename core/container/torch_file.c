@@ -254,7 +254,8 @@ static json_t *encoded(struct walk *w, ckpt_pv args)
 /* Tensors and everything else that only calling something would make. */
 static json_t *object(struct walk *w, ckpt_pv v)
 {
-    char name[CKPT_PV_TEXT] = "?";
+    const struct ckpt_pv_text text = ckpt_pv_text(w->p, v);
+    const char *name = *ckpt_pv_name(w->p, v) ? text.text : "?";
     const bool made = ckpt_pv_kind(v) == CKPT_PV_OBJ;
     const ckpt_pv state = made ? ckpt_pv_slot(w->p, v, 1) : 0;
     json_t *out, *member;
@@ -263,8 +264,6 @@ static json_t *object(struct walk *w, ckpt_pv v)
         return encoded(w, ckpt_pv_slot(w->p, v, 0));
     if (made && ckpt_pv_rule(w->p, v) == CKPT_TORCH_SET)
         return sequence(w, ckpt_pv_at(w->p, ckpt_pv_slot(w->p, v, 0), 0));
-    if (*ckpt_pv_name(w->p, v))
-        (void)ckpt_pv_text(w->p, v, name, sizeof name);
     if (!spend(w, strlen(name)))
         return NULL;
     out = tagged("$object", json_string(ckpt_utf8_ok(name) ? name : "?"));

@@ -22,10 +22,9 @@ static void check_tensor(struct ckpt_source *s, const struct ckpt_torch_tensor *
 
 static void visit(const struct ckpt_pickle *p, ckpt_pv v, int depth)
 {
-    char text[CKPT_PV_TEXT];
+    const struct ckpt_pv_text text = ckpt_pv_text(p, v);
 
-    (void)ckpt_pv_text(p, v, text, sizeof text);
-    MUST(memchr(text, 0, sizeof text));
+    MUST(memchr(text.text, 0, sizeof text.text));
     (void)ckpt_pv_str(p, v);
     if (depth == 0)
         return;

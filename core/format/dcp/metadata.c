@@ -69,9 +69,7 @@ static void adding_release(struct adding *a)
 static int fail_value(const struct adding *a, ckpt_pv v, const char *what, const char *want,
                       struct ckpt_err *err)
 {
-    char text[CKPT_PV_TEXT];
-    return ckpt_fail(err, CKPT_FORMAT, "%s is %s, not %s", what,
-                     ckpt_pv_text(&a->p, v, text, sizeof text), want);
+    return ckpt_fail(err, CKPT_FORMAT, "%s is %s, not %s", what, ckpt_pv_text(&a->p, v).text, want);
 }
 
 /* Check a name that is used later as a key of JSON or as a file name. */
@@ -222,14 +220,13 @@ static int read_properties(struct adding *a, ckpt_pv v, struct ckpt_dcp_tensor *
 {
     ckpt_pv state = ckpt_pv_slot(&a->p, v, 1), dtype = ckpt_pv_at(&a->p, state, 0);
     ckpt_pv layout = ckpt_pv_at(&a->p, state, 1);
-    char text[CKPT_PV_TEXT];
 
     if (ckpt_pv_rule(&a->p, v) != PROPERTIES || ckpt_pv_len(&a->p, state) < 5)
         return fail_value(a, v, "its properties", "TensorProperties", err);
     if (!ckpt_torch_dtype(&a->p, dtype, &t->dtype))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "dtype %s has no name in safetensors and is not supported",
-                         ckpt_pv_text(&a->p, dtype, text, sizeof text));
+                         ckpt_pv_text(&a->p, dtype).text);
     const char *name = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, ckpt_pv_slot(&a->p, layout, 0), 0));
     if (ckpt_pv_rule(&a->p, layout) == LAYOUT && name && strcmp(name, "torch.strided") != 0)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "layout %s is not supported", name);

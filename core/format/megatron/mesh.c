@@ -113,10 +113,9 @@ int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
         return -1;
     for (size_t i = 0; i < m->ranks.len; i++) {
         const struct ckpt_pickle *p = &m->ranks.ptr[i].file.p;
-        char name[CKPT_PV_TEXT];
         if (ckpt_pv_kind(p->root) != CKPT_PV_DICT)
             (void)ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
-                            ckpt_pv_text(p, p->root, name, sizeof name));
+                            ckpt_pv_text(p, p->root).text);
         else if (ckpt_megatron_state_take(m->st, p, p->root, err) == 0)
             continue;
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(m->dir), m->ranks.ptr[i].path);
@@ -367,8 +366,6 @@ static void take_fact(struct ckpt_megatron_state *st, const struct ckpt_pickle *
 int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
                              struct ckpt_err *err)
 {
-    char name[CKPT_PV_TEXT];
-
     if (ckpt_torch_refuse_attack(p, err) < 0)
         return -1;
     if (ckpt_pv_kind(v) == CKPT_PV_LIST)
@@ -377,7 +374,7 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
         return take_args(st, p, v, err);
     if (ckpt_pv_kind(v) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
-                         ckpt_pv_text(p, v, name, sizeof name));
+                         ckpt_pv_text(p, v).text);
     take_fact(st, p, "iteration", ckpt_pv_get(p, v, "iteration"));
     take_fact(st, p, "checkpoint_version", ckpt_pv_get(p, v, "checkpoint_version"));
     return take_args(st, p, ckpt_pv_get(p, v, "args"), err);

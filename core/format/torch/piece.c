@@ -33,9 +33,7 @@ static void file_release(struct file *f)
 
 static int fail_value(const struct file *f, ckpt_pv v, const char *what, struct ckpt_err *err)
 {
-    char text[CKPT_PV_TEXT];
-    return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is %s", what,
-                     ckpt_pv_text(&f->t.p, v, text, sizeof text));
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is %s", what, ckpt_pv_text(&f->t.p, v).text);
 }
 
 /* A sequence of sizes. */
