@@ -106,11 +106,10 @@ static int add_nearest(struct walk *w, const char *path)
 static int add_tree(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    struct ckpt_err none = {0};
 
     if (ckpt_is_bucket(path))
         return 0;
-    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &none) < 0)
+    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, NULL) < 0)
         return add_nearest(w, path);
     const char *blobs = ckpt_dir_hub_blobs(dir);
     ckpt_cleanup(ckpt_freep) char *model =
@@ -133,13 +132,12 @@ static int add_home(struct walk *w, const char *path)
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *above = NULL;
     ckpt_cleanup(ckpt_home_release) struct ckpt_home home = {0};
     char *slash = real ? strrchr(real, '/') : NULL;
-    struct ckpt_err none = {0};
 
     if (!slash || slash == real)
         return 0;
     *slash = '\0';
-    if (ckpt_dir_open(real, CKPT_LINKS_BENEATH, &above, &none) < 0 ||
-        ckpt_home_find(above, NULL, &home, &none) < 0 || !home.dir)
+    if (ckpt_dir_open(real, CKPT_LINKS_BENEATH, &above, NULL) < 0 ||
+        ckpt_home_find(above, NULL, &home, NULL) < 0 || !home.dir)
         return 0; /* opening the run reports errors */
     return add(w, real);
 }
@@ -152,7 +150,6 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
     ckpt_cleanup(ckpt_freep) char *base = NULL;
     ckpt_cleanup(ckpt_freep) char *cache =
         opt->bucket.cache ? strdup(opt->bucket.cache) : ckpt_cache_default();
-    struct ckpt_err none = {0};
 
     if (opt->connected && cache && !opt->bucket.no_cache && add(&w, cache) < 0)
         return -1;
@@ -160,7 +157,7 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
         (opt->recipe && add(&w, opt->recipe) < 0) ||
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))
         return -1;
-    if (!opt->base || ckpt_base_find(opt->base, &base, &none) < 0)
+    if (!opt->base || ckpt_base_find(opt->base, &base, NULL) < 0)
         return 0; /* opening the run reports the error */
     return add_tree(&w, base);
 }

@@ -210,8 +210,7 @@ static int scan_folders(struct ckpt_run *run, const char *const *folders,
     struct ckpt_dir *outer = run->dir;
 
     for (; folders && *folders; folders++) {
-        struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(outer, *folders, &run->dir, &ignored) < 0)
+        if (ckpt_dir_open_below(outer, *folders, &run->dir, NULL) < 0)
             continue;
         int result = scan(run, log, NULL, err);
         if (result < 0 || run->steps.len) {
@@ -316,7 +315,6 @@ static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_
 {
     const char *real = ckpt_dir_real_path(run->dir), *slash = strrchr(real, '/');
     struct ckpt_access how = ckpt_options_access(opt);
-    struct ckpt_err ignored = {0};
 
     how.links = CKPT_LINKS_BENEATH;
     if (ckpt_archive_is_file(path) || !slash || slash == real)
@@ -325,7 +323,7 @@ static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_
     if (!above)
         return ckpt_nomem(err);
     /* nobody has named it: if it cannot be read, nothing is missing */
-    (void)ckpt_archive_open(above, &how, &run->above, &ignored);
+    (void)ckpt_archive_open(above, &how, &run->above, NULL);
     return 0;
 }
 

@@ -49,10 +49,9 @@ static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, const char 
 {
     for (; folders && *folders; folders++) {
         ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
-        struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(*dir, *folders, &inner, &ignored) < 0)
+        if (ckpt_dir_open_below(*dir, *folders, &inner, NULL) < 0)
             continue;
-        const struct ckpt_reader *reader = ckpt_reader_probe(inner, &ignored);
+        const struct ckpt_reader *reader = ckpt_reader_probe(inner, NULL);
         if (!reader)
             continue;
         ckpt_dir_unref(*dir);
@@ -460,7 +459,6 @@ char *ckpt_steps_list_runs(struct ckpt_dir *dir)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_str text = {0};
-    struct ckpt_err ignored = {0};
     struct ckpt_entry e;
     char *list = NULL;
     size_t n = 0;
@@ -470,8 +468,8 @@ char *ckpt_steps_list_runs(struct ckpt_dir *dir)
         ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *run = NULL;
         ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
         if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' &&
-            ckpt_dir_open_below(dir, e.name, &run, &ignored) == 0 &&
-            ckpt_steps_scan(run, true, NULL, &found, &ignored) == 0 && found.len &&
+            ckpt_dir_open_below(dir, e.name, &run, NULL) == 0 &&
+            ckpt_steps_scan(run, true, NULL, &found, NULL) == 0 && found.len &&
             !ckpt_steps_are_models(&found))
             ckpt_str_printf(&text, "%s'%s'", n++ ? ", " : "", e.name);
     }
@@ -525,12 +523,11 @@ int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_
                    struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *above = NULL;
-    struct ckpt_err ignored = {0};
 
     if (ckpt_archive_open(path, how, &dir, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) char *outer = ckpt_archive_is_file(path) ? NULL : ckpt_part_above(dir);
-    if (outer && ckpt_archive_open(outer, how, &above, &ignored) == 0 &&
+    if (outer && ckpt_archive_open(outer, how, &above, NULL) == 0 &&
         is_part(above, ckpt_dir_real_name(dir)))
         *ret = ckpt_steal(&above);
     else

@@ -157,7 +157,6 @@ static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read 
 {
     const uint64_t gap = cost->route.arrived ? 0 : CKPT_STRIDED_GAP; /* a load: no more */
     struct ckpt_batch batch;
-    struct ckpt_err ignored = {0};
     bool good = true;
 
     if (!rd || !rd->ahead)
@@ -166,7 +165,7 @@ static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read 
     batch.soon = true;
     for (size_t i = 0; i < n && good; i++)
         good = read[i].tensor->value || ckpt_box_numel(&read[i].box) == 0 ||
-               add_soon(&batch, &read[i], cost, &ignored) == 0;
+               add_soon(&batch, &read[i], cost, NULL) == 0;
     if (good && batch.runs.len > 1)
         (void)ckpt_batch_fetch(&batch, gap);
     ckpt_batch_release(&batch);

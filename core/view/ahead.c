@@ -88,7 +88,6 @@ static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uin
 static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
                const struct ckpt_vnode *file, uint64_t off, uint64_t end)
 {
-    struct ckpt_err ignored = {0};
     int rc = 0;
 
     for (size_t i = ckpt_segment_at(file, off);
@@ -97,11 +96,11 @@ static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
         const uint64_t lo = off > s->off ? off - s->off : 0;
         const uint64_t hi = ckpt_min_u64(s->len, end - s->off);
         if (lo < hi && s->kind == CKPT_SEGMENT_SOURCE)
-            rc = ckpt_batch_add(batch, s->source, NULL, hi - lo, lo, &ignored);
+            rc = ckpt_batch_add(batch, s->source, NULL, hi - lo, lo, NULL);
         if (lo < hi && s->kind == CKPT_SEGMENT_TENSOR) {
             const size_t esize = ckpt_dtype_size(s->tensor->dtype);
             rc = ckpt_tensor_soon(s->tensor, rd, (s->from + lo) / esize,
-                                  (s->from + hi + esize - 1) / esize, batch, &ignored);
+                                  (s->from + hi + esize - 1) / esize, batch, NULL);
         }
     }
     return rc;
