@@ -128,11 +128,12 @@ static bool same_samples(const struct ckpt_save *s, const struct ckpt_save_file 
            sample_source(source, places_of(s->files.len), &sample) && sample == f->sample;
 }
 
-static int path_cmp(const struct ckpt_save_file *a, const struct ckpt_save_file *b)
+static int path_cmp(const void *a, const void *b)
 {
-    int c = strcmp(ckpt_dir_path(a->dir), ckpt_dir_path(b->dir));
+    const struct ckpt_save_file *x = a, *y = b;
+    int c = strcmp(ckpt_dir_path(x->dir), ckpt_dir_path(y->dir));
 
-    return c ? c : strcmp(a->name, b->name);
+    return c ? c : strcmp(x->name, y->name);
 }
 
 /* The path of a file in the step, such as "model/model/norm/model_weight.safetensors"; new. */
@@ -152,14 +153,9 @@ static bool is_after_marker(const struct ckpt_save *s, const struct ckpt_save_fi
 }
 
 struct ordered {
-    struct ckpt_save_file file; /* borrows */
+    struct ckpt_save_file file; /* first; borrows */
     struct ckpt_source *source;
 };
-
-static int by_path(const void *a, const void *b)
-{
-    return path_cmp(&((const struct ordered *)a)->file, &((const struct ordered *)b)->file);
-}
 
 typedef CKPT_VEC(struct ordered) ordered_list;
 
@@ -179,7 +175,7 @@ static int list_files(const struct ckpt_catalog *cat, const struct ckpt_dir *ste
             return ckpt_nomem(err);
     }
     if (ret->len)
-        qsort(ret->ptr, ret->len, sizeof *ret->ptr, by_path);
+        qsort(ret->ptr, ret->len, sizeof *ret->ptr, path_cmp);
     size_t n = 0;
     for (size_t i = 0; i < ret->len; i++)
         if (n == 0 || path_cmp(&ret->ptr[n - 1].file, &ret->ptr[i].file) != 0)

@@ -221,12 +221,6 @@ static int check_piece(const struct ckpt_catalog *cat, const struct ckpt_tensor 
     return 0;
 }
 
-static int piece_cmp(const void *a, const void *b)
-{
-    const struct ckpt_piece *p = a, *q = b;
-    return ckpt_u64_cmp(p->dst, q->dst);
-}
-
 int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err)
@@ -253,7 +247,7 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
         max_span = ckpt_max_u64(max_span, dst_end(&own[i]) - own[i].dst);
     }
     if (!sorted)
-        qsort(own, npiece, sizeof *own, piece_cmp);
+        qsort(own, npiece, sizeof *own, ckpt_u64s_cmp); /* by the first member */
     t->cat = cat;
     t->piece = own;
     t->npiece = npiece;

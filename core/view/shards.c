@@ -223,11 +223,6 @@ struct used {
     uint32_t number; /* in the map */
 };
 
-static int used_cmp(const void *a, const void *b)
-{
-    return strcmp(((const struct used *)a)->name, ((const struct used *)b)->name);
-}
-
 /* s->name: the files that tensors of cat are in, sorted. place[]: of a file of the map its index
  * there; UINT32_MAX: it is not used. */
 static int name_mapped(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
@@ -246,7 +241,7 @@ static int name_mapped(const struct ckpt_catalog *cat, const struct ckpt_weight_
     }
     if (s->nfile == 0)
         return ckpt_fail(err, CKPT_MISSING, "weight_map names none of the tensors");
-    qsort(used, s->nfile, sizeof *used, used_cmp);
+    qsort(used, s->nfile, sizeof *used, ckpt_strings_cmp); /* by the first member */
     if (!(s->name = calloc(s->nfile, sizeof *s->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < s->nfile; i++) {
