@@ -208,8 +208,7 @@ static int collect(struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
-/* Length of the part before `tail`, if the name ends with `tail` after a dot; else SIZE_MAX. */
-static size_t before(const char *name, const char *tail)
+size_t ckpt_names_before(const char *name, const char *tail)
 {
     if (!ckpt_has_suffix(name, tail))
         return SIZE_MAX;
@@ -221,7 +220,7 @@ static size_t before(const char *name, const char *tail)
 static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err)
 {
     for (size_t i = 0; i < n->cat->tensors.len; i++) {
-        size_t len = n->name[i] ? before(n->name[i], anchor) : SIZE_MAX;
+        size_t len = n->name[i] ? ckpt_names_before(n->name[i], anchor) : SIZE_MAX;
         if (len == SIZE_MAX)
             continue;
         if (n->prefix && (strlen(n->prefix) != len || memcmp(n->prefix, n->name[i], len) != 0))

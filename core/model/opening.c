@@ -7,6 +7,7 @@
 
 #include "base/str.h"
 #include "model/experts.h"
+#include "model/names.h"
 #include "tensor/fqn.h"
 
 /* ---- what follows from the facts ---- */
@@ -132,20 +133,12 @@ static int cmp(const void *types, const json_t *config, const char *a, const cha
     return ckpt_order_cmp(order->text, order->n, a, b);
 }
 
-/* Is it the name of that tensor, below any module? */
-static bool ends_at_dot(const char *name, const char *tensor)
-{
-    const size_t n = strlen(name), len = strlen(tensor);
-
-    return ckpt_has_suffix(name, tensor) && (n == len || name[n - len - 1] == '.');
-}
-
 static bool may_lack(const void *types, const json_t *config, const char *name)
 {
     const struct ckpt_type *type = type_of(types, config);
 
     for (size_t i = 0; i < type->output.n; i++)
-        if (ends_at_dot(name, type->output.text[i]))
+        if (ckpt_names_before(name, type->output.text[i]) != SIZE_MAX)
             return true;
     return ckpt_texts_end(&type->absent, name);
 }

@@ -137,7 +137,7 @@ struct cover {
     const uint64_t *dim; /* of the tensor */
     uint32_t rank;
     uint64_t pairs_left;
-    size_t a, b; /* an overlapping pair, a < b */
+    size_t bad; /* a box that overlaps an earlier one */
 };
 
 enum { MAX_PAIRS = 100 * 1000 * 1000 };
@@ -166,8 +166,7 @@ static enum outcome pairwise(struct cover *c, const struct edge *e, size_t n)
             if (c->pairs_left-- == 0)
                 return TOO_MANY;
             if (ckpt_box_intersect(&c->box[e[i].index], &c->box[e[j].index], &out)) {
-                c->a = e[i].index < e[j].index ? e[i].index : e[j].index;
-                c->b = e[i].index < e[j].index ? e[j].index : e[i].index;
+                c->bad = ckpt_max_u64(e[i].index, e[j].index);
                 return OVERLAP;
             }
         }
@@ -257,7 +256,7 @@ int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *
             e[n++] = (struct edge){0, 1, i};
     switch (rank == 0 ? pairwise(&c, e, n) : disjoint(&c, e, n, 0, 0)) {
     case OVERLAP:
-        *ret_bad = c.b;
+        *ret_bad = c.bad;
         result = ckpt_fail(err, CKPT_CONFLICT, "two shards hold the same elements");
         break;
     case TOO_MANY:

@@ -15,7 +15,6 @@
 
 struct load {
     struct ckpt_dir *dir;
-    const struct ckpt_reader_options *opt;
     struct ckpt_nt_shards set;
     json_t *meta;   /* checkpoint_metadata.json, or NULL */
     json_t *config; /* config.yaml, or NULL */
@@ -204,7 +203,7 @@ static int nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_optio
 static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                          struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .cat = cat};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .cat = cat};
     struct ckpt_nt_shards *set = &l.set;
     struct ckpt_nt_topology t = {0};
 
