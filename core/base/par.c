@@ -48,7 +48,7 @@ static void *work(void *arg)
     }
 }
 
-void ckpt_parallel_far(void) { atomic_store(&default_threads, MAX_THREADS); }
+void ckpt_parallel_default(unsigned n) { atomic_store(&default_threads, n); }
 
 int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, struct ckpt_err *err),
                   void *ctx, struct ckpt_err *err)

@@ -12,6 +12,6 @@
 int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, struct ckpt_err *err),
                   void *ctx, struct ckpt_err *err);
 
-/* From now on, 0 means more threads: some storage is behind a network, where each request takes
+/* From now on, 0 means n threads: more where storage is behind a network, where each request takes
  * long, and many are answered at once. */
-void ckpt_parallel_far(void);
+void ckpt_parallel_default(unsigned n);

@@ -50,7 +50,6 @@ struct ckpt_reader_options {
     const char *name; /* of the checkpoint's folder, after resolving links */
     struct ckpt_dir *above;          /* the folder of the run; or NULL */
     const struct ckpt_catalog *base; /* of the option base=; or NULL */
-    unsigned nthread;                /* threads for reading headers; 0: the reader chooses */
 };
 
 /* Whose names the tensors have. */

@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/par.h"
 #include "format/reader.h"
 
 enum { MOST_FILES = 64, MOST_DATA = 1 << 16 };
@@ -138,7 +139,7 @@ static void read_objects(const struct ckpt_reader *r, struct ckpt_dir *dir,
 
 static void load_and_read(const struct ckpt_reader *r)
 {
-    struct ckpt_reader_options opt = {.nthread = 1, .states = true};
+    struct ckpt_reader_options opt = {.states = true};
     struct ckpt_catalog *cat = NULL;
     struct ckpt_dir *dir = NULL;
     struct ckpt_err err = {0};
@@ -189,6 +190,7 @@ static int fuzz_reader(const struct ckpt_reader *r, const uint8_t *data, size_t 
         const char *tmp = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
         (void)snprintf(root, sizeof root, "%s/ckptfs-fuzz-%d", tmp, (int)getpid());
         (void)atexit(remove_root);
+        ckpt_parallel_default(1);
     }
     remove_root();
     MUST(mkdir(root, 0700) == 0);

@@ -38,7 +38,7 @@ static struct ckpt_catalog *load(const struct ckpt_reader *reader, const char *p
     if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err) < 0 ||
         ckpt_fdpool_new(64, &pool, &err) < 0)
         fail_msg("%s: %s", path, err.text);
-    struct ckpt_reader_options opt = {.pool = pool, .nthread = 2};
+    struct ckpt_reader_options opt = {.pool = pool};
     if (ckpt_catalog_new(&cat, &err) < 0 || reader->load(dir, &opt, &facts, cat, &err) < 0)
         fail_msg("%s: %s", path, err.text);
     ckpt_facts_release(&facts);

@@ -388,7 +388,7 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
         if (ckpt_source_file_prepare(l.shard_dir, l.shards.ptr[i].name, opt->pool,
                                      &l.shards.ptr[i].source, err) < 0)
             return -1;
-    if (ckpt_parallel(l.shards.len, opt->nthread, read_one, &l, err) < 0)
+    if (ckpt_parallel(l.shards.len, 0, read_one, &l, err) < 0)
         return -1;
     for (size_t s = 0; s < l.shards.len; s++)
         for (size_t i = 0; i < l.shards.ptr[s].st.ntensor; i++)

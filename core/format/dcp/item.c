@@ -312,13 +312,13 @@ static int split(struct reading *r, struct ckpt_err *err)
 }
 
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
-                        struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err)
+                        struct ckpt_source *const *source, struct ckpt_err *err)
 {
     ckpt_cleanup(reading_release) struct reading r = {.items = items, .m = m, .source = source};
 
     return sort_chunks(&r, err) < 0 || split(&r, err) < 0
                ? -1
-               : ckpt_parallel(r.tasks.len - 1, nthread, read_task, &r, err);
+               : ckpt_parallel(r.tasks.len - 1, 0, read_task, &r, err);
 }
 
 void ckpt_dcp_items_init(struct ckpt_dcp_items *items)

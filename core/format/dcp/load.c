@@ -174,7 +174,7 @@ static int open_files(struct load *l, struct ckpt_err *err)
     }
     for (size_t i = 0; i < l->m.objects.len; i++)
         l->files.ptr[l->m.objects.ptr[i].file].nchunk++;
-    return ckpt_parallel(l->files.len, l->opt->nthread, open_one, l, err);
+    return ckpt_parallel(l->files.len, 0, open_one, l, err);
 }
 
 /* Report all missing files in one line, so that they can be copied from the node that has them. */
@@ -297,7 +297,7 @@ static int read_items(struct load *l, struct ckpt_err *err)
             return -1;
         source[i] = f->source;
     }
-    return ckpt_dcp_items_read(&l->items, &l->m, source, l->opt->nthread, err);
+    return ckpt_dcp_items_read(&l->items, &l->m, source, err);
 }
 
 /* ---- tensors ---- */

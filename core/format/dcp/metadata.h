@@ -139,7 +139,7 @@ void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
 /* Read and check the headers of the items of all tensors' chunks that are not empty, and set these
  * chunks' `data`, `strides` and `plain`; source[] has the order of m->files. */
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
-                        struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
+                        struct ckpt_source *const *source, struct ckpt_err *err);
 
 /* If bytes [off, off+len) of s begin with a frame of zstd, *ret is a source of the decompressed
  * bytes: at most max_len, and what torch.save puts around them. Otherwise *ret is NULL. */

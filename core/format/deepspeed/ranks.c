@@ -161,8 +161,6 @@ static int add_sources(struct ckpt_ds_zero *z, struct ckpt_err *err)
 
 int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
-    const unsigned nthread = z->job->opt->nthread;
-
     if (z->world < 1)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say dp_world_size",
                          ckpt_dir_path(z->job->dir), z->model_name);
@@ -175,8 +173,8 @@ int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err)
         if (ckpt_vec_add(&z->optim, &o) < 0 || (z->zero3 && ckpt_vec_add(&z->rank_model, &m) < 0))
             return ckpt_nomem(err);
     }
-    if (ckpt_parallel(z->optim.len, nthread, read_optim, z, err) < 0 ||
-        ckpt_parallel(z->rank_model.len, nthread, read_rank_model, z, err) < 0)
+    if (ckpt_parallel(z->optim.len, 0, read_optim, z, err) < 0 ||
+        ckpt_parallel(z->rank_model.len, 0, read_rank_model, z, err) < 0)
         return -1;
     return check_agreement(z, err) < 0 || add_sources(z, err) < 0 || ckpt_ds_zero_lay(z, err) < 0
                ? -1

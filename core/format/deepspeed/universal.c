@@ -286,8 +286,7 @@ int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, const struct ck
     const struct ckpt_pickle *p = &z->model.p;
 
     if (ckpt_dir_open_below(z->job->dir, "zero", &l.zero, err) < 0 || list_params(&l, err) < 0 ||
-        ckpt_parallel(l.states.len, z->job->opt->nthread, read_one, &l, err) < 0 ||
-        add_sources(&l, err) < 0 ||
+        ckpt_parallel(l.states.len, 0, read_one, &l, err) < 0 || add_sources(&l, err) < 0 ||
         (!pipe && ckpt_pickle_each(p, ckpt_pv_get(p, p->root, "module"), true, z->model_name,
                                    add_entry, &l, err) < 0))
         return -1;

@@ -128,7 +128,7 @@ static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     if (ckpt_dir_has_file(dir, "config.json") &&
         ckpt_config_read(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) < 0)
         return -1;
-    if (ckpt_parallel(l.files.len, opt->nthread, read_one, &l, err) < 0)
+    if (ckpt_parallel(l.files.len, 0, read_one, &l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.files.len; i++)
         ntensor += l.files.ptr[i].st.ntensor;

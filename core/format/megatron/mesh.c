@@ -109,7 +109,7 @@ int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err)
     if (m->ranks.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no mp_rank_* directory",
                          ckpt_dir_path(m->dir));
-    if (ckpt_parallel(m->ranks.len, m->opt->nthread, read_one, m, err) < 0)
+    if (ckpt_parallel(m->ranks.len, 0, read_one, m, err) < 0)
         return -1;
     for (size_t i = 0; i < m->ranks.len; i++) {
         const struct ckpt_pickle *p = &m->ranks.ptr[i].file.p;

@@ -209,7 +209,7 @@ int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_optio
         if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' && !ckpt_has_suffix(e.name, ".sync") &&
             add_folder(&l, e.name, err) < 0)
             return -1;
-    if (ckpt_parallel(l.arrays.len, opt->nthread, read_array, &l, err) < 0)
+    if (ckpt_parallel(l.arrays.len, 0, read_array, &l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.arrays.len; i++) {
         const struct array *a = &l.arrays.ptr[i];

@@ -164,8 +164,7 @@ static int scan(struct ckpt_nt_shards *set, struct ckpt_err *err)
         return -1;
     for (size_t begin = 0, end; begin < set->folders.len; begin = end) {
         end = set->folders.len;
-        if (ckpt_parallel(end - begin, set->opt->nthread, list_folder, set->folders.ptr + begin,
-                          err) < 0)
+        if (ckpt_parallel(end - begin, 0, list_folder, set->folders.ptr + begin, err) < 0)
             return -1;
         for (size_t i = begin; i < end; i++) {
             for (size_t k = 0; k < set->folders.ptr[i].files.len; k++)
@@ -439,5 +438,5 @@ int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err)
                                      err) < 0)
             return -1;
     }
-    return ckpt_parallel(set->shards.len, set->opt->nthread, read_one, set, err);
+    return ckpt_parallel(set->shards.len, 0, read_one, set, err);
 }

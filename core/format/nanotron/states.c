@@ -454,7 +454,7 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
         f[i].l = l;
         f[i].file = &l->files.ptr[begin + i];
     }
-    int rc = ckpt_parallel(n, l->set->opt->nthread, read_file, f, err);
+    int rc = ckpt_parallel(n, 0, read_file, f, err);
     for (size_t i = 0; i < n; i++) {
         if (rc == 0)
             rc = add_file(&f[i], err);

@@ -170,7 +170,7 @@ int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
     size_t ndrifted;
 
     k.nplace = compared ? ALL_PLACES / compared : 0;
-    if (ckpt_parallel(compared, opt->nthread, compare_copy, &k, err) < 0)
+    if (ckpt_parallel(compared, 0, compare_copy, &k, err) < 0)
         return ckpt_err_in(err, "'%s'", dir);
     if ((bad = first_conflict(copy, n, &drifted, &ndrifted))) {
         (void)fail_copy(bad, dir, &mixed);

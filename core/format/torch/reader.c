@@ -377,8 +377,7 @@ static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_option
         return -1;
     if (l.files.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no file of any rank", ckpt_dir_path(dir));
-    if (check_files(&l, err) < 0 ||
-        ckpt_parallel(l.files.len, opt->nthread, read_one, &l, err) < 0 ||
+    if (check_files(&l, err) < 0 || ckpt_parallel(l.files.len, 0, read_one, &l, err) < 0 ||
         add_pieces(&l, err) < 0 || check_any(&l, err) < 0 ||
         ckpt_rank_copies_check(l.copies.ptr, l.copies.len, opt, ckpt_dir_path(dir), cat, err) < 0 ||
         ckpt_reader_add_each(opt, cat, l.wholes.len, add_tensor, &l, err) < 0 ||

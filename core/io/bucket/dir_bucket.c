@@ -433,6 +433,6 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
         bucket_free(b);
         return -1;
     }
-    ckpt_parallel_far();
+    ckpt_parallel_default(64);
     return 0;
 }
