@@ -163,8 +163,8 @@ static inline unsigned ckpt_pickle_nslot(const struct ckpt_pickle *p, int rule)
 const char *ckpt_pv_module(const struct ckpt_pickle *p, ckpt_pv v);
 const char *ckpt_pv_name(const struct ckpt_pickle *p, ckpt_pv v);
 
-/* "os.system", "a string", "None": for messages, as ckpt_pv_text(p, v).text. */
 struct ckpt_pv_text {
     char text[160];
 };
+/* "os.system", "a string", "None": for messages, as ckpt_pv_text(p, v).text. */
 struct ckpt_pv_text ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v);

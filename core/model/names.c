@@ -208,19 +208,11 @@ static int collect(struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
-size_t ckpt_names_before(const char *name, const char *tail)
-{
-    if (!ckpt_has_suffix(name, tail))
-        return SIZE_MAX;
-    size_t len = strlen(name) - strlen(tail);
-    return len == 0 || name[len - 1] == '.' ? len : SIZE_MAX;
-}
-
 /* Take what precedes `anchor` in a name as the prefix. CONFLICT: there are two different ones. */
 static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err)
 {
     for (size_t i = 0; i < n->cat->tensors.len; i++) {
-        size_t len = n->name[i] ? ckpt_names_before(n->name[i], anchor) : SIZE_MAX;
+        size_t len = n->name[i] ? ckpt_name_before(n->name[i], anchor) : SIZE_MAX;
         if (len == SIZE_MAX)
             continue;
         if (n->prefix && (strlen(n->prefix) != len || memcmp(n->prefix, n->name[i], len) != 0))

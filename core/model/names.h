@@ -5,7 +5,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "base/err.h"
 #include "model/opening.h"
@@ -29,9 +28,6 @@ int ckpt_names_check_fused(const struct ckpt_opening *o, struct ckpt_err *err);
  * that a model of this type computes. The caller frees *ret, also after a failure. */
 int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                        struct ckpt_arena *arena, const char ***ret, struct ckpt_err *err);
-
-/* Length of the part before `tail`, if the name ends with `tail` after a dot; else SIZE_MAX. */
-size_t ckpt_names_before(const char *name, const char *tail);
 
 /* Are tied weights (the type's ties) one tensor in this model? What its config says, else that of
  * its text model, else what is usual for the type. */

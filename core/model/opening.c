@@ -7,7 +7,6 @@
 
 #include "base/str.h"
 #include "model/experts.h"
-#include "model/names.h"
 #include "tensor/fqn.h"
 
 /* ---- what follows from the facts ---- */
@@ -133,12 +132,20 @@ static int cmp(const void *types, const json_t *config, const char *a, const cha
     return ckpt_order_cmp(order->text, order->n, a, b);
 }
 
+size_t ckpt_name_before(const char *name, const char *tail)
+{
+    if (!ckpt_has_suffix(name, tail))
+        return SIZE_MAX;
+    size_t len = strlen(name) - strlen(tail);
+    return len == 0 || name[len - 1] == '.' ? len : SIZE_MAX;
+}
+
 static bool may_lack(const void *types, const json_t *config, const char *name)
 {
     const struct ckpt_type *type = type_of(types, config);
 
     for (size_t i = 0; i < type->output.n; i++)
-        if (ckpt_names_before(name, type->output.text[i]) != SIZE_MAX)
+        if (ckpt_name_before(name, type->output.text[i]) != SIZE_MAX)
             return true;
     return ckpt_texts_end(&type->absent, name);
 }

@@ -119,3 +119,6 @@ const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);
 /* The answers to the readers' questions about names that follow from the facts about model types,
  * which are borrowed. */
 struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types);
+
+/* Length of the part before `tail`, if the name ends with `tail` after a dot; else SIZE_MAX. */
+size_t ckpt_name_before(const char *name, const char *tail);

@@ -25,10 +25,10 @@ bool ckpt_shape_numel(const uint64_t *dim, uint32_t rank, uint64_t *ret);
 /* stride[d]: distance in elements of neighbours along d in row-major order. */
 void ckpt_shape_strides(const uint64_t *dim, uint32_t rank, uint64_t *stride);
 
-/* "[64, 32]", for use in the same expression: ckpt_shape_text(dim, rank).text */
 struct ckpt_shape_text {
     char text[24 * CKPT_MAX_RANK];
 };
+/* "[64, 32]", for use in the same expression: ckpt_shape_text(dim, rank).text */
 struct ckpt_shape_text ckpt_shape_text(const uint64_t *dim, uint32_t rank);
 
 /* All of a tensor of that shape. */
