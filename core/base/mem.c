@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdalign.h>
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 
 enum { DEFAULT_THREADS = 8, MAX_THREADS = 64, CHUNK = 16 };
 

@@ -6,17 +6,12 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "base/err.h"
 #include "base/map.h"
-#include "base/mem.h"
-#include "base/str.h"
 #include "base/vec.h"
 
 bool ckpt_below_ok(const char *name)

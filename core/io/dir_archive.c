@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/map.h"
-#include "base/mem.h"
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"

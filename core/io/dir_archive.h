@@ -3,7 +3,6 @@
  * archive's headers are read, then sealed, and immutable from then on. */
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -13,11 +13,9 @@
 #include <xxhash.h>
 
 #include "base/fdio.h"
-#include "base/mem.h"
 #include "base/sort.h"
 #include "base/vec.h"
 #include "io/cursor.h"
-#include "io/dir.h"
 #include "io/iov.h"
 
 enum {

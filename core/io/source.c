@@ -2,14 +2,11 @@
 /* What all sources share: counting, and the range check before every read. */
 #include "io/source.h"
 
-#include <assert.h>
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/mem.h"
 #include "io/iov.h"
 
 struct ckpt_source *ckpt_source_ref(struct ckpt_source *s)

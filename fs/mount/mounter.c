@@ -23,7 +23,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "mount/daemon.h"
-#include "mount/mount.h"
 
 enum { MOUNT = 'm', READAHEAD = 'r', DETACH = 'd', UNMOUNT = 'u' };
 enum { ANSWER_MS = 30000 };

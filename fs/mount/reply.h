@@ -2,8 +2,6 @@
 /* Converting results to FUSE replies: error codes, attributes, timeouts, buffers. */
 #pragma once
 
-#include <fuse_lowlevel.h>
-
 #include "mount/mount.h"
 
 /* The errno for an error of the library. This function is the only place that chooses it. */

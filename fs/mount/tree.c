@@ -14,7 +14,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "common.h"
-#include "mount/mount.h"
 #include "mount/reply.h"
 
 static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json",

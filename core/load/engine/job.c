@@ -9,7 +9,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "base/err.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"

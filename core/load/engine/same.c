@@ -9,7 +9,6 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
-#include "base/err.h"
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/vec.h"

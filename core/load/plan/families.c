@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "base/err.h"
 #include "base/mem.h"
 #include "base/sort.h"
 

@@ -7,10 +7,8 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/err.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "load/want/rank_lists.h"
 #include "tensor/read.h"
 
 enum {

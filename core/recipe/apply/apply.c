@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "recipe/apply/resolve.h"
 #include "recipe/language/field.h"
 
 static void apply_release(struct ckpt_apply *ap)

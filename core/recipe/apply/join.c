@@ -2,9 +2,7 @@
 /* Converting sharding annotations to boxes. A dimension of a rank's part is divided into runs. In
  * the whole tensor, a run has either a different position for each rank, or one position for all.
  */
-
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"

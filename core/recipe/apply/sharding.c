@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/err.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"

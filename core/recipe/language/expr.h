@@ -9,10 +9,6 @@
  * `true or unknown` is true. contrib/RECIPES.md has the list. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"

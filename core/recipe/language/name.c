@@ -3,7 +3,6 @@
 #include "recipe/language/name.h"
 
 #include <ctype.h>
-#include <inttypes.h>
 #include <string.h>
 
 enum { MAX_SPELLINGS = 64, MAX_DIGITS = 18 };

@@ -2,7 +2,6 @@
 /* Compiling the text of a rule's sides to checked terms with partners. */
 #include "recipe/language/rule.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "recipe/language/field.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/vec.h"
-#include "recipe/language/field.h"
 
 enum { MAX_DEPTH = 12 };
 

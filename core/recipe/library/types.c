@@ -9,7 +9,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "recipe/language/field.h"
 #include "recipe/library/files.h"
 
 #define FOLDER "types/"
