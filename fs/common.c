@@ -6,13 +6,24 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "base/mem.h"
+#include "base/json.h"
 #include "base/str.h"
 
-void ckptfs_viewp(struct ckpt_view **view)
+struct ckpt_tensor_info ckptfs_tensor(const struct ckpt_view *view, size_t i)
 {
-    ckpt_view_release(*view);
-    *view = NULL;
+    struct ckpt_tensor_info info = {.size = sizeof info};
+
+    ckpt_view_tensor(view, i, &info);
+    return info;
+}
+
+json_t *ckptfs_json_shape(const struct ckpt_tensor_info *info)
+{
+    json_t *shape = json_array();
+
+    for (uint32_t d = 0; d < info->rank; d++)
+        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
+    return shape;
 }
 
 json_t *ckptfs_json_text(const char *bytes)

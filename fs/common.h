@@ -7,8 +7,17 @@
 
 #include <ckptfs/ckptfs.h>
 
-/* Release the view for ckpt_cleanup; view is the address of the variable. */
-void ckptfs_viewp(struct ckpt_view **view);
+#include "base/mem.h"
+
+/* For ckpt_cleanup. */
+CKPT_CLEANUP_BY(ckpt_view_release, struct ckpt_view)
+CKPT_CLEANUP_BY(ckpt_run_close, struct ckpt_run)
+
+/* What the library knows of a tensor. Its texts and its shape are the view's. */
+struct ckpt_tensor_info ckptfs_tensor(const struct ckpt_view *view, size_t i);
+
+/* A new list of the tensor's dimensions; NULL: out of memory. */
+json_t *ckptfs_json_shape(const struct ckpt_tensor_info *info);
 
 /* Make a string of a file name, which may hold any bytes: those that are not UTF-8 are escaped as
  * in error texts. NULL: out of memory. */

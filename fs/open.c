@@ -83,17 +83,11 @@ void ckpt_tool_limits(void)
     ckptfs_allow_many_files();
 }
 
-void ckpt_runp(struct ckpt_run **run)
-{
-    ckpt_run_close(*run);
-    *run = NULL;
-}
-
 /* The newest step before the latest one that can be opened, among those that are tried; n: none. */
 static size_t newest_readable(struct ckpt_run *run, const struct ckpt_step *steps, size_t n)
 {
     for (size_t i = n, tries = 0; i-- > 0 && tries < MOST_TRIES;) {
-        ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+        ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
         struct ckpt_err ignored = {0};
         if (!steps[i].is_latest && ckpt_run_view(run, steps[i].name, &view, &ignored) == 0)
             return i;
@@ -135,7 +129,7 @@ static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
 int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const char *want,
                        struct ckpt_run **ret_run, struct ckpt_view **ret_view, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_run_closep) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckpt_freep) char *step = NULL;
 
     if (ckpt_run_open(path, opt, &run, err) < 0 ||
@@ -143,12 +137,12 @@ int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const c
         return -1;
     if (ckpt_run_view(run, step, ret_view, err) < 0)
         return step ? -1 : fail_latest(run, err);
-    *ret_run = ckpt_steal(&run);
+    if (ret_run)
+        *ret_run = ckpt_steal(&run);
     return 0;
 }
 
-int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
-                   struct ckpt_view **ret_view, struct ckpt_err *err)
+int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_view **ret_view, struct ckpt_err *err)
 {
-    return ckpt_tool_open_run(t->run, t->opt, t->step, ret_run, ret_view, err);
+    return ckpt_tool_open_run(t->run, t->opt, t->step, NULL, ret_view, err);
 }

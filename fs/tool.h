@@ -73,15 +73,14 @@ void ckpt_tool_log(struct ckpt_tool *t);
 void ckpt_tool_limits(void);
 
 /* Open the run at `path`, and the view of a step: its full name, or the number at its end; NULL:
- * the latest. If the latest cannot be opened, the error suggests another. */
+ * the latest. If the latest cannot be opened, the error suggests another. ret_run NULL: only the
+ * view is needed. */
 int ckpt_tool_open_run(const char *path, const struct ckpt_options *opt, const char *step,
                        struct ckpt_run **ret_run, struct ckpt_view **ret_view,
                        struct ckpt_err *err);
 
 /* Open what the command line says. */
-int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
-                   struct ckpt_view **ret_view, struct ckpt_err *err);
-void ckpt_runp(struct ckpt_run **run);
+int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_view **ret_view, struct ckpt_err *err);
 
 /* One export: the files of a view in a directory, written, resumed or compared. */
 struct ckpt_export {

@@ -196,12 +196,11 @@ static bool is_of_content(enum ckpt_code code)
  * one. */
 static int fail_open(const struct ckpt_tool *t, const struct ckpt_comm *comm, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err why = {0};
 
     if (ckpt_comm_rank(comm) != 0 || t->step || !is_of_content(err->code) ||
-        ckpt_tool_open(t, &run, &view, &why) == 0 || why.code != err->code)
+        ckpt_tool_open(t, &view, &why) == 0 || why.code != err->code)
         return -1;
     *err = why;
     return ckpt_comm_size(comm) > 1 ? ckpt_err_in(err, "rank 0") : -1;
@@ -209,7 +208,7 @@ static int fail_open(const struct ckpt_tool *t, const struct ckpt_comm *comm, st
 
 int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *step = NULL;
     struct ckpt_load *load = NULL;
     struct memory memory = {.comm = comm};
@@ -226,11 +225,10 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
 
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+    if (ckpt_tool_open(t, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
                         t->share_ranks, t->transport, &t->load, &text, err) < 0)
         return -1;

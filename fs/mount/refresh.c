@@ -19,12 +19,6 @@ void ckptfs_steps_release(struct ckptfs_steps *s)
     free(s);
 }
 
-void ckptfs_stepsp(struct ckptfs_steps **s)
-{
-    ckptfs_steps_release(*s);
-    *s = NULL;
-}
-
 struct ckptfs_steps *ckptfs_steps_hold(struct ckptfs_refresh *r)
 {
     (void)pthread_mutex_lock(&r->lock);
@@ -84,7 +78,7 @@ static uint64_t bytes_below(const struct ckpt_node *node)
 static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
 {
     struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err own = {0};
 
     if (ckpt_run_open(r->config->run, r->config->opt, &run, &own) < 0) {
@@ -229,7 +223,7 @@ static bool is_gone(struct ckptfs_refresh *r, struct ckpt_run *run, const char *
 {
     if (publish(r, run, NULL) < 0)
         return false;
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
     return steps->folder && !ckptfs_steps_find(steps, step);
 }
 
@@ -255,8 +249,8 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
 int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
                         struct ckpt_view **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
 
     if (id->kind == CKPTFS_STEP) {
         const struct ckpt_step *s = steps ? ckptfs_steps_find(steps, id->step) : NULL;

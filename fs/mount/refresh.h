@@ -10,6 +10,7 @@
 
 #include <ckptfs/ckptfs.h>
 
+#include "base/mem.h"
 #include "mount/config.h"
 #include "mount/log.h"
 #include "mount/nodes.h"
@@ -58,7 +59,7 @@ void ckptfs_refresh_release(struct ckptfs_refresh *r);
 /* Hold the current list; release it with ckptfs_steps_release. NULL if there is no run yet. */
 struct ckptfs_steps *ckptfs_steps_hold(struct ckptfs_refresh *r);
 void ckptfs_steps_release(struct ckptfs_steps *s);
-void ckptfs_stepsp(struct ckptfs_steps **s);
+CKPT_CLEANUP_BY(ckptfs_steps_release, struct ckptfs_steps)
 
 /* Find a step by name (NULL: the latest); NULL if there is none. Valid as long as s. */
 const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name);

@@ -88,7 +88,7 @@ static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
 /* Does dir show the root of a view? */
 static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
 {
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = NULL;
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps = NULL;
 
     if (dir->id.kind != CKPTFS_ROOT)
         return dir->id.kind == CKPTFS_STEP;
@@ -108,7 +108,7 @@ static int join(const struct ckptfs_id *dir, const char *name, struct ckptfs_fou
 static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
                           struct ckptfs_found *ret, bool *ret_lasting)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
 
     if (join(&dir->id, name, ret))
@@ -140,7 +140,8 @@ static int copy_text(struct ckptfs_found *ret, const char **text)
 
 static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found *ret)
 {
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps =
+        ckptfs_steps_hold(&fs->refresh);
     const struct ckpt_step *s;
 
     if (!steps)
@@ -322,7 +323,7 @@ struct ckptfs_file {
 
 static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
 
     if (ckptfs_view_of(&fs->refresh, node->id.step, &view, &err) == 0)
@@ -449,7 +450,7 @@ bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret)
 
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     enum ckptfs_kind kind = node->id.kind;
 
     if (kind != CKPTFS_STEP && kind != CKPTFS_DIR && kind != CKPTFS_FILE &&
@@ -463,7 +464,8 @@ int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char *
 
 int64_t ckptfs_root_mtime(struct ckptfs *fs)
 {
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps =
+        ckptfs_steps_hold(&fs->refresh);
     int64_t newest = 0;
 
     for (size_t i = 0; steps && i < steps->n; i++)

@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/str.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/pump.h"
@@ -96,20 +97,11 @@ static void name_file(const struct delta *d, size_t i, size_t of, char ret[64])
         (void)snprintf(ret, 64, ".model-%05zu.partial", i);
 }
 
-static json_t *shape_of(const struct ckpt_tensor_info *info)
-{
-    json_t *shape = json_array();
-
-    for (uint32_t d = 0; d < info->rank; d++)
-        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
-    return shape;
-}
-
 static json_t *record_of(const struct ckpt_tensor_info *info, const struct ckpt_change *c,
                          const char *file)
 {
     return json_pack("{s:s, s:s, s:o, s:I, s:I, s:s, s:s, s:s, s:s}", "name", info->name, "dtype",
-                     info->torch_dtype, "shape", shape_of(info), "uncompressed_num_bytes",
+                     info->torch_dtype, "shape", ckptfs_json_shape(info), "uncompressed_num_bytes",
                      (json_int_t)info->nbytes, "compressed_num_bytes", (json_int_t)c->len,
                      "payload_file", file, "payload_key", info->name, "checksum", c->checksum,
                      "checksum_algorithm", "xxh3-128");
@@ -123,8 +115,7 @@ static int describe_blobs(struct delta *d, const char *file, json_t *header, jso
 
     for (size_t i = 0; i < d->nblob; i++) {
         const struct ckpt_change *c = &d->blob[i].change;
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(d->to, d->blob[i].tensor, &info);
+        const struct ckpt_tensor_info info = ckptfs_tensor(d->to, d->blob[i].tensor);
         json_t *entry =
             json_pack("{s:s, s:[I], s:[I, I]}", "dtype", "U8", "shape", (json_int_t)c->len,
                       "data_offsets", (json_int_t)at, (json_int_t)(at + c->len));
@@ -183,12 +174,11 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct delta *d = ctx;
     struct blob b = {i, {.size = sizeof b.change}};
-    struct ckpt_tensor_info info = {.size = sizeof info};
+    const struct ckpt_tensor_info info = ckptfs_tensor(d->to, i);
 
     if (!ckpt_view_unchanged(d->from, d->to, i) &&
         ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
         return -1;
-    ckpt_view_tensor(d->to, i, &info);
     (void)pthread_mutex_lock(&d->lock);
     d->done += info.nbytes;
     d->changed += b.change.changed;
@@ -210,8 +200,7 @@ static int check_names(const struct delta *d, struct ckpt_err *err)
     size_t twin;
 
     for (size_t i = 0; i < ckpt_view_tensors(d->from); i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(d->from, i, &info);
+        const struct ckpt_tensor_info info = ckptfs_tensor(d->from, i);
         if (!ckpt_view_find_tensor(d->to, info.name, &twin))
             return ckpt_fail(err, CKPT_CONFLICT,
                              "'%s' is not in %s any more: changes can't say that", info.name,
@@ -356,8 +345,7 @@ static int make(struct delta *d, struct ckpt_err *err)
     const size_t n = ckpt_view_tensors(d->to);
 
     for (size_t i = 0; i < n; i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(d->to, i, &info);
+        const struct ckpt_tensor_info info = ckptfs_tensor(d->to, i);
         d->total += info.nbytes;
     }
     d->blob = calloc(n + 1, sizeof *d->blob);
@@ -376,8 +364,6 @@ static int make(struct delta *d, struct ckpt_err *err)
 int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     const bool steps = t->delta_from != NULL; /* of export: A and B are steps of one run */
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *a = NULL;
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *b = NULL;
     ckpt_cleanup(delta_release) struct delta d = {.tool = t,
                                                   .dest = t->operand[steps ? 0 : 1],
                                                   .dir = -1,
@@ -391,10 +377,10 @@ int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE,
                          "--delta-from does not go with --steps, --weights-only or --no-weights");
     return take_version(&d, err) < 0 ||
-                   ckpt_tool_open_run(t->run, t->opt, steps ? t->delta_from : t->step, &a, &d.from,
-                                      err) < 0 ||
+                   ckpt_tool_open_run(t->run, t->opt, steps ? t->delta_from : t->step, NULL,
+                                      &d.from, err) < 0 ||
                    ckpt_tool_open_run(steps ? t->run : t->operand[0], t->other ? t->other : t->opt,
-                                      steps ? t->step : t->other_step, &b, &d.to, err) < 0 ||
+                                      steps ? t->step : t->other_step, NULL, &d.to, err) < 0 ||
                    check_names(&d, err) < 0 || open_dest(&d, err) < 0
                ? -1
                : make(&d, err);

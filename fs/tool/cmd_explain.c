@@ -40,8 +40,7 @@ static int explain_all(const struct ckpt_tool *t, struct ckpt_view *view, struct
     size_t found = 0;
 
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(view, i, &info);
+        const struct ckpt_tensor_info info = ckptfs_tensor(view, i);
         if (fnmatch(t->operand[0], info.name, 0) != 0)
             continue;
         if (found++ && !t->json)
@@ -57,13 +56,12 @@ static int explain_all(const struct ckpt_tool *t, struct ckpt_view *view, struct
 
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     const bool pattern = strpbrk(t->operand[0], "*?[");
 
     if (t->svg && pattern)
         return ckpt_fail(err, CKPT_USAGE, "--svg draws one tensor: give its name");
-    if (ckpt_tool_open(t, &run, &view, err) < 0)
+    if (ckpt_tool_open(t, &view, err) < 0)
         return -1;
     return pattern ? explain_all(t, view, err)
                    : explain(t, view, t->operand[0], &(json_t *){NULL}, err);

@@ -200,7 +200,7 @@ static bool is_known(const struct ckpt_step *known, size_t n, const struct ckpt_
 
 static int export_step(struct series *s, const char *step, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *dest = ckpt_asprintf("%s/%s", s->export.tool->operand[0], step);
 
     s->export.step = step;
@@ -281,10 +281,9 @@ static int watch(struct series *s, struct ckpt_err *err)
 static int export_one(struct series *s, struct ckpt_err *err)
 {
     const struct ckpt_tool *t = s->export.tool;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
 
-    if (ckpt_tool_open(t, &s->run, &view, err) < 0 ||
-        ckpt_export(&s->export, view, t->operand[0], err) < 0)
+    if (ckpt_tool_open(t, &view, err) < 0 || ckpt_export(&s->export, view, t->operand[0], err) < 0)
         return -1;
     return then(s, NULL, t->operand[0], err);
 }

@@ -33,8 +33,8 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
 /* Gather {"run", "steps"} and the library's facts about the view. */
 static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_run_closep) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
     json_t *j, *steps = NULL;

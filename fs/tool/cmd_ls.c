@@ -15,12 +15,8 @@
 
 static json_t *tensor_json(const struct ckpt_tensor_info *info)
 {
-    json_t *shape = json_array();
-
-    for (uint32_t d = 0; d < info->rank; d++)
-        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
     return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I}", "name", info->name, "dtype", info->dtype,
-                     "shape", shape, "bytes", (json_int_t)info->nbytes, "file",
+                     "shape", ckptfs_json_shape(info), "bytes", (json_int_t)info->nbytes, "file",
                      info->file ? ckpt_node_name(info->file) : "", "offset",
                      (json_int_t)info->file_off);
 }
@@ -30,8 +26,7 @@ static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
     ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
 
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(view, i, &info);
+        const struct ckpt_tensor_info info = ckptfs_tensor(view, i);
         ckpt_json_append(&list, tensor_json(&info));
     }
     return ckpt_out_json(list, err);
@@ -57,9 +52,8 @@ static int table(const char *const *head, const char *align, size_t ncolumn, siz
 
 static int tensor_row(const void *ctx, size_t i, char **cell)
 {
-    struct ckpt_tensor_info info = {.size = sizeof info};
+    const struct ckpt_tensor_info info = ckptfs_tensor(ctx, i);
 
-    ckpt_view_tensor(ctx, i, &info);
     cell[0] = strdup(info.name);
     cell[1] = strdup(info.dtype);
     cell[2] = info.rank ? ckpt_out_numbers(info.shape, info.rank, " x ") : strdup("-");
@@ -98,10 +92,9 @@ static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, s
 int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     static const char *const head[] = {"TENSOR", "DTYPE", "SHAPE", "BYTES", "FILE"};
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0)
+    if (ckpt_tool_open(t, &view, err) < 0)
         return -1;
     if (t->files)
         return list_files(t, view, err);

@@ -41,7 +41,6 @@ struct verify {
     char *name;                /* of B, in what is said */
     const char *dir;           /* B is this model directory; NULL: its files are those of `other` */
     struct ckpt_items tensors; /* all of the view */
-    uint64_t *start;           /* per tensor, for the pump: not compared, or from the beginning */
     size_t *twin;              /* per tensor that is compared: its number in `other` */
     pthread_mutex_t lock;      /* protects gap[] */
     struct ckpt_gap *gap;      /* per tensor */
@@ -60,7 +59,6 @@ static void verify_release(struct verify *v)
     ckpt_view_release(v->other);
     ckpt_items_release(&v->tensors);
     free(v->name);
-    free(v->start);
     free(v->twin);
     free(v->gap);
     json_decref(v->differences);
@@ -97,17 +95,16 @@ static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor
 /* Look for tensor i of the view in B, and say how it differs if it is not there alike. */
 static int match(struct verify *v, size_t i, struct ckpt_err *err)
 {
-    struct ckpt_tensor_info a = {.size = sizeof a}, b = {.size = sizeof b};
+    const struct ckpt_tensor_info a = ckptfs_tensor(v->view, i);
     ckpt_cleanup(ckpt_freep) char *here = NULL, *there = NULL, *what = NULL;
 
-    v->start[i] = CKPT_PUMP_SKIP;
-    ckpt_view_tensor(v->view, i, &a);
+    v->tensors.item[i].start = CKPT_PUMP_SKIP;
     if (!ckpt_view_find_tensor(v->other, a.name, &v->twin[i])) {
         what = ckpt_asprintf("missing in %s", v->name);
     } else {
-        ckpt_view_tensor(v->other, v->twin[i], &b);
+        const struct ckpt_tensor_info b = ckptfs_tensor(v->other, v->twin[i]);
         if (same_type(&a, &b)) {
-            v->start[i] = 0;
+            v->tensors.item[i].start = 0;
             v->compared++;
             v->bytes += a.nbytes;
             return 0;
@@ -124,11 +121,10 @@ static int match_all(struct verify *v, struct ckpt_err *err)
     if (ckpt_items_tensors(v->view, &v->tensors, err) < 0)
         return -1;
     const size_t n = v->tensors.n;
-    v->start = calloc(n + 1, sizeof *v->start);
     v->twin = calloc(n + 1, sizeof *v->twin);
     v->gap = calloc(n + 1, sizeof *v->gap);
     v->ntensor = n;
-    if (!v->start || !v->twin || !v->gap)
+    if (!v->twin || !v->gap)
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++)
         if (match(v, i, err) < 0)
@@ -139,9 +135,8 @@ static int match_all(struct verify *v, struct ckpt_err *err)
 static int unmatched(struct verify *v, struct ckpt_err *err)
 {
     for (size_t i = 0, n = ckpt_view_tensors(v->other); i < n; i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
+        const struct ckpt_tensor_info info = ckptfs_tensor(v->other, i);
         size_t k;
-        ckpt_view_tensor(v->other, i, &info);
         if (ckpt_view_find_tensor(v->view, info.name, &k))
             continue;
         ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("only in %s", v->name);
@@ -167,14 +162,13 @@ static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint6
                          void *scratch, struct ckpt_err *err)
 {
     struct verify *v = ctx;
-    struct ckpt_tensor_info info = {.size = sizeof info};
     struct ckpt_gap part = {0};
 
     if (ckpt_view_tensor_pread(v->other, v->twin[i], scratch, len, off, err) < 0)
         return -1;
     if (memcmp(buf, scratch, len) == 0)
         return 0;
-    ckpt_view_tensor(v->view, i, &info);
+    const struct ckpt_tensor_info info = ckptfs_tensor(v->view, i);
     const size_t size = (size_t)(info.nbytes / numel_of(&info));
     const struct ckpt_values values = {info.dtype, v->tool->tolerance};
     ckpt_values_compare(&values, buf, scratch, len / size, size, off / size, &part);
@@ -246,11 +240,10 @@ static json_t *gap_json(const struct ckpt_tensor_info *info, const struct ckpt_g
 
 static int describe(struct verify *v, size_t i, struct ckpt_err *err)
 {
-    struct ckpt_tensor_info info = {.size = sizeof info};
+    const struct ckpt_tensor_info info = ckptfs_tensor(v->view, i);
     const struct ckpt_gap *gap = &v->gap[i];
-
-    ckpt_view_tensor(v->view, i, &info);
     ckpt_cleanup(ckpt_freep) char *what = gap_text(&info, gap);
+
     if (!what)
         return ckpt_nomem(err);
     v->different[0] += gap->differing > 0;
@@ -266,7 +259,6 @@ static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct c
                                    .items = &v->tensors,
                                    .jobs = t->jobs,
                                    .quiet = t->quiet,
-                                   .start = v->start,
                                    .ctx = v,
                                    .sink = compare_chunk};
 
@@ -564,8 +556,8 @@ static void print(const struct verify *v)
 /* Open B as a model directory, whose tensors have their stored names. False: it is none. */
 static bool open_model(struct verify *v, const char *path)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_run_closep) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err ignored = {0}; /* the second way to open it says what is wrong */
     struct ckpt_options *opt = NULL;
 
@@ -586,7 +578,6 @@ static int open_other(struct verify *v, struct ckpt_err *err)
 {
     const struct ckpt_tool *t = v->tool;
     const char *path = t->operand[0];
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     const bool plain = !t->other && !t->other_step;
 
     v->name = t->other_step ? ckpt_asprintf("%s, step %s", path, t->other_step) : strdup(path);
@@ -594,16 +585,15 @@ static int open_other(struct verify *v, struct ckpt_err *err)
         return ckpt_nomem(err);
     if (plain && open_model(v, path))
         return 0;
-    return ckpt_tool_open_run(path, t->other, t->other_step, &run, &v->other, err);
+    return ckpt_tool_open_run(path, t->other, t->other_step, NULL, &v->other, err);
 }
 
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(verify_release) struct verify v = {.tool = t};
 
     (void)pthread_mutex_init(&v.lock, NULL);
-    if (ckpt_tool_open(t, &run, &v.view, err) < 0 || open_other(&v, err) < 0)
+    if (ckpt_tool_open(t, &v.view, err) < 0 || open_other(&v, err) < 0)
         return -1;
     v.differences = json_array();
     v.within = json_array();

@@ -31,19 +31,15 @@
 
 struct export
 {
-    const struct ckpt_items *items;
+    struct ckpt_items *items;
     const char *dest;
     int dir;   /* DEST */
     bool made; /* this process created DEST */
     bool resumed;
     bool finished; /* DEST has all files of the view with the right sizes, and no others */
     struct ckpt_journal journal;
-    pthread_mutex_t lock; /* protects fd[] while files are opened */
-    int *fd;              /* per item: descriptor of the temporary file, or -1 */
-    uint64_t *start;      /* per item: as in struct ckpt_pump */
-    XXH3_state_t **state;
-    XXH128_hash_t *hash;
-    atomic_bool durable; /* something is on disk that a resumed export can use */
+    pthread_mutex_t lock; /* protects the items' fd while files are opened */
+    atomic_bool durable;  /* something is on disk that a resumed export can use */
 };
 
 /* The temporary name of a file: "sub/.NAME.partial" for "sub/NAME". The caller frees it. */
@@ -136,9 +132,8 @@ static int open_dest(struct export *x, struct ckpt_err *err)
 
 /* ---- resuming ---- */
 
-static bool finished_before(struct export *x, size_t i)
+static bool finished_before(const struct export *x, struct ckpt_item *item)
 {
-    const struct ckpt_item *item = &x->items->item[i];
     const json_t *line = json_object_get(x->journal.line, item->path);
     const char *hex = json_string_value(json_object_get(line, "xxh3"));
     struct stat st;
@@ -149,7 +144,7 @@ static bool finished_before(struct export *x, size_t i)
         json_integer_value(json_object_get(line, "mtime_ns")) !=
             (json_int_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec)
         return false;
-    return ckpt_hash_of_hex(hex, &x->hash[i]);
+    return ckpt_hash_of_hex(hex, &item->hash);
 }
 
 /* Hash the first len bytes of a file; false if it is shorter or cannot be read. */
@@ -170,17 +165,17 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
     return off == len;
 }
 
-/* Resume the temporary file of item i from the length in the journal, if its bytes have the
+/* Resume the temporary file of an item from the length in the journal, if its bytes have the
  * recorded hash. */
-static void take_up(struct export *x, size_t i, const char *temp)
+static void take_up(const struct export *x, struct ckpt_item *item, const char *temp)
 {
-    const json_t *line = json_object_get(x->journal.line, x->items->item[i].path);
+    const json_t *line = json_object_get(x->journal.line, item->path);
     const char *hex = json_string_value(json_object_get(line, "xxh3"));
     json_int_t len = json_integer_value(json_object_get(line, "len"));
     char found[CKPT_HEX];
     int fd;
 
-    if (!hex || len <= 0 || (uint64_t)len > x->items->item[i].size ||
+    if (!hex || len <= 0 || (uint64_t)len > item->size ||
         (fd = openat(x->dir, temp, O_RDWR | O_CLOEXEC | O_NOFOLLOW)) < 0)
         return;
     XXH3_state_t *state = XXH3_createState();
@@ -189,9 +184,9 @@ static void take_up(struct export *x, size_t i, const char *temp)
     if (good)
         hash = XXH3_128bits_digest(state);
     if (good && strcmp(ckpt_hash_hex(&hash, found), hex) == 0) {
-        x->fd[i] = fd;
-        x->start[i] = (uint64_t)len;
-        x->state[i] = state;
+        item->fd = fd;
+        item->start = (uint64_t)len;
+        item->state = state;
     } else {
         (void)close(fd);
         (void)XXH3_freeState(state);
@@ -201,14 +196,15 @@ static void take_up(struct export *x, size_t i, const char *temp)
 static int resume(struct export *x, struct ckpt_err *err)
 {
     for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
+        struct ckpt_item *item = &x->items->item[i];
+        ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
         if (!temp)
             return ckpt_nomem(err);
-        if (finished_before(x, i))
-            x->start[i] = CKPT_PUMP_SKIP;
+        if (finished_before(x, item))
+            item->start = CKPT_PUMP_SKIP;
         else
-            take_up(x, i, temp);
-        if (x->start[i])
+            take_up(x, item, temp);
+        if (item->start)
             atomic_store(&x->durable, true);
     }
     return 0;
@@ -222,8 +218,8 @@ static int check_space(const struct export *x, struct ckpt_err *err)
     uint64_t need = 0;
 
     for (size_t i = 0; i < x->items->n; i++)
-        if (x->start[i] != CKPT_PUMP_SKIP)
-            need += x->items->item[i].size - x->start[i];
+        if (x->items->item[i].start != CKPT_PUMP_SKIP)
+            need += x->items->item[i].size - x->items->item[i].start;
     /* Only a new export can compare its size with the free space: a resumed one has used some
      * already. */
     if (atomic_load(&x->durable) || fstatvfs(x->dir, &st) < 0 || st.f_blocks == 0)
@@ -250,9 +246,8 @@ static int make_parents(const struct export *x, const char *path, struct ckpt_er
     return 0;
 }
 
-static int open_temp(struct export *x, size_t i, struct ckpt_err *err)
+static int open_temp(const struct export *x, struct ckpt_item *item, struct ckpt_err *err)
 {
-    const struct ckpt_item *item = &x->items->item[i];
     ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
 
     if (!temp)
@@ -272,42 +267,42 @@ static int open_temp(struct export *x, size_t i, struct ckpt_err *err)
         (void)unlinkat(x->dir, temp, 0);
         return -1;
     }
-    x->fd[i] = fd;
+    item->fd = fd;
     return 0;
 }
 
-static int temp_fd(struct export *x, size_t i, struct ckpt_err *err)
+/* The descriptor of an item's temporary file; -1: it can't be opened. */
+static int temp_fd(struct export *x, struct ckpt_item *item, struct ckpt_err *err)
 {
-    int rc = 0;
-
     (void)pthread_mutex_lock(&x->lock);
-    if (x->fd[i] < 0)
-        rc = open_temp(x, i, err);
-    int fd = x->fd[i];
+    if (item->fd < 0)
+        (void)open_temp(x, item, err);
+    const int fd = item->fd;
     (void)pthread_mutex_unlock(&x->lock);
-    return rc < 0 ? -1 : fd;
+    return fd;
 }
 
 static int write_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
                        void *scratch, struct ckpt_err *err)
 {
     struct export *x = ctx;
-    int fd = temp_fd(x, i, err);
+    struct ckpt_item *item = &x->items->item[i];
+    const int fd = temp_fd(x, item, err);
 
     (void)scratch;
     if (fd < 0)
         return -1;
     const int rc = ckpt_fdio_pwrite(fd, buf, len, &off);
     return rc == 0 ? 0
-                   : ckpt_fail_errno(err, rc, "writing %s/%s at %llu", x->dest,
-                                     x->items->item[i].path, (unsigned long long)off);
+                   : ckpt_fail_errno(err, rc, "writing %s/%s at %llu", x->dest, item->path,
+                                     (unsigned long long)off);
 }
 
 /* Finish a file: first fsync it, then rename it, then record it in the journal. */
-static int complete(struct export *x, size_t i, int fd, const char *hex, struct ckpt_err *err)
+static int complete(struct export *x, struct ckpt_item *item, const char *hex, struct ckpt_err *err)
 {
-    const struct ckpt_item *item = &x->items->item[i];
     ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
+    const int fd = item->fd;
     struct stat st;
 
     if (!temp)
@@ -315,32 +310,27 @@ static int complete(struct export *x, size_t i, int fd, const char *hex, struct 
     if (ftruncate(fd, (off_t)item->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
         renameat(x->dir, temp, x->dir, item->path) < 0)
         return ckpt_fail_errno(err, errno, "%s/%s", x->dest, item->path);
-    x->fd[i] = -1;
-    (void)close(fd);
+    ckpt_closep(&item->fd);
     return ckpt_journal_add(&x->journal, item->path, item->size,
                             (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec, hex, err);
 }
 
-static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
-                struct ckpt_err *err)
+static int mark(void *ctx, size_t i, uint64_t off, struct ckpt_err *err)
 {
     struct export *x = ctx;
+    struct ckpt_item *item = &x->items->item[i];
     char hex[CKPT_HEX];
-    int fd, rc;
+    int rc;
 
-    x->hash[i] = *prefix; /* the last call is for the whole file */
-    if (x->finished)
-        return 0;
-    if ((fd = temp_fd(x, i, err)) < 0)
+    if (temp_fd(x, item, err) < 0)
         return -1;
-    (void)ckpt_hash_hex(prefix, hex);
-    if (off == x->items->item[i].size) {
-        rc = complete(x, i, fd, hex, err);
-    } else {
-        rc = fdatasync(fd) < 0
-                 ? ckpt_fail_errno(err, errno, "%s/%s", x->dest, x->items->item[i].path)
-                 : ckpt_journal_add(&x->journal, x->items->item[i].path, off, 0, hex, err);
-    }
+    (void)ckpt_hash_hex(&item->hash, hex);
+    if (off == item->size)
+        rc = complete(x, item, hex, err);
+    else if (fdatasync(item->fd) < 0)
+        rc = ckpt_fail_errno(err, errno, "%s/%s", x->dest, item->path);
+    else
+        rc = ckpt_journal_add(&x->journal, item->path, off, 0, hex, err);
     if (rc == 0)
         atomic_store(&x->durable, true);
     return rc;
@@ -404,7 +394,7 @@ static void clean_up(struct export *x, bool of_other_save)
 {
     for (size_t i = 0; i < x->items->n; i++) {
         ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
-        if (temp && (of_other_save || x->fd[i] >= 0))
+        if (temp && (of_other_save || x->items->item[i].fd >= 0))
             (void)unlinkat(x->dir, temp, 0);
         if (of_other_save)
             (void)unlinkat(x->dir, x->items->item[i].path, 0);
@@ -426,13 +416,12 @@ static int report(const struct ckpt_export *e, const struct export *x, double se
     char hex[CKPT_HEX], size[CKPT_OUT_SIZE], rate[CKPT_OUT_SIZE];
     XXH128_hash_t whole;
 
-    if (ckpt_hash_whole(x->items, x->hash, &whole, err) < 0)
+    if (ckpt_hash_whole(x->items, &whole, err) < 0)
         return -1;
     (void)ckpt_hash_hex(&whole, hex);
     j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
                   (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,
-                  "already_complete", x->finished, "xxh3", hex, "files",
-                  ckpt_hash_list(x->items, x->hash));
+                  "already_complete", x->finished, "xxh3", hex, "files", ckpt_hash_list(x->items));
     if (e->step)
         (void)json_object_set_new(j, "step", ckptfs_json_text(e->step));
     if (e->tool->json)
@@ -457,11 +446,9 @@ static int transfer(struct ckpt_export *e, struct export *x, struct ckpt_view *v
                                    .jobs = e->tool->jobs,
                                    .quiet = e->tool->quiet,
                                    .hash = true,
-                                   .start = x->start,
-                                   .state = x->state,
                                    .ctx = x,
                                    .sink = x->finished ? compare_chunk : write_chunk,
-                                   .mark = mark};
+                                   .mark = x->finished ? NULL : mark};
     double seconds;
 
     if (!atomic_load(&x->durable)) /* nothing is there from an earlier export */
@@ -479,17 +466,10 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
     ckpt_cleanup(ckpt_freep) char *source = ckpt_asprintf(
         "%s, generation %016llx, %llu bytes", ckpt_view_source(view),
         (unsigned long long)ckpt_view_generation(view), (unsigned long long)x->items->bytes);
-    size_t n = x->items->n + 1;
     bool fresh;
 
-    x->fd = malloc(n * sizeof *x->fd);
-    x->start = calloc(n, sizeof *x->start);
-    x->state = calloc(n, sizeof(XXH3_state_t *));
-    x->hash = calloc(n, sizeof *x->hash);
-    if (!source || !x->fd || !x->start || !x->state || !x->hash)
+    if (!source)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++)
-        x->fd[i] = -1;
     if (open_dest(x, err) < 0)
         return -1;
     if (x->finished)
@@ -504,19 +484,8 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
 
 static void release(struct export *x)
 {
-    for (size_t i = 0; i < x->items->n; i++) {
-        if (x->fd && x->fd[i] >= 0)
-            (void)close(x->fd[i]);
-        if (x->state)
-            (void)XXH3_freeState(x->state[i]);
-    }
-    free(x->fd);
-    free(x->start);
-    free(x->state);
-    free(x->hash);
     ckpt_journal_close(&x->journal);
-    if (x->dir >= 0)
-        (void)close(x->dir);
+    ckpt_closep(&x->dir);
     (void)pthread_mutex_destroy(&x->lock);
 }
 

@@ -8,13 +8,18 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "common.h"
 
 bool ckpt_is_weights(const char *path) { return ckpt_has_suffix(path, ".safetensors"); }
 
-static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err *err)
+/* Takes the path; NULL: there was no memory for it. */
+static int push(struct ckpt_items *items, char *path, struct ckpt_item item, struct ckpt_err *err)
 {
-    if (ckpt_vec_reserve_((void **)&items->item, &items->cap, items->n, 1, sizeof item) < 0) {
-        free(item.path);
+    item.path = path;
+    item.fd = -1;
+    if (!path ||
+        ckpt_vec_reserve_((void **)&items->item, &items->cap, items->n, 1, sizeof item) < 0) {
+        free(path);
         return ckpt_nomem(err);
     }
     items->item[items->n++] = item;
@@ -27,18 +32,12 @@ static int walk(const struct ckpt_node *dir, const char *prefix, struct ckpt_ite
 {
     for (size_t i = 0, n = ckpt_node_children(dir); i < n; i++) {
         const struct ckpt_node *node = ckpt_node_child(dir, i);
+        const struct ckpt_item file = {.size = ckpt_node_size(node), .file = node};
         char *path = ckpt_asprintf("%s%s%s", prefix, *prefix ? "/" : "", ckpt_node_name(node));
-        int rc;
-        if (!path)
-            return ckpt_nomem(err);
-        if (ckpt_node_is_dir(node)) {
-            rc = walk(node, path, items, err);
+        const bool is_dir = path && ckpt_node_is_dir(node);
+        const int rc = is_dir ? walk(node, path, items, err) : push(items, path, file, err);
+        if (is_dir)
             free(path);
-        } else {
-            rc = push(items,
-                      (struct ckpt_item){.path = path, .size = ckpt_node_size(node), .file = node},
-                      err);
-        }
         if (rc < 0)
             return -1;
     }
@@ -54,11 +53,8 @@ static int weights_first(const void *a, const void *b)
 
 int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err)
 {
-    *ret = (struct ckpt_items){0};
-    if (walk(ckpt_view_root(view), "", ret, err) < 0) {
-        ckpt_items_release(ret);
+    if (walk(ckpt_view_root(view), "", ret, err) < 0)
         return -1;
-    }
     if (ret->n)
         qsort(ret->item, ret->n, sizeof *ret->item, weights_first);
     return 0;
@@ -95,24 +91,22 @@ void ckpt_items_keep(struct ckpt_items *items, bool weights)
 
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err)
 {
-    *ret = (struct ckpt_items){0};
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
-        struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(view, i, &info);
-        char *name = strdup(info.name);
-        if (!name || push(ret, (struct ckpt_item){.path = name, .size = info.nbytes, .tensor = i},
-                          err) < 0) {
-            ckpt_items_release(ret);
-            return ckpt_nomem(err);
-        }
+        const struct ckpt_tensor_info info = ckptfs_tensor(view, i);
+        const struct ckpt_item tensor = {.size = info.nbytes, .tensor = i};
+        if (push(ret, strdup(info.name), tensor, err) < 0)
+            return -1;
     }
     return 0;
 }
 
 void ckpt_items_release(struct ckpt_items *items)
 {
-    for (size_t i = 0; i < items->n; i++)
+    for (size_t i = 0; i < items->n; i++) {
         free(items->item[i].path);
+        (void)XXH3_freeState(items->item[i].state);
+        ckpt_closep(&items->item[i].fd);
+    }
     free(items->item);
     *items = (struct ckpt_items){0};
 }

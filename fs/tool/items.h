@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files or tensors of a view as one flat list. */
+/* The files or tensors of a view as one flat list, and how far each has been read or written. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <xxhash.h>
 
 #include <ckptfs/ckptfs.h>
 
@@ -13,6 +15,11 @@ struct ckpt_item {
     uint64_t size;
     const struct ckpt_node *file; /* NULL: it is a tensor */
     size_t tensor;
+    /* of the pump (pump.h): */
+    uint64_t start;      /* the byte to begin at, or CKPT_PUMP_SKIP */
+    XXH3_state_t *state; /* of the hash of the bytes before it; NULL: begins at 0. Owned */
+    XXH128_hash_t hash;  /* of the bytes so far, at the end of all */
+    int fd;              /* of an export: the temporary file, which is owned; or -1 */
 };
 
 struct ckpt_items {
@@ -22,7 +29,7 @@ struct ckpt_items {
 };
 
 /* List all files, sorted by path but with the weights (*.safetensors) first, so that an export
- * writes config.json last. */
+ * writes config.json last. The list is empty before; release it also after a failure. */
 int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
 /* Is there a config.json, of a model or of an adapter? */
@@ -31,7 +38,7 @@ bool ckpt_items_have_config(const struct ckpt_items *items);
 /* Drop the files that are not weights and not their index; or, if !weights, those that are. */
 void ckpt_items_keep(struct ckpt_items *items, bool weights);
 
-/* List all tensors, in the order of the state dict. */
+/* The same of all tensors, in the order of the state dict. */
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
 /* Free the list. */

@@ -52,11 +52,6 @@ struct worker {
     pthread_t thread;
 };
 
-static uint64_t start_of(const struct ckpt_pump *p, size_t item)
-{
-    return p->start ? p->start[item] : 0;
-}
-
 static void fail(struct state *s, const struct ckpt_err *err)
 {
     (void)pthread_mutex_lock(&s->lock);
@@ -69,10 +64,12 @@ static void fail(struct state *s, const struct ckpt_err *err)
 
 static void skip_items(struct state *s)
 {
-    while (s->item < s->p->items->n && start_of(s->p, s->item) == CKPT_PUMP_SKIP)
+    const struct ckpt_items *items = s->p->items;
+
+    while (s->item < items->n && items->item[s->item].start == CKPT_PUMP_SKIP)
         s->item++;
-    if (s->item < s->p->items->n)
-        s->off = start_of(s->p, s->item);
+    if (s->item < items->n)
+        s->off = items->item[s->item].start;
 }
 
 /* Take the next chunk. Every item has at least one, even an empty item. */
@@ -83,12 +80,13 @@ static bool take(struct state *s, unsigned index, struct chunk *ret)
     (void)pthread_mutex_lock(&s->lock);
     more = !s->stop && s->item < s->p->items->n;
     if (more) {
-        uint64_t left = s->p->items->item[s->item].size - s->off;
+        const struct ckpt_item *item = &s->p->items->item[s->item];
+        uint64_t left = item->size - s->off;
         *ret = (struct chunk){.ticket = s->ticket++,
                               .off = s->off,
                               .item = s->item,
                               .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
-                              .first = s->off == start_of(s->p, s->item)};
+                              .first = s->off == item->start};
         ret->last = ret->len == left;
         s->flying[index] = ret->ticket;
         s->off += ret->len;
@@ -133,10 +131,12 @@ static bool wait_until(struct state *s, const struct chunk *c,
 static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf,
                          XXH128_hash_t *ret)
 {
+    const XXH3_state_t *before = s->p->items->item[c->item].state;
+
     if (!wait_until(s, c, has_turn))
         return false;
-    if (c->first && s->p->state && s->p->state[c->item])
-        XXH3_copyState(s->hash, s->p->state[c->item]);
+    if (c->first && before)
+        XXH3_copyState(s->hash, before);
     else if (c->first)
         (void)XXH3_128bits_reset(s->hash);
     if (c->len)
@@ -162,9 +162,10 @@ static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_
 {
     struct state *s = w->s;
     const struct ckpt_pump *p = s->p;
+    struct ckpt_item *item = &p->items->item[c->item];
     XXH128_hash_t hash = {0};
 
-    if (c->len && ckpt_item_pread(p->view, &p->items->item[c->item], buf, c->len, c->off, err) < 0)
+    if (c->len && ckpt_item_pread(p->view, item, buf, c->len, c->off, err) < 0)
         return -1;
     if (p->hash && !hash_in_turn(s, c, buf, &hash))
         return 0;
@@ -172,11 +173,12 @@ static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_
         p->sink(p->ctx, c->item, buf, c->len, c->off, buf + CKPT_PUMP_CHUNK, err) < 0)
         return -1;
     (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
-    if (p->mark && has_mark(c)) {
+    if (p->hash && has_mark(c)) {
         /* An item of one chunk has no earlier chunks. */
         if (!(c->first && c->last) && !wait_until(s, c, is_first_in_flight))
             return 0;
-        if (p->mark(p->ctx, c->item, c->off + c->len, &hash, err) < 0)
+        item->hash = hash;
+        if (p->mark && p->mark(p->ctx, c->item, c->off + c->len, err) < 0)
             return -1;
     }
     land(s, w->index);
@@ -241,8 +243,10 @@ static uint64_t bytes_already(const struct ckpt_pump *p)
 {
     uint64_t sum = 0;
 
-    for (size_t i = 0; i < p->items->n; i++)
-        sum += start_of(p, i) == CKPT_PUMP_SKIP ? p->items->item[i].size : start_of(p, i);
+    for (size_t i = 0; i < p->items->n; i++) {
+        const struct ckpt_item *item = &p->items->item[i];
+        sum += item->start == CKPT_PUMP_SKIP ? item->size : item->start;
+    }
     return sum;
 }
 
@@ -333,7 +337,7 @@ size_t ckpt_same_bytes(const void *a, const void *b, size_t len)
     return n;
 }
 
-json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash)
+json_t *ckpt_hash_list(const struct ckpt_items *items)
 {
     json_t *list = json_array();
     char hex[CKPT_HEX];
@@ -342,7 +346,7 @@ json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash
         ckpt_json_append(&list,
                          json_pack("{s:o, s:I, s:s}", "name", ckptfs_json_text(items->item[i].path),
                                    "bytes", (json_int_t)items->item[i].size, "xxh3",
-                                   ckpt_hash_hex(&hash[i], hex)));
+                                   ckpt_hash_hex(&items->item[i].hash, hex)));
     return list;
 }
 
@@ -352,8 +356,7 @@ static int by_path(const void *a, const void *b)
     return strcmp((*x)->path, (*y)->path);
 }
 
-int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, XXH128_hash_t *ret,
-                    struct ckpt_err *err)
+int ckpt_hash_whole(const struct ckpt_items *items, XXH128_hash_t *ret, struct ckpt_err *err)
 {
     const struct ckpt_item **order = calloc(items->n + 1, sizeof *order);
     XXH3_state_t *state = XXH3_createState();
@@ -367,8 +370,7 @@ int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, X
         (void)XXH3_128bits_reset(state);
     }
     for (size_t i = 0; good && i < items->n; i++) {
-        (void)XXH3_128bits_update(state, ckpt_hash_hex(&hash[order[i] - items->item], hex),
-                                  CKPT_HEX - 1);
+        (void)XXH3_128bits_update(state, ckpt_hash_hex(&order[i]->hash, hex), CKPT_HEX - 1);
         (void)XXH3_128bits_update(state, "  ", 2);
         (void)XXH3_128bits_update(state, order[i]->path, strlen(order[i]->path));
         (void)XXH3_128bits_update(state, "\n", 1);

@@ -25,30 +25,25 @@ enum {
     CKPT_PUMP_MARK = 1 << 30,  /* bytes between two calls of mark; a multiple of the chunk */
 };
 
-/* A value of `start` that leaves the item out. */
+/* A value of struct ckpt_item.start that leaves the item out. */
 #define CKPT_PUMP_SKIP UINT64_MAX
 
 struct ckpt_pump {
     struct ckpt_view *view;
-    const struct ckpt_items *items;
+    struct ckpt_items *items;
     unsigned jobs; /* threads; 0: one for each available processor, from 4 to 16 */
     bool quiet;    /* no progress bar */
-    bool hash;
-
-    /* Per item, or NULL: the byte to begin at, and the state of the hash of the bytes before it
-     * (NULL: begins at 0). */
-    const uint64_t *start;
-    XXH3_state_t *const *state;
+    bool hash;     /* compute the items' hashes */
 
     /* Callbacks, which are called from many threads and return 0, or -1 with *err filled. `scratch`
      * is a buffer of CKPT_PUMP_CHUNK bytes that belongs to the calling thread. */
     void *ctx;
     int (*sink)(void *ctx, size_t item, const void *buf, size_t len, uint64_t off, void *scratch,
                 struct ckpt_err *err);
-    /* All bytes [0, off) of the item have passed through sink. Called after every CKPT_PUMP_MARK
-     * bytes and at the end of the item, in order for each item. */
-    int (*mark)(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
-                struct ckpt_err *err);
+    /* All bytes [0, off) of the item have passed through sink, and are in its hash. Called after
+     * every CKPT_PUMP_MARK bytes and at the end of the item, in order for each item. NULL: nobody
+     * needs to know. */
+    int (*mark)(void *ctx, size_t item, uint64_t off, struct ckpt_err *err);
 };
 
 /* Run to the end, or to the first failure. *ret_seconds may be NULL. */
@@ -66,9 +61,8 @@ const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX]);
 bool ckpt_hash_of_hex(const char *hex, XXH128_hash_t *ret);
 
 /* A new list of {"name", "bytes", "xxh3"}; NULL: no memory. */
-json_t *ckpt_hash_list(const struct ckpt_items *items, const XXH128_hash_t *hash);
+json_t *ckpt_hash_list(const struct ckpt_items *items);
 
 /* The digest of a set of items: the hash of the lines "HEX  PATH\n" of all items, sorted by path.
  */
-int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, XXH128_hash_t *ret,
-                    struct ckpt_err *err);
+int ckpt_hash_whole(const struct ckpt_items *items, XXH128_hash_t *ret, struct ckpt_err *err);

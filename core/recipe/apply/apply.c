@@ -196,12 +196,6 @@ void ckpt_model_free(struct ckpt_model *m)
     free(m);
 }
 
-void ckpt_model_freep(struct ckpt_model **m)
-{
-    ckpt_model_free(*m);
-    *m = NULL;
-}
-
 /* ---- stages of a pipeline ---- */
 
 enum { MOST_BLOCKS = 1 << 20 };

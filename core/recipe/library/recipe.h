@@ -25,7 +25,7 @@ struct ckpt_types;
  * users and can be shared by threads. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
-void ckpt_recipes_freep(struct ckpt_recipes **r);
+CKPT_CLEANUP_BY(ckpt_recipes_free, struct ckpt_recipes)
 
 /* Was a single recipe given as a file? */
 bool ckpt_recipes_forced(const struct ckpt_recipes *r);
@@ -68,7 +68,7 @@ struct ckpt_model {
 
 /* Free the model with its catalogue; the second form is for ckpt_cleanup. */
 void ckpt_model_free(struct ckpt_model *m);
-void ckpt_model_freep(struct ckpt_model **m);
+CKPT_CLEANUP_BY(ckpt_model_free, struct ckpt_model)
 
 /* Does any recipe match src? For a family without recipes, "no" is a normal answer and not an
  * error. */

@@ -319,12 +319,6 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
     free(set);
 }
 
-void ckpt_recipes_freep(struct ckpt_recipes **set)
-{
-    ckpt_recipes_free(*set);
-    *set = NULL;
-}
-
 bool ckpt_recipes_forced(const struct ckpt_recipes *set) { return set->given; }
 
 const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *set) { return set->types; }

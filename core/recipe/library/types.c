@@ -452,12 +452,6 @@ void ckpt_types_free(struct ckpt_types *t)
     free(t);
 }
 
-void ckpt_types_freep(struct ckpt_types **t)
-{
-    ckpt_types_free(*t);
-    *t = NULL;
-}
-
 const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *model_type)
 {
     const uint32_t at = model_type ? ckpt_map_find(&t->by_type, model_type) : CKPT_NONE;

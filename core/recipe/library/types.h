@@ -116,7 +116,7 @@ struct ckpt_types;
  * the text names the file and the key. The result is immutable. */
 int ckpt_types_load(const struct ckpt_files *files, struct ckpt_types **ret, struct ckpt_err *err);
 void ckpt_types_free(struct ckpt_types *t);
-void ckpt_types_freep(struct ckpt_types **t);
+CKPT_CLEANUP_BY(ckpt_types_free, struct ckpt_types)
 
 /* The facts about a model_type, which may be NULL or unknown; never NULL. */
 const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *model_type);
