@@ -11,24 +11,25 @@
 #include <time.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "out.h"
-
-static const char *text_of(const json_t *j, const char *key)
-{
-    return json_string_value(json_object_get(j, key));
-}
 
 static json_int_t number_of(const json_t *j, const char *key)
 {
     return json_integer_value(json_object_get(j, key));
 }
 
+static void put_label(const char *label)
+{
+    (void)printf("%s%-10s%s", ckpt_out_bold(), label, ckpt_out_plain());
+}
+
 __attribute__((format(printf, 2, 3))) static void line(const char *label, const char *format, ...)
 {
     va_list args;
 
-    (void)printf("%s%-10s%s", ckpt_out_bold(), label, ckpt_out_plain());
+    put_label(label);
     va_start(args, format);
     (void)vprintf(format, args);
     va_end(args);
@@ -74,11 +75,13 @@ static void put_topology(const json_t *info)
 
 static void put_format(const json_t *info)
 {
-    const char *version = text_of(info, "version"), *container = text_of(info, "container");
+    static const char *const key[] = {"format", "version", "container"};
 
-    (void)printf("%s%-10s%s%s%s%s%s%s", ckpt_out_bold(), "format", ckpt_out_plain(),
-                 text_of(info, "format") ? text_of(info, "format") : "?", version ? " " : "",
-                 version ? version : "", container ? " " : "", container ? container : "");
+    put_label("format");
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+        const char *text = ckpt_json_str(info, key[i]);
+        (void)printf("%s%s", i && text ? " " : "", text ? text : i ? "" : "?");
+    }
     put_topology(info);
     (void)putchar('\n');
 }
@@ -90,7 +93,8 @@ static void put_steps(const json_t *steps)
     const size_t n = json_array_size(steps);
 
     if (n > 0 && n <= FEW_STEPS) {
-        (void)printf("%s%-10s%s%zu: ", ckpt_out_bold(), "steps", ckpt_out_plain(), n);
+        put_label("steps");
+        (void)printf("%zu: ", n);
         for (size_t i = 0; i < n; i++)
             (void)printf("%s%s", i ? ", " : "", json_string_value(json_array_get(steps, i)));
         (void)putchar('\n');
@@ -115,7 +119,7 @@ static void put_model(const json_t *info)
 {
     const json_t *architectures = json_object_get(info, "architectures");
     const char *class = json_string_value(json_array_get(architectures, 0));
-    const char *type = text_of(info, "model_type"), *recipe = text_of(info, "recipe");
+    const char *type = ckpt_json_str(info, "model_type"), *recipe = ckpt_json_str(info, "recipe");
 
     if (!type)
         line("model", "there is no config.json");
@@ -123,8 +127,8 @@ static void put_model(const json_t *info)
         line("model", "%s%s%s%s%s%s", class ? class : type, class ? " (" : "", class ? type : "",
              class ? ")" : "", recipe ? ", by recipe " : ", under its own names",
              recipe ? recipe : "");
-    if (type && text_of(info, "config_from"))
-        line("config", "from %s", text_of(info, "config_from"));
+    if (type && ckpt_json_str(info, "config_from"))
+        line("config", "from %s", ckpt_json_str(info, "config_from"));
     if (json_array_size(json_object_get(info, "from_base")))
         line("base", "has %zu of the tensors (--verbose lists them)",
              json_array_size(json_object_get(info, "from_base")));
@@ -134,7 +138,7 @@ static void put_weights(const json_t *info)
 {
     const json_int_t tensors = number_of(info, "tensors"), files = number_of(info, "files"),
                      shards = number_of(info, "shard_files");
-    const char *dtype = text_of(info, "dtype"), *stored = text_of(info, "stored_dtype");
+    const char *dtype = ckpt_json_str(info, "dtype"), *stored = ckpt_json_str(info, "stored_dtype");
     char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE], disk[CKPT_OUT_SIZE];
 
     line("weights", "%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s%s%s",
@@ -155,7 +159,7 @@ void ckpt_summary_of_run(const json_t *info)
     const json_t *warnings = json_object_get(info, "warnings"), *warning;
     size_t i;
 
-    line("run", "%s", text_of(info, "run"));
+    line("run", "%s", ckpt_json_str(info, "run"));
     put_format(info);
     put_steps(json_object_get(info, "steps"));
     if (json_is_integer(json_object_get(info, "step")))
@@ -165,8 +169,8 @@ void ckpt_summary_of_run(const json_t *info)
     put_weights(info);
     if (json_is_boolean(json_object_get(info, "optimizer")))
         line("optimizer", "%s", json_is_true(json_object_get(info, "optimizer")) ? "yes" : "no");
-    if (text_of(info, "completeness_not_checked"))
-        line("complete", "not checked: %s", text_of(info, "completeness_not_checked"));
+    if (ckpt_json_str(info, "completeness_not_checked"))
+        line("complete", "not checked: %s", ckpt_json_str(info, "completeness_not_checked"));
     json_array_foreach(warnings, i, warning)
         line("warning", "%s", json_string_value(warning));
     json_array_foreach(json_object_get(info, "notes"), i, warning)
@@ -274,7 +278,7 @@ static void put_pieces(const struct shape *s, const json_t *pieces, const struct
         else
             (void)printf("%" JSON_INTEGER_FORMAT " elements, not in one block",
                          number_of(piece, "elements"));
-        (void)printf("  from %s at byte %" JSON_INTEGER_FORMAT "\n", text_of(piece, "file"),
+        (void)printf("  from %s at byte %" JSON_INTEGER_FORMAT "\n", ckpt_json_str(piece, "file"),
                      number_of(piece, "offset"));
     }
 }
@@ -313,13 +317,13 @@ static void put_rule(const json_t *rule)
     if (!json_is_object(rule))
         return;
     /* "llama/dense: rules[5].rules[1]", in the recipe's file */
-    const char *where = text_of(rule, "rule"), *at = strstr(where, ": ");
+    const char *where = ckpt_json_str(rule, "rule"), *at = strstr(where, ": ");
     line("recipe", "%.*s%s%s%s", at ? (int)(at - where) : (int)strlen(where), where, at ? " (" : "",
          at ? at + 2 : "", at ? ", counted from 0)" : "");
-    line("", "%s", text_of(rule, "target"));
+    line("", "%s", ckpt_json_str(rule, "target"));
     json_array_foreach(json_object_get(rule, "sources"), i, source)
-        line("", "%s %s  %s", i ? "+" : "=", text_of(source, "tensor"),
-             text_of(source, "pattern") ? text_of(source, "pattern") : "");
+        line("", "%s %s  %s", i ? "+" : "=", ckpt_json_str(source, "tensor"),
+             ckpt_json_str(source, "pattern") ? ckpt_json_str(source, "pattern") : "");
 }
 
 static void put_head(const json_t *j)
@@ -327,13 +331,13 @@ static void put_head(const json_t *j)
     const json_t *shape = json_object_get(j, "shape"), *n;
     size_t i;
 
-    (void)printf("%s%-10s%s%s: %s [", ckpt_out_bold(), "tensor", ckpt_out_plain(),
-                 text_of(j, "tensor"), text_of(j, "dtype"));
+    put_label("tensor");
+    (void)printf("%s: %s [", ckpt_json_str(j, "tensor"), ckpt_json_str(j, "dtype"));
     json_array_foreach(shape, i, n)
         (void)printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(n));
     (void)fputs("]\n", stdout);
-    if (text_of(j, "file"))
-        line("file", "%s at byte %" JSON_INTEGER_FORMAT, text_of(j, "file"),
+    if (ckpt_json_str(j, "file"))
+        line("file", "%s at byte %" JSON_INTEGER_FORMAT, ckpt_json_str(j, "file"),
              number_of(j, "file_offset"));
 }
 
@@ -461,20 +465,20 @@ static void put_svg(FILE *out, const json_t *j, const struct drawing *d, const c
     size_t nfile = 0;
 
     for (size_t i = 0; i < n; i++)
-        (void)number_of_file(file, &nfile, text_of(json_array_get(d->pieces, i), "file"));
+        (void)number_of_file(file, &nfile, ckpt_json_str(json_array_get(d->pieces, i), "file"));
     const size_t nline = nfile < MOST_FILES ? nfile : MOST_FILES;
     (void)fprintf(out,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"%d\" "
                   "height=\"%.0f\" font-family=\"sans-serif\" font-size=\"12\">\n"
                   "<text x=\"%d\" y=\"24\" font-size=\"14\">",
                   SIDE + 2 * MARGIN, height + 2.0 * MARGIN + (double)(nline + 2) * LINE, MARGIN);
-    put_xml(out, text_of(j, "tensor"));
-    (void)fprintf(out, ": %s, %s</text>\n", text_of(j, "dtype"), dims ? dims : "");
+    put_xml(out, ckpt_json_str(j, "tensor"));
+    (void)fprintf(out, ": %s, %s</text>\n", ckpt_json_str(j, "dtype"), dims ? dims : "");
     for (size_t i = 0; i < n; i++)
         if (d->known[i])
             put_rectangle(
                 out, d, &d->box[i], height,
-                number_of_file(file, &nfile, text_of(json_array_get(d->pieces, i), "file")));
+                number_of_file(file, &nfile, ckpt_json_str(json_array_get(d->pieces, i), "file")));
     double y = height + MARGIN + 2 * LINE;
     for (size_t f = 0; f < nline; f++, y += LINE) {
         (void)fprintf(out,
@@ -496,52 +500,35 @@ int ckpt_summary_to_svg(const json_t *j, const char *path, struct ckpt_err *err)
 {
     ckpt_cleanup(drawing_release) struct drawing d;
     const bool drawn = drawing_init(&d, j);
-    const char **file = calloc(d.n + 1, sizeof *file);
-    FILE *out = NULL;
-    int rc = 0;
+    ckpt_cleanup(ckpt_freep) const char **file = calloc(d.n + 1, sizeof *file);
 
     if (!file || !d.box || !d.known)
-        rc = ckpt_nomem(err);
-    else if (!drawn || d.nknown == 0)
-        rc = ckpt_fail(err, CKPT_UNSUPPORTED,
-                       "--svg: '%s' has no blocks to draw: it is empty, or computed from several "
-                       "tensors",
-                       text_of(j, "tensor"));
-    else if (!(out = fopen(path, "we")))
-        rc = ckpt_fail_errno(err, errno, "%s", path);
-    if (out) {
-        put_svg(out, j, &d, file);
-        const bool bad = ferror(out);
-        if (fclose(out) != 0 || bad)
-            rc = ckpt_fail_errno(err, errno, "%s", path);
-    }
-    free(file);
-    return rc;
+        return ckpt_nomem(err);
+    if (!drawn || d.nknown == 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "--svg: '%s' has no blocks to draw: it is empty, or computed from several "
+                         "tensors",
+                         ckpt_json_str(j, "tensor"));
+    FILE *out = fopen(path, "we");
+    if (!out)
+        return ckpt_fail_errno(err, errno, "%s", path);
+    put_svg(out, j, &d, file);
+    const bool bad = ferror(out);
+    return fclose(out) != 0 || bad ? ckpt_fail_errno(err, errno, "%s", path) : 0;
 }
 
 /* ---- a plan ---- */
-
-/* "1.5 GiB/s", or "none". */
-static const char *rate_text(const json_t *rates, const char *key, char buf[CKPT_OUT_SIZE])
-{
-    const double n = json_number_value(json_object_get(rates, key));
-
-    if (!(n > 0))
-        return "none";
-    (void)ckpt_out_size((uint64_t)n, buf);
-    return buf;
-}
 
 static void put_rates(const json_t *rates)
 {
     const char *key, *between = "";
     json_t *value;
 
-    (void)printf("%s%-10s%s", ckpt_out_bold(), "rates", ckpt_out_plain());
+    put_label("rates");
     json_object_foreach((json_t *)rates, key, value) {
+        const double n = json_number_value(value);
         char text[CKPT_OUT_SIZE];
-        const char *rate = rate_text(rates, key, text);
-        (void)printf("%s%s %s", between, key, rate);
+        (void)printf("%s%s %s", between, key, n > 0 ? ckpt_out_size((uint64_t)n, text) : "none");
         between = ", ";
     }
     (void)fputs(" a second\n", stdout);
@@ -584,7 +571,7 @@ static void put_exchanges(const json_t *exchanges)
         line("exchange",
              "%s of %" JSON_INTEGER_FORMAT " ranks on %" JSON_INTEGER_FORMAT
              " node%s: %" JSON_INTEGER_FORMAT " window%s of %s",
-             text_of(x, "call"), number_of(x, "members"), number_of(x, "nodes"),
+             ckpt_json_str(x, "call"), number_of(x, "members"), number_of(x, "nodes"),
              plural(number_of(x, "nodes")), number_of(x, "windows"),
              plural(number_of(x, "windows")),
              ckpt_out_size((uint64_t)number_of(x, "window_bytes"), bytes));
@@ -598,9 +585,9 @@ void ckpt_summary_of_plan(const json_t *plan, bool multiplied)
     char unique[CKPT_OUT_SIZE], needed[CKPT_OUT_SIZE];
 
     line("layout", "%s: %" JSON_INTEGER_FORMAT " rank%s on %" JSON_INTEGER_FORMAT " node%s%s",
-         text_of(plan, "layout"), number_of(plan, "ranks"), plural(number_of(plan, "ranks")), nodes,
-         plural(nodes), multiplied ? " (the product of the layout's numbers)" : "");
-    line("readers", "%s", text_of(plan, "readers"));
+         ckpt_json_str(plan, "layout"), number_of(plan, "ranks"), plural(number_of(plan, "ranks")),
+         nodes, plural(nodes), multiplied ? " (the product of the layout's numbers)" : "");
+    line("readers", "%s", ckpt_json_str(plan, "readers"));
     line("bytes", "%s of the checkpoint, %s in all ranks together",
          ckpt_out_size((uint64_t)number_of(plan, "unique_bytes"), unique),
          ckpt_out_size((uint64_t)number_of(plan, "needed_bytes"), needed));

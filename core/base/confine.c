@@ -3,6 +3,7 @@
  * the C library has functions for neither, and its constants may be older than the kernel. */
 #include "base/confine.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -123,107 +124,80 @@ int ckpt_landlock_enter(int rules, struct ckpt_err *err)
 
 static const int tracing[] = {SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kill};
 
-static const int refused[] = {
-    /* running programs and creating processes; clone is checked below */
-    SYS_execve,
-    SYS_execveat,
+/* Running programs and creating processes; clone is checked below. */
+static const int processes[] = {SYS_execve,     SYS_execveat,    SYS_unshare,           SYS_setns,
+                                SYS_pidfd_open, SYS_pidfd_getfd, SYS_pidfd_send_signal,
 #ifdef SYS_fork
-    SYS_fork,
-    SYS_vfork,
+                                SYS_fork,       SYS_vfork
 #endif
-    SYS_unshare,
-    SYS_setns,
-    SYS_pidfd_open,
-    SYS_pidfd_getfd,
-    SYS_pidfd_send_signal,
-    /* opening files by handle, which bypasses directories and Landlock */
-    SYS_open_by_handle_at,
-    SYS_name_to_handle_at,
-    SYS_fchmod,
-    SYS_fchmodat,
-    SYS_fchown,
-    SYS_fchownat,
-    SYS_utimensat,
-    SYS_setxattr,
-    SYS_lsetxattr,
-    SYS_fsetxattr,
-    SYS_removexattr,
-    SYS_lremovexattr,
-    SYS_fremovexattr,
-#ifdef SYS_chmod
-    SYS_chmod,
-    SYS_chown,
-    SYS_lchown,
-    SYS_utime,
-    SYS_utimes,
-    SYS_futimesat,
-#endif
-    /* mounts */
-    SYS_mount,
-    SYS_umount2,
-    SYS_pivot_root,
-    SYS_chroot,
-    SYS_open_tree,
-    SYS_move_mount,
-    SYS_fsopen,
-    SYS_fsconfig,
-    SYS_fsmount,
-    SYS_fspick,
-#ifdef SYS_mount_setattr
-    SYS_mount_setattr,
-#endif
-    /* user and group ids */
-    SYS_setuid,
-    SYS_setgid,
-    SYS_setreuid,
-    SYS_setregid,
-    SYS_setresuid,
-    SYS_setresgid,
-    SYS_setfsuid,
-    SYS_setfsgid,
-    SYS_setgroups,
-    SYS_capset,
-    /* large parts of the kernel that we do not use */
-    SYS_bpf,
-    SYS_perf_event_open,
-    SYS_userfaultfd,
-    SYS_io_uring_setup,
-    SYS_io_uring_enter,
-    SYS_io_uring_register,
-    SYS_keyctl,
-    SYS_add_key,
-    SYS_request_key,
-    SYS_personality,
-    /* settings of the system */
-    SYS_init_module,
-    SYS_finit_module,
-    SYS_delete_module,
-    SYS_kexec_load,
-    SYS_reboot,
-    SYS_swapon,
-    SYS_swapoff,
-    SYS_acct,
-    SYS_quotactl,
-    SYS_settimeofday,
-    SYS_clock_settime,
-    SYS_clock_adjtime,
-    SYS_adjtimex,
-    SYS_sethostname,
-    SYS_setdomainname,
-    SYS_syslog,
 };
+
+/* Opening files by handle, which bypasses directories and Landlock. */
+static const int handles[] = {SYS_open_by_handle_at, SYS_name_to_handle_at};
+
+static const int changes[] = {SYS_fchmod,   SYS_fchmodat, SYS_fchown, SYS_fchownat, SYS_utimensat,
+#ifdef SYS_chmod
+                              SYS_chmod,    SYS_chown,    SYS_lchown, SYS_utime,    SYS_utimes,
+                              SYS_futimesat
+#endif
+};
+
+static const int attributes[] = {SYS_setxattr,    SYS_lsetxattr,    SYS_fsetxattr,
+                                 SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr};
+
+static const int mounts[] = {SYS_mount,        SYS_umount2,    SYS_pivot_root, SYS_chroot,
+                             SYS_open_tree,    SYS_move_mount, SYS_fsopen,     SYS_fsconfig,
+                             SYS_fsmount,      SYS_fspick,
+#ifdef SYS_mount_setattr
+                             SYS_mount_setattr
+#endif
+};
+
+static const int identities[] = {SYS_setuid,    SYS_setgid,    SYS_setreuid, SYS_setregid,
+                                 SYS_setresuid, SYS_setresgid, SYS_setfsuid, SYS_setfsgid,
+                                 SYS_setgroups, SYS_capset};
+
+/* Large parts of the kernel that we do not use. */
+static const int unused[] = {SYS_bpf,         SYS_keyctl,      SYS_add_key,        SYS_request_key,
+                             SYS_personality, SYS_userfaultfd, SYS_perf_event_open};
+static const int rings[] = {SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register};
+
+/* Settings of the system. */
+static const int settings[] = {
+    SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load,
+    SYS_reboot,      SYS_swapon,       SYS_swapoff,       SYS_acct,
+    SYS_quotactl,    SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime,
+    SYS_adjtimex,    SYS_sethostname,  SYS_setdomainname, SYS_syslog};
 
 /* The network, and local daemons; a process that makes connections needs the first ones. */
 static const int network[] = {SYS_socket, SYS_connect, SYS_socketpair, SYS_bind};
 static const int serving[] = {SYS_listen, SYS_accept, SYS_accept4};
 
+#define LIST(list)                                                                                 \
+    {                                                                                              \
+        list, sizeof list / sizeof *list                                                           \
+    }
+struct calls {
+    const int *call;
+    size_t n;
+};
+
+static const struct calls refused[] = {
+    LIST(processes),  LIST(handles), LIST(changes), LIST(attributes), LIST(mounts),
+    LIST(identities), LIST(unused),  LIST(rings),   LIST(settings),   LIST(serving)};
+
+enum { MOST_CODE = 512 };
+
 struct filter {
-    struct sock_filter
-        code[3 * (sizeof refused + sizeof tracing + sizeof network + sizeof serving) / sizeof(int)];
+    struct sock_filter code[MOST_CODE];
     unsigned short len;
 };
 
-static void put(struct filter *f, struct sock_filter op) { f->code[f->len++] = op; }
+static void put(struct filter *f, struct sock_filter op)
+{
+    assert(f->len < MOST_CODE);
+    f->code[f->len++] = op;
+}
 
 static void load(struct filter *f, size_t offset)
 {
@@ -241,10 +215,10 @@ static void when(struct filter *f, uint32_t value)
     put(f, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1));
 }
 
-static void refuse(struct filter *f, const int *calls, size_t n)
+static void refuse(struct filter *f, const struct calls *calls)
 {
-    for (size_t i = 0; i < n; i++) {
-        when(f, (uint32_t)calls[i]);
+    for (size_t i = 0; i < calls->n; i++) {
+        when(f, (uint32_t)calls->call[i]);
         end(f, SECCOMP_RET_ERRNO | EPERM);
     }
 }
@@ -276,12 +250,12 @@ bool ckpt_seccomp_enter(bool connects)
     put(&f, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1));
     end(&f, SECCOMP_RET_ERRNO | ENOSYS);
 #endif
-    refuse(&f, refused, sizeof refused / sizeof *refused);
-    refuse(&f, serving, sizeof serving / sizeof *serving);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        refuse(&f, &refused[i]);
     if (!connects)
-        refuse(&f, network, sizeof network / sizeof *network);
+        refuse(&f, &(struct calls)LIST(network));
     if (!CKPT_LEAKS_ARE_LOOKED_FOR) {
-        refuse(&f, tracing, sizeof tracing / sizeof *tracing);
+        refuse(&f, &(struct calls)LIST(tracing));
         allow_threads_only(&f);
     }
     end(&f, SECCOMP_RET_ALLOW);

@@ -33,24 +33,35 @@ static void add(_Atomic uint64_t *counter, uint64_t n)
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-/* A request about a node: it opens the node's view in its turn, or holds the view that is open. */
+/* A request that is answered while it has its turn, if it may wait for storage, and holds the view
+ * that it is about. Zeroed: it has neither. */
 struct entrance {
     struct ckptfs_turn turn;
     struct ckpt_view *view; /* NULL: it has a turn, or needs no view */
     bool has_turn;
 };
 
-/* Begin a request. False: it was answered with an error. */
-static bool begin(fuse_req_t req, const struct ckptfs_node *n, struct entrance *ret)
+/* Take the turn of a request that waits. False: it was answered with an error. */
+static bool take_turn(fuse_req_t req, const struct ckptfs_lanes *lanes, struct entrance *ret)
 {
-    struct ckptfs *fs = fs_of(req);
-    struct ckptfs_lanes lanes;
+    const int error = ckptfs_admit(&fs_of(req)->admission, &ret->turn, lanes, req);
 
-    ret->has_turn = ckptfs_tree_waits(fs, n, &ret->view, &lanes);
-    const int error = ret->has_turn ? ckptfs_admit(&fs->admission, &ret->turn, &lanes, req) : 0;
+    ret->has_turn = !error;
     if (error)
         (void)fuse_reply_err(req, error);
     return !error;
+}
+
+/* Begin a request about the node of an inode number: it opens the node's view in its turn, or holds
+ * the view that is open. NULL: it was answered with an error. */
+static const struct ckptfs_node *begin(fuse_req_t req, fuse_ino_t ino, struct entrance *ret)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+    struct ckptfs_lanes lanes;
+
+    if (n && ckptfs_tree_waits(fs_of(req), n, &ret->view, &lanes) && !take_turn(req, &lanes, ret))
+        return NULL;
+    return n;
 }
 
 static void end(struct entrance *e)
@@ -129,17 +140,21 @@ static int entry_of(struct ckptfs *fs, const struct ckptfs_found *found,
     return 0;
 }
 
-static void look_up(fuse_req_t req, const struct ckptfs_node *dir, const char *name)
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ckptfs *fs = fs_of(req);
+    ckpt_cleanup(end) struct entrance entrance = {0};
+    const struct ckptfs_node *dir = begin(req, parent, &entrance);
     struct ckptfs_found found;
     struct fuse_entry_param e;
-    bool lasting;
 
-    int rc = ckptfs_tree_lookup(fs, dir, name, &found, &lasting);
+    add(&fs->count.lookups, 1);
+    if (!dir)
+        return;
+    int rc = ckptfs_tree_lookup(fs, dir, name, &found);
     if (!rc)
         rc = entry_of(fs, &found, &e);
-    if (rc == ENOENT && lasting) /* an inode number of 0 lets the kernel cache the absence */
+    if (rc == ENOENT && found.lasting) /* an inode number of 0 lets the kernel cache the absence */
         e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
     else if (rc) {
         (void)fuse_reply_err(req, rc);
@@ -147,20 +162,6 @@ static void look_up(fuse_req_t req, const struct ckptfs_node *dir, const char *n
     }
     if (fuse_reply_entry(req, &e) < 0 && e.ino)
         ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
-}
-
-static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
-    const struct ckptfs_node *dir = node_of(req, parent);
-    struct entrance e;
-
-    if (!dir)
-        return;
-    add(&fs_of(req)->count.lookups, 1);
-    if (!begin(req, dir, &e))
-        return;
-    look_up(req, dir, name);
-    end(&e);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -210,11 +211,15 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
 /* The open file or listing of a request. */
 static void *handle_of(const struct fuse_file_info *fi) { return (void *)(uintptr_t)fi->fh; }
 
-static void open_file(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ckptfs *fs = fs_of(req);
+    ckpt_cleanup(end) struct entrance e = {0};
+    const struct ckptfs_node *n = begin(req, ino, &e);
     struct ckptfs_file *f;
 
+    if (!n)
+        return;
     int rc = ckptfs_file_open(fs, n, &f);
     if (rc) {
         (void)fuse_reply_err(req, rc);
@@ -235,17 +240,6 @@ static void open_file(fuse_req_t req, const struct ckptfs_node *n, struct fuse_f
     }
 }
 
-static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-    const struct ckptfs_node *n = node_of(req, ino);
-    struct entrance e;
-
-    if (!n || !begin(req, n, &e))
-        return;
-    open_file(req, n, fi);
-    end(&e);
-}
-
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
@@ -254,16 +248,31 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-static void read_file(fuse_req_t req, struct ckptfs_file *f, size_t size, off_t off)
+/* A buffer for a reply of this size. NULL: the request was answered with an error. */
+static struct ckptfs_buffer *buffer_for(fuse_req_t req, size_t size)
+{
+    struct ckptfs_buffer *buffer =
+        size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs_of(req)->buffers) : NULL;
+
+    if (!buffer)
+        (void)fuse_reply_err(req, ENOMEM);
+    return buffer;
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                    struct fuse_file_info *fi)
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
-    struct ckptfs_buffer *buffer = size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
+    struct ckptfs_file *f = handle_of(fi);
+    ckpt_cleanup(end) struct entrance e = {0};
+    struct ckptfs_buffer *buffer;
+    struct ckptfs_lanes lanes;
     size_t len;
 
-    if (!buffer) {
-        (void)fuse_reply_err(req, ENOMEM);
+    (void)ino;
+    if ((ckptfs_file_waits(f, &lanes) && !take_turn(req, &lanes, &e)) ||
+        !(buffer = buffer_for(req, size)))
         return;
-    }
     int rc = ckptfs_file_read(fs, f, buffer->mem, size, (uint64_t)off, &len);
     if (rc) {
         (void)fuse_reply_err(req, rc);
@@ -275,32 +284,17 @@ static void read_file(fuse_req_t req, struct ckptfs_file *f, size_t size, off_t 
     ckptfs_buffer_put(&fs->buffers, buffer);
 }
 
-static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
-                    struct fuse_file_info *fi)
-{
-    struct ckptfs_file *f = handle_of(fi);
-    struct ckptfs_lanes lanes;
-    struct ckptfs_turn turn;
-
-    (void)ino;
-    const bool waits = ckptfs_file_waits(f, &lanes);
-    const int error = waits ? ckptfs_admit(&fs_of(req)->admission, &turn, &lanes, req) : 0;
-    if (error) {
-        (void)fuse_reply_err(req, error);
-        return;
-    }
-    read_file(req, f, size, off);
-    if (waits)
-        ckptfs_leave(&turn);
-}
-
 /* ---- directories ---- */
 
-static void open_listing(fuse_req_t req, const struct ckptfs_node *n, struct fuse_file_info *fi)
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ckptfs *fs = fs_of(req);
+    ckpt_cleanup(end) struct entrance e = {0};
+    const struct ckptfs_node *n = begin(req, ino, &e);
     struct ckptfs_listing *l;
 
+    if (!n)
+        return;
     int rc = ckptfs_listing_open(fs, n, &l);
     if (rc) {
         (void)fuse_reply_err(req, rc);
@@ -310,17 +304,6 @@ static void open_listing(fuse_req_t req, const struct ckptfs_node *n, struct fus
     fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
     if (fuse_reply_open(req, fi) < 0)
         ckptfs_handle_close(fs, (struct ckptfs_handle *)l);
-}
-
-static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-    const struct ckptfs_node *n = node_of(req, ino);
-    struct entrance e;
-
-    if (!n || !begin(req, n, &e))
-        return;
-    open_listing(req, n, fi);
-    end(&e);
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -362,13 +345,11 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
     struct ckptfs_listing *l = handle_of(fi);
-    struct ckptfs_buffer *buffer = size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
+    struct ckptfs_buffer *buffer = buffer_for(req, size);
     size_t used = 0;
 
-    if (!buffer) {
-        (void)fuse_reply_err(req, ENOMEM);
+    if (!buffer)
         return;
-    }
     char *buf = buffer->mem;
     for (size_t pos = (size_t)off, n = ckptfs_listing_count(l) + 2; pos < n; pos++) {
         size_t need = put_entry(req, l, pos, plus, buf + used, size - used);
@@ -408,31 +389,21 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
-static void get_source(fuse_req_t req, const struct ckptfs_node *n, size_t size)
+static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
+    ckpt_cleanup(end) struct entrance e = {0};
     ckpt_cleanup(ckpt_freep) char *value = NULL;
+    /* tools ask every file for other attributes: do not open its view for them */
+    const bool is_source = strcmp(name, SOURCE_XATTR) == 0;
+    const struct ckptfs_node *n = is_source ? begin(req, ino, &e) : node_of(req, ino);
 
-    int rc = ckptfs_tree_source(fs_of(req), n, &value);
+    if (!n)
+        return;
+    int rc = is_source ? ckptfs_tree_source(fs_of(req), n, &value) : ENODATA;
     if (rc)
         (void)fuse_reply_err(req, rc);
     else
         reply_attribute(req, value, strlen(value), size);
-}
-
-static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
-{
-    const struct ckptfs_node *n = node_of(req, ino);
-    struct entrance e;
-
-    if (!n)
-        return;
-    if (strcmp(name, SOURCE_XATTR) != 0) {
-        /* tools ask every file for other attributes: do not open its view for them */
-        (void)fuse_reply_err(req, ENODATA);
-    } else if (begin(req, n, &e)) {
-        get_source(req, n, size);
-        end(&e);
-    }
 }
 
 /* Does not open a view, so the list is the same for a step that cannot be read. */

@@ -77,7 +77,7 @@ static uint64_t bytes_below(const struct ckpt_node *node)
 
 static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
 {
-    struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_run_closep) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err own = {0};
 
@@ -89,20 +89,15 @@ static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
                    : ckpt_err_move(err, &own);
     }
     ckpt_run_watch(run);
-    if (ckpt_run_newest_view(run, &view, err) < 0 && !r->config->wait)
-        goto fail;
+    const bool readable = ckpt_run_newest_view(run, &view, err) == 0;
     if (view)
         atomic_store(&r->bytes, bytes_below(ckpt_view_root(view)));
-    if (publish(r, run, err) < 0)
-        goto fail;
-    atomic_store(&r->run, run);
+    if ((!readable && !r->config->wait) || publish(r, run, err) < 0) {
+        ckptfs_sandbox_explain(r->sandbox, err);
+        return -1;
+    }
+    atomic_store(&r->run, ckpt_steal(&run));
     return 0;
-fail:
-    ckptfs_sandbox_explain(r->sandbox, err);
-    ckpt_view_release(view);
-    view = NULL;
-    ckpt_run_close(run);
-    return -1;
 }
 
 int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *config,

@@ -106,7 +106,7 @@ static int join(const struct ckptfs_id *dir, const char *name, struct ckptfs_fou
 }
 
 static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
-                          struct ckptfs_found *ret, bool *ret_lasting)
+                          struct ckptfs_found *ret)
 {
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
@@ -120,7 +120,7 @@ static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, cons
     }
     /* The root's inode stays when its checkpoint is saved again, so its names are never permanent.
      */
-    *ret_lasting = ret->lasting = dir->id.kind != CKPTFS_ROOT;
+    ret->lasting = dir->id.kind != CKPTFS_ROOT;
     const struct ckpt_node *node = ckpt_view_find(view, ret->text);
     if (!node)
         return ENOENT;
@@ -158,20 +158,20 @@ static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found 
 }
 
 int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
-                       struct ckptfs_found *ret, bool *ret_lasting)
+                       struct ckptfs_found *ret)
 {
-    ret->lasting = *ret_lasting = false;
+    ret->lasting = false;
     switch (dir->id.kind) {
     case CKPTFS_ROOT:
         if (strcmp(name, CONTROL_NAME) == 0) {
             ret->id = (struct ckptfs_id){.kind = CKPTFS_CONTROL, .step = "", .path = ""};
             return 0;
         }
-        return is_view_root(fs, dir) ? lookup_in_view(fs, dir, name, ret, ret_lasting)
+        return is_view_root(fs, dir) ? lookup_in_view(fs, dir, name, ret)
                                      : lookup_step(fs, name, ret);
     case CKPTFS_STEP:
     case CKPTFS_DIR:
-        return lookup_in_view(fs, dir, name, ret, ret_lasting);
+        return lookup_in_view(fs, dir, name, ret);
     case CKPTFS_CONTROL:
         ret->id = id_of_stats(strcmp(name, STATS_NAME) == 0 ? STATS_NAME : PROMETHEUS_NAME);
         return strcmp(name, ret->id.path) == 0 ? 0 : ENOENT;

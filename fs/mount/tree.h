@@ -20,14 +20,14 @@
  * the listing, and are valid as long as those. */
 struct ckptfs_found {
     struct ckptfs_id id;
-    bool lasting; /* the name keeps this meaning as long as the directory's inode exists */
+    bool lasting; /* the name's meaning, or its absence, lasts as long as the directory's inode */
     char text[PATH_MAX];
 };
 
-/* Look up a name. ENOENT: it does not exist; *ret_lasting then says whether it can never appear in
+/* Look up a name. ENOENT: it does not exist; ret->lasting then says whether it can never appear in
  * this directory. */
 int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
-                       struct ckptfs_found *ret, bool *ret_lasting);
+                       struct ckptfs_found *ret);
 
 /* The entries of a directory at the time when it was opened. */
 struct ckptfs_listing;
