@@ -48,12 +48,10 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
     if (gmtime_r(&now.tv_sec, &utc))
         (void)strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%S", &utc);
     (void)snprintf(shown, sizeof shown, "%s", text);
-    json_t *j = json_pack("{s:o, s:s, s:s, s:o}", "time",
-                          json_sprintf("%s.%03ldZ", time, now.tv_nsec / 1000000), "severity",
-                          word[severity], "program", program, "text", ckptfs_json_text(shown));
-    char *line = j ? json_dumps(j, JSON_COMPACT) : NULL;
-    json_decref(j);
-    return line;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
+        "{s:o, s:s, s:s, s:o}", "time", json_sprintf("%s.%03ldZ", time, now.tv_nsec / 1000000),
+        "severity", word[severity], "program", program, "text", ckptfs_json_text(shown));
+    return j ? json_dumps(j, JSON_COMPACT) : NULL;
 }
 
 uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms)

@@ -346,13 +346,12 @@ static void put_rest(const json_t *j)
 {
     static const char *const shown[] = {"tensor",      "dtype", "shape", "file",
                                         "file_offset", "rule",  "pieces"};
-    json_t *rest = json_copy((json_t *)j);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *rest = json_copy((json_t *)j);
 
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
         (void)json_object_del(rest, shown[i]);
     if (json_object_size(rest))
         ckpt_out_outline(rest);
-    json_decref(rest);
 }
 
 /* A tensor's pieces as boxes. Release with drawing_release. */

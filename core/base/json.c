@@ -180,8 +180,8 @@ static void put_object(struct dump *d, const json_t *j, int depth)
     }
     json_object_foreach((json_t *)j, key, value)
         keys[i++] = key;
-    if (d->sort && n)
-        qsort(keys, n, sizeof *keys, ckpt_strings_cmp);
+    if (d->sort)
+        ckpt_sort(keys, n, ckpt_strings_cmp);
     ckpt_str_putc(&d->out, '{');
     for (i = 0; i < n; i++)
         put_member(d, keys[i], json_object_get(j, keys[i]), i == 0, depth + 1);

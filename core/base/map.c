@@ -6,6 +6,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/mem.h"
+
 void ckpt_map_release(struct ckpt_map *m)
 {
     free(m->slot);
@@ -85,17 +87,16 @@ uint32_t ckpt_map_add(struct ckpt_map *m, const char *key, uint32_t value)
 int ckpt_map_number(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
                     uint32_t *ret_n)
 {
-    struct ckpt_map map = {0};
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map map = {0};
     bool is_new;
-    int rc = 0;
 
     *ret_n = 0;
-    for (uint32_t i = 0; i < n && rc == 0; i++) {
-        rc = ckpt_map_put(&map, (const char *)key[i], sizeof key[i], *ret_n, &ret[i], &is_new);
-        if (rc == 0 && is_new && first)
+    for (uint32_t i = 0; i < n; i++) {
+        if (ckpt_map_put(&map, (const char *)key[i], sizeof key[i], *ret_n, &ret[i], &is_new) < 0)
+            return -1;
+        if (is_new && first)
             first[*ret_n] = i;
-        *ret_n += rc == 0 && is_new;
+        *ret_n += is_new;
     }
-    ckpt_map_release(&map);
-    return rc;
+    return 0;
 }

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comparators for qsort have in common. */
+/* Sorting arrays, and what comparators have in common. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* qsort() of n items, of which there may be none. */
+#define ckpt_sort(ptr, n, cmp) ((n) ? qsort((ptr), (n), sizeof *(ptr), (cmp)) : (void)0)
 
 /* Compare two numbers: negative, 0 or positive, as comparators return it. */
 static inline int ckpt_u64_cmp(uint64_t a, uint64_t b) { return (a > b) - (a < b); }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
 
 void ckpt_str_release(struct ckpt_str *s)
 {
@@ -104,7 +105,7 @@ char *ckpt_asprintf(const char *fmt, ...)
 
 char *ckpt_printable(const char *bytes)
 {
-    struct ckpt_str out = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str out = {0};
 
     for (const char *s = bytes; *s;) {
         char shown[CKPT_UTF8_SHOWN];
@@ -113,11 +114,7 @@ char *ckpt_printable(const char *bytes)
         ckpt_str_append(&out, shown, n);
     }
     ckpt_str_putc(&out, '\0');
-    if (out.failed) {
-        ckpt_str_release(&out);
-        return NULL;
-    }
-    return out.ptr;
+    return out.failed ? NULL : ckpt_steal(&out.ptr);
 }
 
 bool ckpt_has_prefix(const char *s, const char *prefix)

@@ -37,4 +37,7 @@ void ckpt_vec_shrink_(void **ptr, size_t *cap, size_t len, size_t size);
 #define ckpt_vec_shrink(v)                                                                         \
     ckpt_vec_shrink_((void **)&(v)->ptr, &(v)->cap, (v)->len, sizeof *(v)->ptr)
 
+/* For ckpt_cleanup: v is the address of a CKPT_VEC, whose first member is ptr. */
+static inline void ckpt_vec_cleanup(void *v) { free(*(void **)v); }
+
 #define ckpt_vec_release(v) (free((v)->ptr), (v)->ptr = NULL, (v)->len = (v)->cap = 0)

@@ -300,24 +300,21 @@ static bool receive_children(struct ckpt_round *r)
 static int send_up(struct ckpt_round *r, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
-    struct ckpt_str s = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str s = {0};
     struct ckpt_err gone = {0};
     struct ckpt_status nomem = {.rank = comm->x->rank};
-    int rc;
 
     if (r->data.failed) {
         (void)ckpt_nomem(&nomem.why);
         name_rank(comm, &nomem.why);
         add_status(r, &nomem);
     }
-    rc = round_message(comm, CKPT_CTL_ROUND, r->number, &r->status, r->data.ptr, r->data.len, &s);
-    if (rc < 0) {
-        ckpt_str_release(&s);
+    if (round_message(comm, CKPT_CTL_ROUND, r->number, &r->status, r->data.ptr, r->data.len, &s) <
+        0)
         return ckpt_nomem(err);
-    }
     r->sent = true;
     comm->said.up = r->number + 1;
-    rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
+    int rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
     ckpt_str_release(&s);
     if (rc < 0 && gone.code == CKPT_LIMIT) { /* the error, which all ranks get, is short */
         struct ckpt_status more = {gone, comm->x->rank};
@@ -365,7 +362,7 @@ static int make_answer(struct ckpt_round *r, struct ckpt_str *out)
     ckpt_cleanup(ckpt_freep) const unsigned char **data = calloc(size, sizeof *data);
     ckpt_cleanup(ckpt_freep) size_t *len = calloc(size, sizeof *len);
     struct ckpt_err *why = &r->status.why;
-    struct ckpt_str body = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str body = {0};
 
     if (!data || !len || r->data.failed)
         (void)ckpt_nomem(why);
@@ -377,10 +374,7 @@ static int make_answer(struct ckpt_round *r, struct ckpt_str *out)
     if (body.failed) /* the others get the error, which needs less */
         (void)ckpt_nomem(why);
     name_rank(r->comm, why);
-    int rc =
-        round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->status, body.ptr, body.len, out);
-    ckpt_str_release(&body);
-    return rc;
+    return round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->status, body.ptr, body.len, out);
 }
 
 static int answer_all(struct ckpt_round *r, struct ckpt_err *err)
@@ -412,7 +406,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
     struct ckpt_comm *comm = r->comm;
     const uint32_t up = ckpt_tree_parent(comm->x->rank);
     struct ckpt_status none = {.rank = comm->x->rank};
-    struct ckpt_str out = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str out = {0};
 
     if ((r->answer = take_held(comm, CKPT_CTL_ANSWER, r->number))) {
         (void)send_down(comm, r->answer->data, r->answer->len, NULL);
@@ -430,7 +424,6 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
     none.why = *err;
     if (round_message(comm, CKPT_CTL_ANSWER, r->number, &none, NULL, 0, &out) == 0)
         (void)send_down(comm, out.ptr, out.len, NULL);
-    ckpt_str_release(&out);
     return -1;
 }
 
@@ -470,7 +463,7 @@ int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t
 static void say_missing(const struct ckpt_round *r, const struct ckpt_wait *wait)
 {
     const struct ckpt_comm *comm = r->comm;
-    struct ckpt_str text = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
     uint32_t n = 0;
 
     ckpt_str_puts(&text, "waiting for ");
@@ -483,7 +476,6 @@ static void say_missing(const struct ckpt_round *r, const struct ckpt_wait *wait
                     comm->doing ? comm->doing : "");
     if (n && !text.failed)
         comm->log(comm->log_ctx, text.ptr);
-    ckpt_str_release(&text);
 }
 
 int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
@@ -540,16 +532,15 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
                                .own = data,
                                .own_len = own_len,
                                .reduce = reduce_share};
-    unsigned char *answer = NULL;
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     size_t got = 0;
 
-    rc = ckpt_round_run(&round, rc, &answer, &got, err);
-    if (rc == 0 && got != len)
-        rc = ckpt_fail(err, CKPT_CONFLICT, "rank 0 runs another version of ckptfs");
-    if (rc == 0)
-        memcpy(data, answer, len);
-    free(answer);
-    return rc;
+    if (ckpt_round_run(&round, rc, &answer, &got, err) < 0)
+        return -1;
+    if (got != len)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank 0 runs another version of ckptfs");
+    memcpy(data, answer, len);
+    return 0;
 }
 
 /* What a rank proves that it has rank 0's secret for: rank 0's random number, and itself. */
@@ -563,7 +554,7 @@ static int reduce_proofs(void *ctx, const unsigned char *const *data, const size
 {
     struct membership *of = ctx;
     unsigned char proof[CKPT_PROOF_BYTES];
-    struct ckpt_str others = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str others = {0};
     uint32_t n = 0;
 
     (void)answer;
@@ -572,13 +563,11 @@ static int reduce_proofs(void *ctx, const unsigned char *const *data, const size
         if (len[of->rank] != sizeof proof || !ckpt_secret_equal(proof, data[of->rank]))
             ckpt_list_rank(&others, n++, of->rank);
     }
-    if (n)
-        (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "%s: another CKPTFS_SECRET than on rank 0, or none: set the same one on "
-                        "all ranks",
-                        ckpt_str_get(&others));
-    ckpt_str_release(&others);
-    return n ? -1 : 0;
+    return n ? ckpt_fail(err, CKPT_CONFLICT,
+                         "%s: another CKPTFS_SECRET than on rank 0, or none: set the same one on "
+                         "all ranks",
+                         ckpt_str_get(&others))
+             : 0;
 }
 
 /* Compare the secrets of all ranks. */

@@ -43,14 +43,12 @@ static void key_set(struct key *k, uint32_t parent, const char *name, size_t len
 
 int ckpt_archive_index_new(struct ckpt_archive_index **ret, struct ckpt_err *err)
 {
-    struct ckpt_archive_index *m = calloc(1, sizeof *m);
+    ckpt_cleanup(ckpt_archive_index_freep) struct ckpt_archive_index *m = calloc(1, sizeof *m);
     struct node top = {.name = "", .is.kind = CKPT_ENTRY_DIR};
 
-    if (!m || ckpt_vec_push(&m->nodes, top) < 0) {
-        free(m);
+    if (!m || ckpt_vec_push(&m->nodes, top) < 0)
         return ckpt_nomem(err);
-    }
-    *ret = m;
+    *ret = ckpt_steal(&m);
     return 0;
 }
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/dir.h"
@@ -178,8 +179,7 @@ static int read_entries(struct ckpt_below *top, const char *below, entries *all)
             rc = add_entry(d, de, all);
     rc = rc ? rc : errno;
     (void)closedir(d);
-    if (all->len)
-        qsort(all->ptr, all->len, sizeof *all->ptr, entry_cmp);
+    ckpt_sort(all->ptr, all->len, entry_cmp);
     return rc;
 }
 

@@ -639,8 +639,7 @@ int ckpt_recording_encode(struct ckpt_recording *r, struct ckpt_str *out, struct
     memcpy(head.magic, MAGIC, sizeof MAGIC);
     ckpt_str_append(out, (const char *)&head, sizeof head);
     (void)pthread_mutex_lock(&r->lock);
-    if (r->answer.len)
-        qsort(r->answer.ptr, r->answer.len, sizeof *r->answer.ptr, answer_cmp);
+    ckpt_sort(r->answer.ptr, r->answer.len, answer_cmp);
     for (size_t i = 0; i < r->answer.len; i = next) {
         for (next = i + 1; next < r->answer.len; next++)
             if (!is_same_path(&r->answer.ptr[i], &r->answer.ptr[next]))

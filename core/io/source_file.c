@@ -479,15 +479,11 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                          struct ckpt_source **ret, struct ckpt_err *err)
 {
-    struct ckpt_source *s;
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
 
-    if (ckpt_source_file_prepare(dir, name, pool, &s, err) < 0)
+    if (ckpt_source_file_prepare(dir, name, pool, &s, err) < 0 || ckpt_source_file_open(s, err) < 0)
         return -1;
-    if (ckpt_source_file_open(s, err) < 0) {
-        file_free(s);
-        return -1;
-    }
-    *ret = s;
+    *ret = ckpt_steal(&s);
     return 0;
 }
 

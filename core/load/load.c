@@ -22,17 +22,15 @@ enum { PAGE = 4096 };
 int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,
                   const struct ckpt_load_options *opt, struct ckpt_load **ret, struct ckpt_err *err)
 {
-    struct ckpt_load *load = calloc(1, sizeof *load);
+    ckpt_cleanup(ckpt_freep) struct ckpt_load *load = calloc(1, sizeof *load);
 
     if (!load)
         return ckpt_nomem(err);
-    if (ckpt_load_take_options(&load->opt, opt, err) < 0) {
-        free(load);
+    if (ckpt_load_take_options(&load->opt, opt, err) < 0)
         return -1;
-    }
     load->view = ckpt_view_hold(view);
     load->comm = comm;
-    *ret = load;
+    *ret = ckpt_steal(&load);
     return 0;
 }
 

@@ -150,11 +150,10 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
         r.shared_storage, "page_cache", r.page_cache, "copy", r.copy, "local_link", r.local_link,
         "network", r.network, "verified", (int)t->verify);
     ckptfs_json_bucket(j);
-    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    ckpt_cleanup(ckpt_freep) char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
         return ckpt_nomem(err);
     (void)printf("%s\n", text);
-    free(text);
     return 0;
 }
 

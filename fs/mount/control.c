@@ -34,12 +34,11 @@ static json_t *settings(const struct ckptfs *fs)
 static json_t *warnings_of(struct ckpt_run *run)
 {
     struct ckpt_err err = {0};
-    char *text = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
     json_t *list = NULL;
 
     if (run && ckpt_run_warnings(run, &text, &err) == 0)
         list = json_loads(text, 0, NULL);
-    free(text);
     return list ? list : json_array();
 }
 

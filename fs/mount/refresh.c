@@ -48,19 +48,17 @@ const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s)
 /* Replace the list by the run's current steps. */
 static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_err *err)
 {
-    struct ckptfs_steps *s = calloc(1, sizeof *s), *old;
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *s = calloc(1, sizeof *s);
 
     if (!s)
         return ckpt_nomem(err);
     atomic_init(&s->nref, 1);
     s->folder = ckpt_run_is_folder(run);
-    if (ckpt_run_steps(run, &s->step, &s->n, err) < 0) {
-        free(s);
+    if (ckpt_run_steps(run, &s->step, &s->n, err) < 0)
         return -1;
-    }
     (void)pthread_mutex_lock(&r->lock);
-    old = r->now;
-    r->now = s;
+    struct ckptfs_steps *old = r->now;
+    r->now = ckpt_steal(&s);
     (void)pthread_mutex_unlock(&r->lock);
     ckptfs_steps_release(old);
     return 0;

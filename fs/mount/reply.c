@@ -85,17 +85,13 @@ double ckptfs_name_timeout(bool lasting) { return lasting ? LASTING_S : PASSING_
 
 static struct ckptfs_buffer *buffer_new(const struct ckptfs_buffers *b)
 {
-    struct ckptfs_buffer *n = calloc(1, sizeof *n);
+    ckpt_cleanup(ckpt_freep) struct ckptfs_buffer *n = calloc(1, sizeof *n);
 
-    if (!n)
+    if (!n || posix_memalign(&n->mem, PAGE, CKPTFS_MAX_READ) != 0)
         return NULL;
-    if (posix_memalign(&n->mem, PAGE, CKPTFS_MAX_READ) != 0) {
-        free(n);
-        return NULL;
-    }
     if (b->constant)
         memset(n->mem, 0x5a, CKPTFS_MAX_READ);
-    return n;
+    return ckpt_steal(&n);
 }
 
 struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b)

@@ -138,7 +138,7 @@ static int flush(struct delta *d, struct ckpt_err *err)
     ckpt_cleanup(ckpt_json_decrefp) json_t *header = json_object();
     ckpt_cleanup(ckpt_freep) struct iovec *part = calloc(d->nblob + 1, sizeof *part);
     ckpt_cleanup(ckpt_freep) char *text = NULL;
-    struct ckpt_str head = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
     json_t *sums = json_object();
     size_t len;
     char name[64];
@@ -159,7 +159,6 @@ static int flush(struct delta *d, struct ckpt_err *err)
     ckpt_str_printf(&head, "%-*s", (int)padded, text);
     part[0] = (struct iovec){head.ptr, head.len};
     int rc = head.failed ? ckpt_nomem(err) : write_file(d, name, part, d->nblob + 1, err);
-    ckpt_str_release(&head);
     for (size_t i = 0; i < d->nblob; i++)
         free(d->blob[i].change.data);
     d->nblob = 0;

@@ -132,14 +132,15 @@ static void run_command(struct series *s, char **argv, const char *step)
 
 static int then(struct series *s, const char *step, const char *dest, struct ckpt_err *err)
 {
-    char **given = s->export.tool->line.rest, **argv;
+    char **given = s->export.tool->line.rest;
     size_t n = 0;
 
     if (!given || !s->export.wrote)
         return 0;
     while (given[n])
         n++;
-    if (!(argv = calloc(n + 1, sizeof *argv)))
+    ckpt_cleanup(ckpt_freep) char **argv = calloc(n + 1, sizeof *argv);
+    if (!argv)
         return ckpt_nomem(err);
     bool good = fflush(stdout) == 0;
     for (size_t i = 0; i < n; i++)
@@ -148,7 +149,6 @@ static int then(struct series *s, const char *step, const char *dest, struct ckp
         run_command(s, argv, step);
     for (size_t i = 0; i < n; i++)
         free(argv[i]);
-    free(argv);
     return good ? 0 : ckpt_nomem(err);
 }
 

@@ -15,13 +15,11 @@
 static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
 {
     struct ckpt_step *step;
-    json_t *list = json_array();
     size_t n;
 
-    if (ckpt_run_steps(run, &step, &n, err) < 0) {
-        json_decref(list);
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
         return NULL;
-    }
+    json_t *list = json_array();
     for (size_t i = 0; i < n; i++)
         ckpt_json_append(&list, ckptfs_json_text(step[i].name));
     ckpt_steps_free(step, n);
@@ -37,20 +35,18 @@ static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, str
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
-    json_t *j, *steps = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack("{s:o}", "run", ckptfs_json_text(path));
+    json_t *steps = NULL;
 
     if (ckpt_tool_open_run(path, t->opt, t->step, &run, &view, err) < 0 ||
         ckpt_view_info(view, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0)
         return -1;
     if (ckpt_run_is_folder(run) && !(steps = steps_json(run, err)))
         return -1;
-    j = json_pack("{s:o}", "run", ckptfs_json_text(path));
     if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
-        json_object_update(j, facts) < 0) {
-        json_decref(j);
+        json_object_update(j, facts) < 0)
         return ckpt_nomem(err);
-    }
-    *ret = j;
+    *ret = ckpt_steal(&j);
     return 0;
 }
 

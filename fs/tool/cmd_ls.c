@@ -37,7 +37,7 @@ static int table(const char *const *head, const char *align, size_t ncolumn, siz
                  int (*row)(const void *ctx, size_t i, char **cell), const void *ctx,
                  struct ckpt_err *err)
 {
-    char **cell = calloc(n * ncolumn + 1, sizeof *cell);
+    ckpt_cleanup(ckpt_freep) char **cell = calloc(n * ncolumn + 1, sizeof *cell);
     bool good = cell;
 
     for (size_t i = 0; good && i < n; i++)
@@ -46,7 +46,6 @@ static int table(const char *const *head, const char *align, size_t ncolumn, siz
         ckpt_out_table(head, align, ncolumn, cell, n * ncolumn);
     for (size_t i = 0; cell && i < n * ncolumn; i++)
         free(cell[i]);
-    free(cell);
     return good ? 0 : ckpt_nomem(err);
 }
 

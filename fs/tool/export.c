@@ -150,7 +150,7 @@ static bool finished_before(const struct export *x, struct ckpt_item *item)
 /* Hash the first len bytes of a file; false if it is shorter or cannot be read. */
 static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
 {
-    char *buf = malloc(CKPT_PUMP_CHUNK);
+    ckpt_cleanup(ckpt_freep) char *buf = malloc(CKPT_PUMP_CHUNK);
     uint64_t off = 0;
 
     (void)XXH3_128bits_reset(state);
@@ -161,7 +161,6 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
             break;
         (void)XXH3_128bits_update(state, buf, want);
     }
-    free(buf);
     return off == len;
 }
 

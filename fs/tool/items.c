@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "common.h"
@@ -55,8 +56,7 @@ int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struc
 {
     if (walk(ckpt_view_root(view), "", ret, err) < 0)
         return -1;
-    if (ret->n)
-        qsort(ret->item, ret->n, sizeof *ret->item, weights_first);
+    ckpt_sort(ret->item, ret->n, weights_first);
     return 0;
 }
 

@@ -162,13 +162,13 @@ struct fit {
 static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
-    ckpt_group_places places = {0};
-    const int rc = ckpt_families_choose(claim, n, nrank, &places, err);
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_places places = {0};
 
-    if (rc == 0 && places.len)
+    if (ckpt_families_choose(claim, n, nrank, &places, err) < 0)
+        return -1;
+    if (places.len)
         ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
-    ckpt_vec_release(&places);
-    return rc;
+    return 0;
 }
 
 /* What rank 0 gathers from the messages of all ranks. */
@@ -392,8 +392,8 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
                                .reduce = reduce_fit,
                                .ctx = load->comm};
     const uint64_t windows = load->opt.host_bytes - ckpt_load_aside(&load->opt);
-    unsigned char *answer = NULL;
-    struct ckpt_str data = {0};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str data = {0};
     struct fit most = {0};
     size_t len = 0;
 
@@ -410,8 +410,6 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
         take_places(load, (const struct ckpt_group_place *)(const void *)(answer + sizeof most),
                     (len - sizeof most) / sizeof(struct ckpt_group_place));
     }
-    free(answer);
-    ckpt_str_release(&data);
     load->exchanges = most.exchanges;
     const bool host = most.host > windows;
     if (rc < 0 ||

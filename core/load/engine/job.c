@@ -251,7 +251,7 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
                                .ctx = load};
     unsigned char *answer = NULL;
     struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};
-    struct ckpt_str message = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str message = {0};
     size_t len = 0;
 
     *ret = (struct ckpt_job){0};
@@ -260,7 +260,6 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
     round.own = message.ptr;
     round.own_len = message.len;
     rc = ckpt_round_run(&round, rc, &answer, &len, &own);
-    ckpt_str_release(&message);
     if (rc < 0) {
         *err = (struct ckpt_err){0};
         return ckpt_err_move(err, &own);

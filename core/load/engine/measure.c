@@ -92,8 +92,7 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_m
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err)
 {
     const uint64_t one = sizeof(struct ckpt_device_copy);
-    ckpt_parts parts = {0};
-    int rc = 0;
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
 
     *ret = (struct ckpt_engine_sizes){0};
     for (size_t i = 0; i < plan->pieces.len; i++) {
@@ -106,14 +105,13 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_m
         if (plan->stream[g].nstep)
             ret->receive = ckpt_max_u64(ret->receive, ckpt_slice_stride(&plan->stream[g], mode) *
                                                           (uint64_t)plan->groups.ptr[g].n);
-    if (mode->device)
-        rc = count_windows(plan, &parts, &ret->copies, err);
-    ckpt_vec_release(&parts);
     ret->window_host = ret->receive;
     if (mode->device) {
+        if (count_windows(plan, &parts, &ret->copies, err) < 0)
+            return -1;
         ret->fetch = mode->verify || mode->hosts ? ret->receive : 0;
         ret->window_host = ret->fetch + ret->copies * one;
         ret->window_device = ret->receive + ret->copies * one;
     }
-    return rc;
+    return 0;
 }

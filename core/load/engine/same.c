@@ -191,7 +191,7 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
 /* Choose at most SAMPLES samples, evenly over the catalogue; *ret_n is their number. */
 static int choose_samples(const struct ckpt_catalog *cat, struct sample *ret, uint32_t *ret_n)
 {
-    samples all = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) samples all = {0};
     int rc = 0;
 
     for (int vectors = 0; vectors < 2 && all.len == 0; vectors++)
@@ -200,7 +200,6 @@ static int choose_samples(const struct ckpt_catalog *cat, struct sample *ret, ui
     *ret_n = (uint32_t)ckpt_min_u64(SAMPLES, all.len);
     for (uint32_t i = 0; i < *ret_n; i++)
         ret[i] = all.ptr[i * all.len / *ret_n];
-    ckpt_vec_release(&all);
     return rc;
 }
 

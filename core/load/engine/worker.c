@@ -139,14 +139,13 @@ static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t 
 {
     const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[s->piece];
     const uint64_t begin = ckpt_now_ns();
-    ckpt_parts parts = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
     struct placing p = {e, s->buf, piece->lo, &parts, err};
 
     if (!place_begin(e))
         return 0;
     int rc = place_units(&p, lo, hi, piece->lo + piece->len);
     place_end(e);
-    ckpt_vec_release(&parts);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return rc;
 }
@@ -203,7 +202,7 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_err err = {0};
-    ckpt_parts parts = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
 
     if (!place_begin(e))
         return false;
@@ -211,7 +210,6 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
     if (good)
         use_up(e, m);
     place_end(e);
-    ckpt_vec_release(&parts);
     if (err.code != CKPT_OK)
         ckpt_engine_fail(e, &err, true);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
@@ -298,7 +296,7 @@ static bool read_direct(struct job *j)
     const uint64_t begin = ckpt_now_ns();
     void *slot[JOB_BOXES];
     struct ckpt_part part[JOB_BOXES];
-    ckpt_parts parts = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
     struct ckpt_err ignored = {0};
     uint32_t tried = 0;
     bool good = true;
@@ -314,7 +312,6 @@ static bool read_direct(struct job *j)
         if (good)
             part[i] = parts.ptr[0];
     }
-    ckpt_vec_release(&parts);
     good = good && place_begin(e);
     if (good) {
         for (uint32_t i = 0; i < j->n; i++)

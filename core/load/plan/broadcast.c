@@ -32,14 +32,13 @@ int ckpt_broadcast_init(struct ckpt_broadcast *r, const struct ckpt_group *group
                         const uint32_t *node, bool star, struct ckpt_err *err)
 {
     const size_t n = group->n;
-    struct seat *seat = malloc((n + 1) * sizeof *seat);
+    ckpt_cleanup(ckpt_freep) struct seat *seat = malloc((n + 1) * sizeof *seat);
 
     *r = (struct ckpt_broadcast){.self = group->rank[group->self], .n = group->n, .star = star};
     r->member = malloc((n + 1) * sizeof *r->member);
     r->place = malloc((n + 1) * sizeof *r->place);
     r->node = malloc((n + 1) * sizeof *r->node);
     if (!seat || !r->member || !r->place || !r->node) {
-        free(seat);
         ckpt_broadcast_release(r);
         return ckpt_nomem(err);
     }
@@ -55,7 +54,6 @@ int ckpt_broadcast_init(struct ckpt_broadcast *r, const struct ckpt_group *group
         r->place[seat[i].index] = i;
     }
     r->node[r->nnode] = (uint32_t)n;
-    free(seat);
     return 0;
 }
 

@@ -38,8 +38,7 @@ int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nran
 
     if (!taken)
         return ckpt_nomem(err);
-    if (n)
-        qsort(claim, n, sizeof *claim, ckpt_group_claim_cmp);
+    ckpt_sort(claim, n, ckpt_group_claim_cmp);
     for (size_t lo = 0, hi; lo < n; lo = hi) {
         for (hi = lo; hi < n && claim[hi].group == claim[lo].group;)
             hi++;

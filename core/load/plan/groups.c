@@ -56,17 +56,14 @@ void ckpt_groups_release(ckpt_groups *groups)
 /* The group of all ranks that have one of these requests; CKPT_NONE and *f->err: no memory. */
 static uint32_t group_of(struct finder *f, const uint32_t *request, size_t n)
 {
-    ckpt_numbers part = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_numbers part = {0};
 
     if (ckpt_vec_reserve(&part, n + 1) < 0)
         return (void)ckpt_nomem(f->err), CKPT_NONE;
     for (size_t i = 0; i < n; i++)
         part.ptr[part.len++] = f->requests.ptr[request[i]].ranks;
-    if (n > 1)
-        qsort(part.ptr, part.len, sizeof *part.ptr, ckpt_u32s_cmp);
-    const uint32_t group = ckpt_rank_lists_group(&f->members, &part);
-    ckpt_vec_release(&part);
-    return group;
+    ckpt_sort(part.ptr, part.len, ckpt_u32s_cmp);
+    return ckpt_rank_lists_group(&f->members, &part);
 }
 
 static int add_request(void *ctx, uint32_t part, const struct ckpt_box *box)
@@ -319,24 +316,19 @@ static int emit_set(struct finder *f, const ckpt_numbers *set)
 {
     struct ckpt_box meet = f->requests.ptr[set->ptr[0]].box, both;
     struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
-    ckpt_numbers overlap = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_numbers overlap = {0};
 
     for (size_t i = 1; i < set->len; i++) {
         (void)ckpt_box_intersect(&meet, &f->requests.ptr[set->ptr[i]].box, &both);
         meet = both;
     }
     s.group = group_of(f, set->ptr, set->len);
-    int rc = s.group == CKPT_NONE ? -1 : overlapping(f, &meet, &overlap);
-    if (rc == 0 && overlap.len == set->len) {
-        rc = emit(f, &meet, s.group);
-    } else if (rc == 0) {
-        s.cell = meet;
-        rc = sweep(&s, 0, overlap.ptr, overlap.len);
-        if (rc == 0)
-            rc = end_run(&s);
-    }
-    ckpt_vec_release(&overlap);
-    return rc;
+    if (s.group == CKPT_NONE || overlapping(f, &meet, &overlap) < 0)
+        return -1;
+    if (overlap.len == set->len)
+        return emit(f, &meet, s.group);
+    s.cell = meet;
+    return sweep(&s, 0, overlap.ptr, overlap.len) < 0 ? -1 : end_run(&s);
 }
 
 /* The other leaf, for the cells of this rank's own boxes: emit the boxes of the set of requests
@@ -395,38 +387,39 @@ static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 
 static int find_in_tensor(struct finder *f, box_vec *own)
 {
-    ckpt_numbers all = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_numbers all = {0};
 
     f->whole = f->members.sharing->readers != CKPT_READERS_EACH &&
                ckpt_tensor_is_decoded(&f->job_wants->cat->tensors.ptr[f->tensor]);
-    int rc = own_boxes(f, own);
+    if (own_boxes(f, own) < 0)
+        return -1;
     f->requests.len = 0;
     ckpt_lists_forget(&f->seen);
-    for (size_t i = 0; i < own->len && rc == 0; i++)
-        rc = collect(f, &own->ptr[i]);
-    if (rc < 0 || own->len == 0)
-        return rc;
+    for (size_t i = 0; i < own->len; i++)
+        if (collect(f, &own->ptr[i]) < 0)
+            return -1;
+    if (own->len == 0)
+        return 0;
     if (tidy(f) < 0)
         return -1;
     if (own->ptr->rank == 0)
         own->len = 1;
     if (own->len == 1 && (f->whole || all_alike(f, own->ptr))) {
-        for (size_t i = 0; i < f->requests.len && rc == 0; i++)
-            rc = ckpt_vec_push(&all, (uint32_t)i) < 0 ? ckpt_nomem(f->err) : 0;
-        rc = rc == 0 ? emit(f, own->ptr, group_of(f, all.ptr, all.len)) : -1;
-        ckpt_vec_release(&all);
-        return rc;
+        for (size_t i = 0; i < f->requests.len; i++)
+            if (ckpt_vec_push(&all, (uint32_t)i) < 0)
+                return ckpt_nomem(f->err);
+        return emit(f, own->ptr, group_of(f, all.ptr, all.len));
     }
     f->cells = 0;
-    rc = sort_requests(f);
-    for (size_t i = 0; i < own->len && rc == 0; i++) {
+    if (sort_requests(f) < 0)
+        return -1;
+    for (size_t i = 0; i < own->len; i++) {
         struct sweep s = {.f = f, .within = &own->ptr[i], .cell = own->ptr[i], .leaf = see_set};
         all.len = 0;
-        if ((rc = overlapping(f, &own->ptr[i], &all)) == 0)
-            rc = sweep(&s, 0, all.ptr, all.len);
+        if (overlapping(f, &own->ptr[i], &all) < 0 || sweep(&s, 0, all.ptr, all.len) < 0)
+            return -1;
     }
-    ckpt_vec_release(&all);
-    return rc;
+    return 0;
 }
 
 /* ---- all tensors ---- */
@@ -450,8 +443,7 @@ static int sort_groups(struct finder *f)
 
     if (!place)
         return ckpt_nomem(f->err);
-    if (n)
-        qsort(f->groups->ptr, n, sizeof *f->groups->ptr, group_cmp);
+    ckpt_sort(f->groups->ptr, n, group_cmp);
     for (uint32_t i = 0; i < n; i++)
         place[f->groups->ptr[i].found] = i;
     for (size_t i = 0; i < f->boxes->len; i++)

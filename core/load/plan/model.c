@@ -146,7 +146,7 @@ static int add_exchange(struct model *m, json_t *list, const uint32_t *rank, uin
  * trees do what is two steps on devices. */
 static int list_exchanges(struct model *m, const struct ckpt_plan *p)
 {
-    json_t *list = json_array();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
     uint64_t bytes = 0;
     int rc = list ? 0 : -1;
 
@@ -165,7 +165,6 @@ static int list_exchanges(struct model *m, const struct ckpt_plan *p)
         json_decref(m->exchanges);
         m->exchanges = json_incref(list);
     }
-    json_decref(list);
     return rc < 0 ? ckpt_nomem(m->err) : 0;
 }
 
@@ -173,23 +172,21 @@ static int list_exchanges(struct model *m, const struct ckpt_plan *p)
 static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
 {
     const struct ckpt_sharing sharing = {policy->readers, m->node, m->with};
-    struct ckpt_plan *p = NULL;
-    int rc = ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err);
+    ckpt_cleanup(ckpt_plan_freep) struct ckpt_plan *p = NULL;
 
-    for (uint32_t g = 0; rc == 0 && g < p->groups.len; g++) {
+    if (ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err) < 0)
+        return -1;
+    for (uint32_t g = 0; g < p->groups.len; g++) {
         const struct ckpt_group *group = &p->groups.ptr[g];
         bool new;
         if (ckpt_lists_know(&m->known, group->rank, group->n, 0, &new) < 0)
-            rc = ckpt_nomem(m->err);
-        else if (new)
-            rc = add_group(m, p, g);
+            return ckpt_nomem(m->err);
+        if (new &&add_group(m, p, g) < 0)
+            return -1;
     }
-    if (rc == 0 && p->windows.len > m->nwindow)
+    if (p->windows.len > m->nwindow)
         m->nwindow = (uint32_t)p->windows.len;
-    if (rc == 0)
-        rc = list_exchanges(m, p);
-    ckpt_plan_free(p);
-    return rc;
+    return list_exchanges(m, p);
 }
 
 /* Hash the lengths of all boxes that a rank wants. */
@@ -344,22 +341,19 @@ static int weigh_all(struct model *m, const struct ckpt_policy_input *in,
                      const struct ckpt_load_places *at, struct ckpt_cost_input *ret)
 {
     const struct ckpt_plan_sizes once = ckpt_policy_once(in);
-    struct ckpt_weighing w = {.job_wants = &m->job_wants,
-                              .at = at,
-                              .sizes = &once,
-                              .device = m->device,
-                              .logarithmic = m->device,
-                              .weight = m->weight};
-    int rc = 0;
-    for (uint32_t r = 0; r < m->nrank && rc == 0; r++) {
+    ckpt_cleanup(ckpt_weighing_release) struct ckpt_weighing w = {.job_wants = &m->job_wants,
+                                                                  .at = at,
+                                                                  .sizes = &once,
+                                                                  .device = m->device,
+                                                                  .logarithmic = m->device,
+                                                                  .weight = m->weight};
+    for (uint32_t r = 0; r < m->nrank; r++) {
         const uint32_t first = m->replicas.rank[m->replicas.of[r]];
-        if (first == r)
-            rc = ckpt_load_weigh(&w, r, m->err);
-        else
-            m->weight[r].needed = m->weight[first].needed;
+        if (first == r && ckpt_load_weigh(&w, r, m->err) < 0)
+            return -1;
+        m->weight[r].needed = m->weight[first].needed;
     }
-    ckpt_weighing_release(&w);
-    return rc < 0 ? -1 : ckpt_load_add_weights(m->weight, m->nrank, at, ret, m->err);
+    return ckpt_load_add_weights(m->weight, m->nrank, at, ret, m->err);
 }
 
 static int model_run(struct model *m, const struct ckpt_view *view, const char *layout,

@@ -33,8 +33,6 @@ void ckpt_plan_free(struct ckpt_plan *p)
     free(p);
 }
 
-static void plan_freep(struct ckpt_plan **p) { ckpt_plan_free(*p); }
-
 uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 {
     uint64_t bytes = ckpt_job_wants_memory(p->job_wants) + sizeof *p +
@@ -492,8 +490,7 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
     for (uint32_t g = 0; g < p->groups.len; g++)
         if ((p->groups.ptr[g].n == 1 ? cut_alone(p, g, err) : cut_own_span(p, g, whole, err)) < 0)
             return -1;
-    if (p->pieces.len)
-        qsort(p->pieces.ptr, p->pieces.len, sizeof *p->pieces.ptr, piece_cmp);
+    ckpt_sort(p->pieces.ptr, p->pieces.len, piece_cmp);
     return 0;
 }
 
@@ -529,8 +526,7 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
             rc = add_window(p, g, k, CKPT_NONE);
     if (rc < 0)
         return ckpt_nomem(err);
-    if (p->windows.len)
-        qsort(p->windows.ptr, p->windows.len, sizeof *p->windows.ptr, window_cmp);
+    ckpt_sort(p->windows.ptr, p->windows.len, window_cmp);
     return 0;
 }
 
@@ -573,12 +569,11 @@ int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt
 /* Usually exactly one want of this rank has a region, and has all of it. */
 static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct ckpt_err *err)
 {
-    ckpt_parts parts = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
     const int rc = find_parts(p, r->tensor, &r->box, &parts, err);
 
     r->entry =
         parts.len == 1 && ckpt_box_eq(&parts.ptr->box, &r->box) ? parts.ptr->entry : CKPT_NONE;
-    ckpt_vec_release(&parts);
     return rc;
 }
 
@@ -587,25 +582,23 @@ static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct c
 static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
                         struct ckpt_err *err)
 {
-    ckpt_group_boxes boxes = {0};
-    int rc = ckpt_groups_find(p->job_wants, p->self, sharing, &p->groups, &boxes, err);
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_boxes boxes = {0};
 
-    if (rc == 0 && ckpt_vec_reserve(&p->regions, boxes.len + 1) < 0)
-        rc = ckpt_nomem(err);
-    for (size_t i = 0; i < boxes.len && rc == 0; i++)
+    if (ckpt_groups_find(p->job_wants, p->self, sharing, &p->groups, &boxes, err) < 0)
+        return -1;
+    if (ckpt_vec_reserve(&p->regions, boxes.len + 1) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < boxes.len; i++)
         p->regions.ptr[p->regions.len++] = (struct ckpt_region){
             .box = boxes.ptr[i].box, .tensor = boxes.ptr[i].tensor, .group = boxes.ptr[i].group};
-    ckpt_vec_release(&boxes);
-    for (size_t i = 0; i < p->regions.len && rc == 0; i++)
-        rc = find_entry(p, &p->regions.ptr[i], err);
-    return rc;
+    return 0;
 }
 
 int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
                   const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
+    ckpt_cleanup(ckpt_plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
 
     assert(sizes->unit > 0 && sizes->piece > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
     if (!p)
@@ -615,6 +608,9 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     p->sizes = *sizes;
     if (find_regions(p, sharing, err) < 0)
         return -1;
+    for (size_t i = 0; i < p->regions.len; i++)
+        if (find_entry(p, &p->regions.ptr[i], err) < 0)
+            return -1;
     p->stream = calloc(p->groups.len + 1, sizeof *p->stream);
     p->broadcast = calloc(p->groups.len + 1, sizeof *p->broadcast);
     if (!p->stream || !p->broadcast)

@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "base/vec.h"
 #include "load/plan/broadcast.h"
 #include "load/plan/groups.h"
@@ -151,6 +152,7 @@ bool ckpt_plan_reads_again(const struct ckpt_plan *p, uint32_t unit);
 
 /* Free a plan; NULL is allowed. */
 void ckpt_plan_free(struct ckpt_plan *p);
+CKPT_CLEANUP_BY(ckpt_plan_free, struct ckpt_plan)
 
 /* The size of the plan itself in memory, in bytes. */
 uint64_t ckpt_plan_memory(const struct ckpt_plan *p);

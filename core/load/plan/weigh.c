@@ -128,15 +128,16 @@ static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struc
 {
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, w->at->node,
                                          shared ? w->at->share : NULL};
-    ckpt_groups groups = {0};
-    ckpt_group_boxes boxes = {0};
-    uint64_t *bytes = NULL;
-    uint32_t *seen = calloc((size_t)w->at->nnode + 1, sizeof *seen);
-    int rc = ckpt_groups_find(w->job_wants, rank, &sharing, &groups, &boxes, err);
+    ckpt_cleanup(ckpt_groups_release) ckpt_groups groups = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_boxes boxes = {0};
+    ckpt_cleanup(ckpt_freep) uint64_t *bytes = NULL;
+    ckpt_cleanup(ckpt_freep) uint32_t *seen = calloc((size_t)w->at->nnode + 1, sizeof *seen);
 
-    if (rc == 0 && (!seen || !(bytes = calloc(groups.len + 1, sizeof *bytes))))
-        rc = ckpt_nomem(err);
-    for (size_t i = 0; i < boxes.len && rc == 0; i++) {
+    if (ckpt_groups_find(w->job_wants, rank, &sharing, &groups, &boxes, err) < 0)
+        return -1;
+    if (!seen || !(bytes = calloc(groups.len + 1, sizeof *bytes)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < boxes.len; i++) {
         const struct ckpt_group_box *b = &boxes.ptr[i];
         const struct ckpt_tensor *t =
             ckpt_tensor_stored(&w->job_wants->cat->tensors.ptr[b->tensor]);
@@ -146,22 +147,18 @@ static int add_groups(struct ckpt_weighing *w, uint32_t rank, bool shared, struc
             use_file(w->use, t, &b->box, len, has_another_of_node(w, &groups.ptr[b->group], rank));
     }
     w->weight[rank].latency = 0;
-    for (uint32_t g = 0; g < groups.len && rc == 0; g++) {
+    for (uint32_t g = 0; g < groups.len; g++) {
         const struct ckpt_group *group = &groups.ptr[g];
         bool new;
         w->weight[rank].latency +=
             ckpt_cost_latency(w->device, w->logarithmic, group->n,
                               count_nodes(w, group, seen, 2 * g + 1), bytes[g], w->sizes);
         if (ckpt_lists_know(&w->known[shared], group->rank, group->n, 0, &new) < 0)
-            rc = ckpt_nomem(err);
-        else if (new)
+            return ckpt_nomem(err);
+        if (new)
             add_group(w, group, bytes[g], shared, seen, 2 * g + 2);
     }
-    ckpt_groups_release(&groups);
-    ckpt_vec_release(&boxes);
-    free(bytes);
-    free(seen);
-    return rc;
+    return 0;
 }
 
 int ckpt_load_weigh(struct ckpt_weighing *w, uint32_t rank, struct ckpt_err *err)

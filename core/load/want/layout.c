@@ -245,17 +245,17 @@ static bool is_of_experts(const struct ckpt_sharding *m, uint32_t rank)
 static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor *t)
 {
     const struct ckpt_share *pick[CKPT_MAX_RANK];
-    struct ckpt_sharding m;
-    int rc = ckpt_annotations_find(y->marker, t, y->l.n[TP], y->l.n[EP], &m, y->err);
+    ckpt_cleanup(ckpt_sharding_release) struct ckpt_sharding m = {0};
 
+    if (ckpt_annotations_find(y->marker, t, y->l.n[TP], y->l.n[EP], &m, y->err) < 0)
+        return -1;
     y->nfound += m.found;
     y->nlayer += m.has_layer;
     y->nknown += m.has_layer && m.found;
-    y->nexpert += rc == 0 && is_of_experts(&m, t->rank);
-    if (rc == 0 && on_stage(y, &m) && on_ep(y, &m))
-        rc = add_products(y, tensor, t, m.dim, 0, pick, y->l.n[EP] > 1 && m.has_expert);
-    ckpt_sharding_release(&m);
-    return rc;
+    y->nexpert += is_of_experts(&m, t->rank);
+    if (!on_stage(y, &m) || !on_ep(y, &m))
+        return 0;
+    return add_products(y, tensor, t, m.dim, 0, pick, y->l.n[EP] > 1 && m.has_expert);
 }
 
 static int fail_unknown(const struct ckpt_view *view, const char *layout, struct ckpt_err *err)
@@ -272,23 +272,23 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
                       uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err)
 {
     struct lay y = {.w = w, .cat = view->cat, .err = err};
-    struct ckpt_annotations *marker = NULL;
-    int rc = parse_layout(layout, rank, nrank, &y.l, err);
+    ckpt_cleanup(ckpt_annotations_freep) struct ckpt_annotations *marker = NULL;
 
-    if (rc == 0)
-        rc = ckpt_describe_sharding(view, &marker, err);
+    if (parse_layout(layout, rank, nrank, &y.l, err) < 0 ||
+        ckpt_describe_sharding(view, &marker, err) < 0)
+        return -1;
     y.marker = marker;
-    for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
-        rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);
+    for (uint32_t t = 0; t < view->cat->tensors.len; t++)
+        if (want_tensor(&y, t, &view->cat->tensors.ptr[t]) < 0)
+            return -1;
     const bool blind = y.nfound == 0 || (y.nlayer && y.nknown == 0);
-    if (rc == 0 && blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
-        rc = fail_unknown(view, layout, err);
-    if (rc == 0 && y.l.n[EP] > 1 && y.nexpert == 0)
-        rc =
-            ckpt_fail(err, CKPT_USAGE, "layout '%s': ep=%" PRIu32 ", but this model has no experts",
-                      layout, y.l.n[EP]);
-    ckpt_annotations_free(marker);
-    return rc;
+    if (blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
+        return fail_unknown(view, layout, err);
+    if (y.l.n[EP] > 1 && y.nexpert == 0)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "layout '%s': ep=%" PRIu32 ", but this model has no experts", layout,
+                         y.l.n[EP]);
+    return 0;
 }
 
 int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,

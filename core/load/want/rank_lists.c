@@ -21,19 +21,16 @@ void ckpt_lists_forget(struct ckpt_known_lists *k)
 int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, uint32_t value,
                     bool *ret_new)
 {
-    uint32_t *copy = malloc((n + 1) * sizeof *copy), was;
+    ckpt_cleanup(ckpt_freep) uint32_t *copy = malloc((n + 1) * sizeof *copy);
+    uint32_t was;
 
     if (copy)
         memcpy(copy, list, n * sizeof *list);
     if (!copy || ckpt_vec_reserve(&k->list, 1) < 0 ||
-        ckpt_map_put(&k->map, (const char *)copy, n * sizeof *copy, value, &was, ret_new) < 0) {
-        free(copy);
+        ckpt_map_put(&k->map, (const char *)copy, n * sizeof *copy, value, &was, ret_new) < 0)
         return -1;
-    }
     if (*ret_new)
-        k->list.ptr[k->list.len++] = copy;
-    else
-        free(copy);
+        k->list.ptr[k->list.len++] = ckpt_steal(&copy);
     return 0;
 }
 
@@ -69,8 +66,7 @@ static int list_ranks(struct ckpt_rank_lists *m, struct ckpt_part_ranks *p)
              i++)
             rc = list_rank(&l, r->class_rank[i]);
     }
-    if (p->rank.len)
-        qsort(p->rank.ptr, p->rank.len, sizeof *p->rank.ptr, ckpt_u32s_cmp);
+    ckpt_sort(p->rank.ptr, p->rank.len, ckpt_u32s_cmp);
     return rc < 0 ? ckpt_nomem(m->err) : 0;
 }
 
@@ -136,7 +132,7 @@ static int unite(struct ckpt_rank_lists *m, const ckpt_numbers *part, ckpt_numbe
         rank->len += more->len;
     }
     if (part->len > 1)
-        qsort(rank->ptr, rank->len, sizeof *rank->ptr, ckpt_u32s_cmp);
+        ckpt_sort(rank->ptr, rank->len, ckpt_u32s_cmp);
     for (size_t i = 0; i < rank->len; i++)
         if (out == 0 || rank->ptr[out - 1] != rank->ptr[i])
             rank->ptr[out++] = rank->ptr[i];
@@ -146,7 +142,7 @@ static int unite(struct ckpt_rank_lists *m, const ckpt_numbers *part, ckpt_numbe
 
 uint32_t ckpt_rank_lists_group(struct ckpt_rank_lists *m, ckpt_numbers *part)
 {
-    ckpt_numbers rank = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_numbers rank = {0};
     uint32_t group = CKPT_NONE;
     size_t out = 0;
     bool new;
@@ -157,12 +153,11 @@ uint32_t ckpt_rank_lists_group(struct ckpt_rank_lists *m, ckpt_numbers *part)
     part->len = out;
     if (ckpt_map_get(&m->unions.map, (const char *)part->ptr, out * sizeof *part->ptr, &group))
         return group;
-    if (unite(m, part, &rank) == 0) {
-        group = group_of_ranks(m, &rank);
-        if (group != CKPT_NONE && ckpt_lists_know(&m->unions, part->ptr, out, group, &new) < 0)
-            group = ((void)ckpt_nomem(m->err), CKPT_NONE);
-    }
-    ckpt_vec_release(&rank);
+    if (unite(m, part, &rank) < 0)
+        return CKPT_NONE;
+    group = group_of_ranks(m, &rank);
+    if (group != CKPT_NONE && ckpt_lists_know(&m->unions, part->ptr, out, group, &new) < 0)
+        return (void)ckpt_nomem(m->err), CKPT_NONE;
     return group;
 }
 

@@ -408,19 +408,20 @@ int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
                     struct ckpt_table *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *place = calloc(w->entries.len + 1, sizeof *place);
-    struct ckpt_str s = {0}, boxes = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str s = {0}, boxes = {0};
     char *text;
-    int rc = place ? place_boxes(w, cat, place, &boxes, err) : ckpt_nomem(err);
 
-    if (rc == 0)
-        put_form(w, place, &s);
+    if (!place)
+        return ckpt_nomem(err);
+    if (place_boxes(w, cat, place, &boxes, err) < 0)
+        return -1;
+    put_form(w, place, &s);
     ret->form = s.len;
     if (boxes.len)
         ckpt_str_append(&s, boxes.ptr, boxes.len);
     s.failed |= boxes.failed;
-    ckpt_str_release(&boxes);
     ret->len = s.len;
-    if (rc < 0 || ckpt_str_steal(&s, &text, err) < 0)
+    if (ckpt_str_steal(&s, &text, err) < 0)
         return -1;
     ret->data = (unsigned char *)text;
     return 0;

@@ -191,8 +191,7 @@ static size_t join_neighbours(struct ckpt_piece_draft *piece, size_t n, const ui
 {
     size_t kept = n ? 1 : 0;
 
-    if (n > 1)
-        qsort(piece, n, sizeof *piece, draft_cmp);
+    ckpt_sort(piece, n, draft_cmp);
     for (size_t i = 1; i < n; i++) {
         struct ckpt_piece_draft *last = &piece[kept - 1];
         if (last->naxis && piece[i].naxis && goes_on(last, &piece[i], unit, dim, rank))

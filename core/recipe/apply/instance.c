@@ -302,19 +302,15 @@ int ckpt_rearrange(struct ckpt_catalog *cat, const struct ckpt_tensor *t, const 
     ckpt_cleanup(ckpt_instance_release) struct ckpt_instance in = {.target = t->name};
     const struct ckpt_rule_context cx = {
         .arena = &arena, .where = t->name, .from_at = "x  ", .to_at = "x  "};
-    ckpt_rules rules = {0};
-    ckpt_drafts drafts = {0};
-    int result = -1;
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_rules rules = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_drafts drafts = {0};
 
     if (t->value)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is a computed tensor: it can't be mapped",
                          t->name);
-    if (ckpt_rule_parse(&cx, &from, 1, &to, 1, &rules, err) == 0) {
-        in.rule = &rules.ptr[0];
-        in.sizes.scope = in.rule->scope;
-        result = rearrange(cat, &in, t, &drafts, ret, err);
-    }
-    ckpt_vec_release(&drafts);
-    ckpt_vec_release(&rules);
-    return result;
+    if (ckpt_rule_parse(&cx, &from, 1, &to, 1, &rules, err) < 0)
+        return -1;
+    in.rule = &rules.ptr[0];
+    in.sizes.scope = in.rule->scope;
+    return rearrange(cat, &in, t, &drafts, ret, err);
 }

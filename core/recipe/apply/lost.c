@@ -98,20 +98,20 @@ int ckpt_recipe_lost(const struct ckpt_recipes *set, const struct ckpt_model *ma
     ckpt_cleanup(ckpt_json_decrefp) json_t *about = json_pack("{s:s}", "format", format);
     const struct ckpt_recipe_options opt = {.format = format};
     struct ckpt_catalog cat = *made->catalog; /* as a reader would make it */
-    struct ckpt_settings again = {0};
+    ckpt_cleanup(ckpt_settings_release) struct ckpt_settings again = {0};
     const char *key;
     json_t *value;
-    int result;
 
+    if (!about)
+        return ckpt_nomem(err);
     cat.config = made->made;
     cat.about = about;
-    result = about ? read_again(set, &cat, &opt, &again, err) : ckpt_nomem(err);
-    if (result == 0)
-        json_object_foreach((json_t *)config, key, value)
-            if (!json_is_null(value) && !kept(key, value, &again))
-                ckpt_str_printf(out, "%s%s", *ckpt_str_get(out) ? ", " : "", key);
-    ckpt_settings_release(&again);
-    return result == 0 && out->failed ? ckpt_nomem(err) : result;
+    if (read_again(set, &cat, &opt, &again, err) < 0)
+        return -1;
+    json_object_foreach((json_t *)config, key, value)
+        if (!json_is_null(value) && !kept(key, value, &again))
+            ckpt_str_printf(out, "%s%s", *ckpt_str_get(out) ? ", " : "", key);
+    return out->failed ? ckpt_nomem(err) : 0;
 }
 
 /* ---- tensors that a model lacks ---- */

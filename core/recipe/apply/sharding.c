@@ -215,7 +215,7 @@ int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catal
 {
     const char *type = ckpt_json_str(config, "model_type");
     const struct ckpt_family *own = NULL, *common = NULL;
-    struct ckpt_annotations *m = calloc(1, sizeof *m);
+    ckpt_cleanup(ckpt_annotations_freep) struct ckpt_annotations *m = calloc(1, sizeof *m);
 
     if (!m)
         return ckpt_nomem(err);
@@ -227,11 +227,9 @@ int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catal
     if (type && (ckpt_recipes_family(set, type, &own, err) < 0 ||
                  ckpt_recipes_common(set, &common, err) < 0 ||
                  (own && bind_file(&m->own, config, own, err) < 0) ||
-                 bind_file(&m->common, config, common, err) < 0)) {
-        ckpt_annotations_free(m);
+                 bind_file(&m->common, config, common, err) < 0))
         return -1;
-    }
-    *ret = m;
+    *ret = ckpt_steal(&m);
     return 0;
 }
 

@@ -68,6 +68,7 @@ struct ckpt_annotations;
 int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
                          const json_t *config, struct ckpt_annotations **ret, struct ckpt_err *err);
 void ckpt_annotations_free(struct ckpt_annotations *m);
+CKPT_CLEANUP_BY(ckpt_annotations_free, struct ckpt_annotations)
 
 /* Does the model have an output matrix of its own? */
 bool ckpt_annotations_has_head(const struct ckpt_annotations *m);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 #include "tensor/fqn.h"
 
 /* Set ap->name to the name of a tensor that no rule uses. Returns whether a prefix matches. */
@@ -201,8 +202,7 @@ int ckpt_apply_sources(struct ckpt_apply *ap)
     for (size_t i = 0; i < all; i++)
         if (!ap->used[i])
             order[n++] = &ap->src->tensors.ptr[i];
-    if (n)
-        qsort(order, n, sizeof *order, fqn_cmp);
+    ckpt_sort(order, n, fqn_cmp);
     for (size_t i = 0; i < n; i++)
         if (convert(ap, order[i], order[i]->name) < 0)
             return -1;

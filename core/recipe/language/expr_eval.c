@@ -79,12 +79,9 @@ static json_t *eval_key(struct eval *ev, const char *key)
     for (const struct local *l = ev->local; l; l = l->up)
         if (strcmp(l->name, key) == 0)
             return json_integer(l->value);
-    json_t *v = ev->env->get ? ev->env->get(ev->env->ctx, key) : NULL;
-    if (v && json_is_null(v)) {
-        json_decref(v);
-        v = NULL;
-    }
-    return v;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v =
+        ev->env->get ? ev->env->get(ev->env->ctx, key) : NULL;
+    return json_is_null(v) ? NULL : ckpt_steal(&v);
 }
 
 static json_t *arithmetic_int(enum ckpt_expr_op op, json_int_t a, json_int_t b)
@@ -135,9 +132,7 @@ static json_t *arithmetic(enum ckpt_expr_op op, const json_t *a, const json_t *b
         r = x * y;
         break;
     case CKPT_OP_DIV:
-        if (y == 0)
-            return NULL;
-        r = x / y;
+        r = x / y; /* not finite for y = 0 */
         break;
     default:
         return NULL;
@@ -246,7 +241,7 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_catalog *cat = ev->env->cat;
     uint64_t value[CKPT_NAME_NUMBERS] = {0};
-    CKPT_VEC(uint64_t) found = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) CKPT_VEC(uint64_t) found = {0};
 
     if (ev->layers == e)
         return json_incref(ev->layers_value);
@@ -254,12 +249,10 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
     for (size_t i = 0; list && i < cat->tensors.len; i++)
         if (any_match(e, cat->tensors.ptr[i].name, value) && ckpt_vec_push(&found, value[0]) < 0)
             break;
-    if (found.len)
-        qsort(found.ptr, found.len, sizeof *found.ptr, ckpt_u64s_cmp);
+    ckpt_sort(found.ptr, found.len, ckpt_u64s_cmp);
     for (size_t i = 0; list && i < found.len; i++)
         if (i == 0 || found.ptr[i] != found.ptr[i - 1])
             ckpt_json_append(&list, json_integer((json_int_t)found.ptr[i]));
-    ckpt_vec_release(&found);
     json_decref(ev->layers_value);
     ev->layers = e;
     ev->layers_value = json_incref(list);
@@ -286,7 +279,7 @@ static json_t *eval_list(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *n = eval(ev, e->args[0]);
     struct local l = {.name = e->text, .up = ev->local};
-    json_t *list = json_array();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
     bool ok = list && json_is_integer(n) && json_integer_value(n) <= MAX_LIST;
 
     ev->local = &l;
@@ -300,10 +293,7 @@ static json_t *eval_list(struct eval *ev, const struct ckpt_expr *e)
             ok = json_array_append_new(list, json_integer(l.value)) == 0;
     }
     ev->local = l.up;
-    if (ok)
-        return list;
-    json_decref(list);
-    return NULL;
+    return ok ? ckpt_steal(&list) : NULL;
 }
 
 static json_t *to_number(enum ckpt_expr_call call, const json_t *v)
@@ -407,17 +397,14 @@ static json_t *eval_negate(struct eval *ev, const struct ckpt_expr *e)
 /* An object of the members that are known; unknown if none is. */
 static json_t *eval_object(struct eval *ev, const struct ckpt_expr *e)
 {
-    json_t *out = json_object();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *out = json_object();
 
     for (uint32_t i = 0; out && i < e->narg; i++) {
         json_t *v = eval(ev, e->args[i]);
         if (v)
             ckpt_json_set(&out, e->key[i], v);
     }
-    if (json_object_size(out) > 0)
-        return out;
-    json_decref(out);
-    return NULL;
+    return json_object_size(out) > 0 ? ckpt_steal(&out) : NULL;
 }
 
 static json_t *eval(struct eval *ev, const struct ckpt_expr *e)

@@ -226,10 +226,9 @@ static int read_group(struct reader *r, const char *where, const char *at, const
 static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
                       int depth, struct ckpt_model_items *ret)
 {
-    item_vec v = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) item_vec v = {0};
     size_t i;
     json_t *j;
-    int rc = 0;
 
     if (!json_is_array(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list of tensors is expected here", where);
@@ -237,22 +236,13 @@ static int read_items(struct reader *r, const char *where, const char *at, const
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: groups nested deeper than %d", where, MAX_DEPTH);
     json_array_foreach(list, i, j) {
         const char *here = ckpt_field_text(r->arena, r->err, "%s[%zu]", where, i);
-        if (!here)
-            rc = -1;
-        else if (json_is_string(j))
-            rc = read_tensor(r, here, at, json_string_value(j), &v);
-        else
-            rc = read_group(r, here, at, j, depth, &v);
-        if (rc < 0)
-            break;
+        if (!here || (json_is_string(j) ? read_tensor(r, here, at, json_string_value(j), &v)
+                                        : read_group(r, here, at, j, depth, &v)) < 0)
+            return -1;
     }
-    if (rc == 0) {
-        ret->n = v.len;
-        ret->item = ckpt_arena_dup(r->arena, v.ptr, v.len * sizeof *v.ptr);
-        rc = ret->item ? 0 : ckpt_nomem(r->err);
-    }
-    ckpt_vec_release(&v);
-    return rc;
+    ret->n = v.len;
+    ret->item = ckpt_arena_dup(r->arena, v.ptr, v.len * sizeof *v.ptr);
+    return ret->item ? 0 : ckpt_nomem(r->err);
 }
 
 /* ---- the file ---- */

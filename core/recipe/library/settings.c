@@ -226,13 +226,12 @@ static void compute_dims(struct ckpt_settings *s)
 
     for (size_t i = 0; i < s->family->ndim; i++) {
         const struct ckpt_dim *d = &s->family->dim[i];
-        json_t *v = NULL;
+        ckpt_cleanup(ckpt_json_decrefp) json_t *v = NULL;
         for (size_t e = 0; e < d->nexpr && !v; e++)
             v = ckpt_expr_eval(d->expr[e], &env);
         s->known[i] = json_is_integer(v) && json_integer_value(v) >= 0;
         s->dim[i] = s->known[i] ? (uint64_t)json_integer_value(v) : 0;
         s->ndim = i + 1;
-        json_decref(v);
     }
 }
 
@@ -286,12 +285,11 @@ static void say(struct ckpt_settings *s, const char *why, struct ckpt_str *out)
             continue;
         }
         ckpt_cleanup(ckpt_freep) char *key = strndup(p + 1, (size_t)(close - p - 1)), *text = NULL;
-        json_t *v = key ? ckpt_settings_after(s, key) : NULL;
+        ckpt_cleanup(ckpt_json_decrefp) json_t *v = key ? ckpt_settings_after(s, key) : NULL;
         if (v && (text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT)))
             ckpt_str_puts(out, text);
         else
             ckpt_str_puts(out, "?");
-        json_decref(v);
         p = close + 1;
     }
 }

@@ -371,7 +371,7 @@ static int add_texts(text_vec *all, const struct ckpt_texts *w)
 /* Combine the lists at offset `at` of all files, beginning with the common one's. */
 static int unite_texts(struct ckpt_types *t, size_t at, struct ckpt_err *err)
 {
-    text_vec all = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) text_vec all = {0};
     const char **copy = NULL;
     int rc = add_texts(&all, (const struct ckpt_texts *)((char *)&t->common + at));
 
@@ -379,7 +379,6 @@ static int unite_texts(struct ckpt_types *t, size_t at, struct ckpt_err *err)
         rc = add_texts(&all, (const struct ckpt_texts *)((char *)t->list.ptr[i] + at));
     if (rc == 0 && (copy = ckpt_arena_dup(&t->arena, all.ptr, all.len * sizeof *copy)))
         *(struct ckpt_texts *)((char *)&t->any + at) = (struct ckpt_texts){copy, all.len};
-    ckpt_vec_release(&all);
     return copy ? 0 : ckpt_nomem(err);
 }
 
