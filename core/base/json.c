@@ -294,6 +294,13 @@ bool ckpt_json_bool(const json_t *obj, const char *key, bool absent)
     return json_is_boolean(v) ? json_is_true(v) : absent;
 }
 
+bool ckpt_json_same(const json_t *a, const json_t *b)
+{
+    if (json_is_number(a) && json_is_number(b) && json_typeof(a) != json_typeof(b))
+        return json_number_value(a) == json_number_value(b);
+    return json_equal(a, b);
+}
+
 /* ---- the grammar of JSON (RFC 8259), one value at a time ---- */
 
 void ckpt_json_pull_init(struct ckpt_json_pull *p, char *text, size_t len, const char *what)

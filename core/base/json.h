@@ -55,6 +55,9 @@ const char *ckpt_json_str_or(const json_t *obj, const char *key, const char *abs
 /* A boolean member; `absent` if it is absent, null or of another type. */
 bool ckpt_json_bool(const json_t *obj, const char *key, bool absent);
 
+/* Are two values equal? 10000 and 10000.0 are. */
+bool ckpt_json_same(const json_t *a, const json_t *b);
+
 /* Reading JSON in place, value by value, in the order of the text: a header of a million tensors,
  * or a million headers, without a tree of values.
  *

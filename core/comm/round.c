@@ -28,9 +28,8 @@ static int round_message(struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t nu
                                    text_len, v->rank};
 
     ckpt_str_append(out, (const char *)words, sizeof words);
-    if (text_len)
-        ckpt_str_append(out, v->why.text, text_len);
-    if (len && !failed)
+    ckpt_str_append(out, v->why.text, text_len);
+    if (!failed)
         ckpt_str_append(out, data, len);
     return out->failed ? -1 : 0;
 }
@@ -140,8 +139,7 @@ static void add_record(struct ckpt_str *s, uint32_t rank, const void *data, size
 
     ckpt_str_append(s, (const char *)&rank, sizeof rank);
     ckpt_str_append(s, (const char *)&length, sizeof length);
-    if (len)
-        ckpt_str_append(s, data, len);
+    ckpt_str_append(s, data, len);
 }
 
 /* Name this rank where it lacks memory, which says nothing about the other ranks. */

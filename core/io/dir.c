@@ -103,6 +103,8 @@ static void root_unref(struct root *r)
     free(r);
 }
 
+CKPT_CLEANUP_BY(root_unref, struct root)
+
 static struct root *root_new(enum ckpt_links links)
 {
     struct root *r = calloc(1, sizeof *r);
@@ -120,23 +122,19 @@ static struct root *root_new(enum ckpt_links links)
 static int root_open(const char *path, int flags, enum ckpt_links links, struct root **ret,
                      struct ckpt_err *err)
 {
-    struct root *r = root_new(links);
+    ckpt_cleanup(root_unrefp) struct root *r = root_new(links);
 
     if (!r)
         return ckpt_nomem(err);
     r->top.fd = open(path, flags | O_DIRECTORY | O_CLOEXEC);
-    if (r->top.fd < 0) {
-        (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'%s", path,
-                              ckpt_path_advice(path));
-    } else if (!(r->top.real = realpath(path, NULL))) {
-        (void)ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
-    } else {
-        r->top.blobs = blobs_of(r->top.real);
-        *ret = r;
-        return 0;
-    }
-    root_unref(r);
-    return -1;
+    if (r->top.fd < 0)
+        return ckpt_fail_errno(err, errno, "cannot open directory '%s'%s", path,
+                               ckpt_path_advice(path));
+    if (!(r->top.real = realpath(path, NULL)))
+        return ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
+    r->top.blobs = blobs_of(r->top.real);
+    *ret = ckpt_steal(&r);
+    return 0;
 }
 
 /* below_len bytes at the end of path are the way from the root; 0: it is the root. */
@@ -162,14 +160,11 @@ static int dir_new(struct root *root, const char *path, size_t below_len, struct
 static int open_with(const char *path, int flags, enum ckpt_links links, struct ckpt_dir **ret,
                      struct ckpt_err *err)
 {
-    struct root *root = NULL;
+    ckpt_cleanup(root_unrefp) struct root *root = NULL;
 
-    if (root_open(path, flags, links, &root, err) < 0)
+    if (root_open(path, flags, links, &root, err) < 0 || dir_new(root, path, 0, ret, err) < 0)
         return -1;
-    if (dir_new(root, path, 0, ret, err) < 0) {
-        root_unref(root);
-        return -1;
-    }
+    root = NULL;
     return 0;
 }
 
@@ -602,8 +597,6 @@ int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
 
     return ckpt_dir_look(dir, name, &found, NULL) == 0 ? found.birth_ns : 0;
 }
-
-bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->top.blobs != NULL; }
 
 static bool has_kind(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind kind)
 {

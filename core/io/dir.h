@@ -130,7 +130,8 @@ const char *ckpt_dir_path(const struct ckpt_dir *dir);
 const char *ckpt_dir_real_name(const struct ckpt_dir *dir);
 
 /* The path of the directory of ckpt_dir_open after resolving links; and, for a snapshot in a hub
- * cache, the path of the same model's blobs/ (else NULL). Both are valid as long as dir. */
+ * cache, the path of the same model's blobs/ (else NULL), to which its links lead, and which
+ * several revisions share. Both are valid as long as dir. */
 const char *ckpt_dir_real_path(const struct ckpt_dir *dir);
 const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir);
 
@@ -147,9 +148,6 @@ bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_fil
 
 /* When the file was created, where the file system knows that; else 0. */
 int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name);
-
-/* A snapshot of a hub cache: its links lead to blobs that several revisions share. */
-bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
 
 /* Probes treat every failure as "no". This returns the first failure in this directory or below it
  * that was not simply "does not exist" (permission denied, too many open files ...): -1 and *err,

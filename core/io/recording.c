@@ -87,12 +87,6 @@ int ckpt_recording_new(uint64_t machine, uint64_t most_bytes, struct ckpt_record
     return 0;
 }
 
-static struct ckpt_recording *recording_ref(struct ckpt_recording *r)
-{
-    atomic_fetch_add(&r->refs, 1);
-    return r;
-}
-
 void ckpt_recording_unref(struct ckpt_recording *r)
 {
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
@@ -578,7 +572,8 @@ int ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec, struct ckpt_e
         return ckpt_nomem(err);
     }
     (void)pthread_mutex_init(&r->lock, NULL);
-    r->rec = recording_ref(rec);
+    atomic_fetch_add(&rec->refs, 1);
+    r->rec = rec;
     r->root = atomic_fetch_add(&rec->nroot, 1);
     r->real = ckpt_dir_replace(dir, (struct ckpt_dir_way){&recorded_ops, r});
     /* the identity of the directory itself is the first thing to be recorded */

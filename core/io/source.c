@@ -122,21 +122,18 @@ static const struct ckpt_source_ops mem_ops = {
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
                         struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) struct source_mem *m = NULL;
     size_t bytes;
-    struct source_mem *m;
 
-    if (ckd_add(&bytes, offsetof(struct source_mem, data), len) || !(m = calloc(1, bytes)))
+    if (ckd_add(&bytes, offsetof(struct source_mem, data), len) || !(m = calloc(1, bytes)) ||
+        !(m->name = strdup(name)))
         return ckpt_nomem(err);
-    if (!(m->name = strdup(name))) {
-        free(m);
-        return ckpt_nomem(err);
-    }
     m->source.ops = &mem_ops;
     m->source.size = len;
     atomic_init(&m->source.refs, 1);
     if (len)
         memcpy(m->data, data, len);
-    *ret = &m->source;
+    *ret = &ckpt_steal(&m)->source;
     return 0;
 }
 

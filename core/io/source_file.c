@@ -62,12 +62,6 @@ int ckpt_fdpool_new(size_t max_open, struct ckpt_fdpool **ret, struct ckpt_err *
     return 0;
 }
 
-static struct ckpt_fdpool *fdpool_ref(struct ckpt_fdpool *pool)
-{
-    atomic_fetch_add(&pool->refs, 1);
-    return pool;
-}
-
 void ckpt_fdpool_unref(struct ckpt_fdpool *pool)
 {
     if (!pool || atomic_fetch_sub(&pool->refs, 1) != 1)
@@ -443,18 +437,17 @@ static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
 int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                              struct ckpt_source **ret, struct ckpt_err *err)
 {
-    struct source_file *f = calloc(1, sizeof *f);
+    ckpt_cleanup(ckpt_freep) struct source_file *f = calloc(1, sizeof *f);
 
-    if (!f || !(f->name = ckpt_dir_intern(dir, name))) {
-        free(f);
+    if (!f || !(f->name = ckpt_dir_intern(dir, name)))
         return ckpt_nomem(err);
-    }
     f->source.ops = &file_ops;
     atomic_init(&f->source.refs, 1);
     f->slot.fd = f->direct.fd = -1;
     f->dir = ckpt_dir_ref(dir);
-    f->pool = fdpool_ref(pool);
-    *ret = &f->source;
+    atomic_fetch_add(&pool->refs, 1);
+    f->pool = pool;
+    *ret = &ckpt_steal(&f)->source;
     return 0;
 }
 

@@ -327,7 +327,7 @@ static int check_times(const struct ckpt_save *s, struct ckpt_catalog *cat, stru
 
     if (!w)
         return ckpt_nomem(err);
-    if (s->reader->is_published || ckpt_dir_in_hub(s->step))
+    if (s->reader->is_published || ckpt_dir_hub_blobs(s->step))
         return 0;
     for (size_t i = 0; i < s->files.len; i++) {
         const struct ckpt_save_file *f = &s->files.ptr[i];

@@ -24,6 +24,8 @@ struct memory {
     size_t *off; /* per want: its offset */
 };
 
+CKPT_CLEANUP_BY(ckpt_load_free, struct ckpt_load)
+
 static void memory_release(struct memory *m)
 {
     ckpt_comm_dealloc(m->comm, m->ptr);
@@ -209,17 +211,14 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
 {
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *step = NULL;
-    struct ckpt_load *load = NULL;
-    struct memory memory = {.comm = comm};
+    ckpt_cleanup(memory_release) struct memory memory = {.comm = comm};
+    ckpt_cleanup(ckpt_load_freep) struct ckpt_load *load = NULL;
 
     if (ckpt_load_open(comm, t->run, t->opt, t->step, agree_ms(t), NULL, &step, &view, err) < 0)
         return fail_open(t, comm, err);
-    int rc = ckpt_load_new(view, comm, &t->load, &load, err);
-    if (rc == 0)
-        rc = load_view(t, comm, step, view, load, &memory, err);
-    ckpt_load_free(load);
-    memory_release(&memory);
-    return rc;
+    return ckpt_load_new(view, comm, &t->load, &load, err) < 0
+               ? -1
+               : load_view(t, comm, step, view, load, &memory, err);
 }
 
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)

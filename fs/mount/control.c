@@ -46,7 +46,8 @@ static json_t *stats(struct ckptfs *fs)
 {
     struct ckpt_stats run_stats = {.size = sizeof run_stats};
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
-    struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps =
+        ckptfs_steps_hold(&fs->refresh);
     struct ckptfs_counters *c = &fs->count;
 
     if (run)
@@ -68,7 +69,6 @@ static json_t *stats(struct ckptfs *fs)
         "open_files", (json_int_t)run_stats.open_files, "errors", (json_int_t)run_stats.errors, /**/
         "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
         fs->negotiated.dev, "warnings", warnings_of(run));
-    ckptfs_steps_release(steps);
     ckptfs_json_bucket(j);
     return j;
 }
@@ -118,8 +118,7 @@ char *ckptfs_stats_prometheus(struct ckptfs *fs)
     /* a string of JSON without control characters is a label's value, too */
     ckpt_cleanup(ckpt_freep) char *run =
         j ? json_dumps(json_object_get(j, "run"), JSON_ENCODE_ANY) : NULL;
-    struct ckpt_str out = {0};
-    char *text = NULL;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str out = {0};
 
     if (!run)
         return NULL;
@@ -139,5 +138,5 @@ char *ckptfs_stats_prometheus(struct ckptfs *fs)
                     "# HELP ckptfs_warnings Warnings of the steps that were opened\n"
                     "# TYPE ckptfs_warnings gauge\nckptfs_warnings %zu\n",
                     json_array_size(json_object_get(j, "warnings")));
-    return ckpt_str_steal(&out, &text, NULL) < 0 ? NULL : text;
+    return out.failed ? NULL : ckpt_steal(&out.ptr);
 }

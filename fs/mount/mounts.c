@@ -171,17 +171,14 @@ static int open_locks(void)
  * -1: there is none, so that two ckptfs which are started at once can mount over each other. */
 static int open_lock(const char *mountpoint)
 {
+    ckpt_cleanup(ckpt_closep) int dir = open_locks();
     struct stat st;
-    int dir, lock = -1;
 
-    if (stat(mountpoint, &st) < 0 || (dir = open_locks()) < 0)
+    if (dir < 0 || stat(mountpoint, &st) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) char *name =
         ckpt_asprintf("%jx-%jx", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
-    if (name)
-        lock = openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    (void)close(dir);
-    return lock;
+    return name ? openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
 }
 
 /* Lock the mountpoint. If several ckptfs are started at once, the first gets the lock, and the

@@ -56,8 +56,7 @@ static void delta_release(struct delta *d)
         free(d->blob[i].change.data);
     free(d->blob);
     json_decref(d->map);
-    if (d->dir >= 0)
-        (void)close(d->dir);
+    ckpt_closep(&d->dir);
     (void)pthread_mutex_destroy(&d->lock);
 }
 

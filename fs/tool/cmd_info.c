@@ -60,7 +60,7 @@ static json_t *mount_facts(const char *path)
 static void print_advice(const json_t *mount)
 {
     json_int_t now = json_integer_value(json_object_get(mount, "readahead_kib"));
-    const char *bdi = json_string_value(json_object_get(mount, "bdi"));
+    const char *bdi = ckpt_json_str(mount, "bdi");
 
     if (now < 1024 && bdi && *bdi)
         (void)printf("faster: echo 2048 | sudo tee /sys/class/bdi/%s/read_ahead_kb\n", bdi);
@@ -69,7 +69,7 @@ static void print_advice(const json_t *mount)
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL;
-    const char *run = json_string_value(json_object_get(mount, "run"));
+    const char *run = ckpt_json_str(mount, "run");
 
     /* a mount may wait for its first step */
     if (gather(t, run ? run : t->run, &j, err) < 0 && !mount)

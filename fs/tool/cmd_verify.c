@@ -287,11 +287,7 @@ struct file {
     uint64_t size;
 };
 
-static void file_release(struct file *f)
-{
-    if (f->fd >= 0)
-        (void)close(f->fd);
-}
+static void file_release(struct file *f) { ckpt_closep(&f->fd); }
 
 static int file_open(const struct verify *v, const char *path, struct file *ret,
                      struct ckpt_err *err)
@@ -366,15 +362,6 @@ static bool is_config(const char *path)
     return strcmp(path, "config.json") == 0 || strcmp(path, "generation_config.json") == 0;
 }
 
-/* Are two values equal? 10000 and 10000.0 are. */
-static bool same_value(const json_t *a, const json_t *b)
-{
-    if (json_is_number(a) && json_is_number(b))
-        return !(json_number_value(a) < json_number_value(b)) &&
-               !(json_number_value(a) > json_number_value(b));
-    return json_equal(a, b);
-}
-
 /* The first key that both objects have with different values; NULL: there is none. */
 static const char *contradiction(const json_t *a, const json_t *b)
 {
@@ -383,7 +370,7 @@ static const char *contradiction(const json_t *a, const json_t *b)
 
     json_object_foreach((json_t *)a, key, value) {
         const json_t *other = json_object_get(b, key);
-        if (other && !same_value(value, other))
+        if (other && !ckpt_json_same(value, other))
             return key;
     }
     return NULL;
@@ -515,11 +502,11 @@ static void print_list(const char *before, const json_t *list)
     json_t *d;
 
     json_array_foreach(list, i, d) {
-        const char *tensor = json_string_value(json_object_get(d, "tensor"));
-        const char *file = json_string_value(json_object_get(d, "file"));
+        const char *tensor = ckpt_json_str(d, "tensor");
+        const char *file = ckpt_json_str(d, "file");
         if (i < SHOWN)
             (void)printf("%s%s %s: %s\n", before, tensor ? "tensor" : "file",
-                         tensor ? tensor : file, json_string_value(json_object_get(d, "what")));
+                         tensor ? tensor : file, ckpt_json_str(d, "what"));
     }
     if (n > SHOWN)
         (void)printf("... and %zu more\n", n - SHOWN);

@@ -135,7 +135,7 @@ static int open_dest(struct export *x, struct ckpt_err *err)
 static bool finished_before(const struct export *x, struct ckpt_item *item)
 {
     const json_t *line = json_object_get(x->journal.line, item->path);
-    const char *hex = json_string_value(json_object_get(line, "xxh3"));
+    const char *hex = ckpt_json_str(line, "xxh3");
     struct stat st;
 
     if (!hex || fstatat(x->dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
@@ -169,7 +169,7 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
 static void take_up(const struct export *x, struct ckpt_item *item, const char *temp)
 {
     const json_t *line = json_object_get(x->journal.line, item->path);
-    const char *hex = json_string_value(json_object_get(line, "xxh3"));
+    const char *hex = ckpt_json_str(line, "xxh3");
     json_int_t len = json_integer_value(json_object_get(line, "len"));
     char found[CKPT_HEX];
     int fd;
@@ -499,7 +499,7 @@ static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt
     if (ckpt_items_files(view, items, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
         ckpt_out_parse(text, &info, err) < 0)
         return -1;
-    const char *word = json_string_value(json_object_get(info, "view"));
+    const char *word = ckpt_json_str(info, "view");
     const bool model = strcmp(word, "hf") == 0 || strcmp(word, "memory") == 0;
     if (t->weights_only && t->no_weights)
         return ckpt_fail(err, CKPT_USAGE, "--weights-only and --no-weights leave nothing");

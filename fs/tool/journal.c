@@ -42,7 +42,7 @@ int ckpt_journal_add(const struct ckpt_journal *j, const char *path, uint64_t le
 /* Is this the first line of a journal of `source`? */
 static int check_head(const json_t *line, const char *source, struct ckpt_err *err)
 {
-    const char *of = json_string_value(json_object_get(line, "export"));
+    const char *of = ckpt_json_str(line, "export");
 
     if (of && strcmp(of, source) == 0)
         return 0;
@@ -64,7 +64,7 @@ static int read_lines(struct ckpt_journal *j, const char *source, bool *ret_new,
     while (getline(&text, &cap, j->file) > 0) {
         ckpt_cleanup(ckpt_json_decrefp) json_t *line =
             json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-        const char *path = json_string_value(json_object_get(line, "file"));
+        const char *path = ckpt_json_str(line, "file");
         if (*ret_new && check_head(line, source, err) < 0)
             return -1;
         *ret_new = false;

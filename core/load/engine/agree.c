@@ -166,8 +166,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
 
     if (ckpt_families_choose(claim, n, nrank, &places, err) < 0)
         return -1;
-    if (places.len)
-        ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
+    ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
     return 0;
 }
 

@@ -501,13 +501,6 @@ uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *
     return s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
 }
 
-static int add_window(struct ckpt_plan *p, uint32_t group, uint32_t number, uint32_t piece)
-{
-    const struct ckpt_window w = {group, number, piece};
-
-    return ckpt_vec_push(&p->windows, w);
-}
-
 /* List the windows: those that a piece of this rank feeds, and those beyond its last byte. */
 static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
@@ -518,12 +511,13 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
         const uint32_t n = ckpt_plan_fed(p, piece);
         for (uint32_t k = 0; k < n && rc == 0; k++)
-            rc = add_window(p, piece->group, piece->number + k, i);
+            rc = ckpt_vec_push(&p->windows,
+                               ((struct ckpt_window){piece->group, piece->number + k, i}));
         fed[piece->group] = piece->number + n;
     }
     for (uint32_t g = 0; g < p->groups.len && rc == 0; g++)
         for (uint32_t k = fed[g]; k < p->stream[g].nwindow && rc == 0; k++)
-            rc = add_window(p, g, k, CKPT_NONE);
+            rc = ckpt_vec_push(&p->windows, ((struct ckpt_window){g, k, CKPT_NONE}));
     if (rc < 0)
         return ckpt_nomem(err);
     ckpt_sort(p->windows.ptr, p->windows.len, window_cmp);

@@ -79,13 +79,11 @@ uint32_t ckpt_rank_lists_part(struct ckpt_rank_lists *m, uint32_t class, uint32_
 
     if (ckpt_map_get(&m->part_map, (const char *)key, sizeof key, &number))
         return number;
-    struct ckpt_part_ranks *p = calloc(1, sizeof *p);
-    if (p)
-        memcpy(&p->class, key, sizeof key);
-    if (!p || ckpt_vec_push(&m->parts, p) < 0) {
-        free(p);
+    struct ckpt_part_ranks *p;
+    if (ckpt_vec_reserve(&m->parts, 1) < 0 || !(p = calloc(1, sizeof *p)))
         return (void)ckpt_nomem(m->err), CKPT_NONE;
-    }
+    memcpy(&p->class, key, sizeof key);
+    m->parts.ptr[m->parts.len++] = p;
     if (list_ranks(m, p) < 0 || ckpt_map_put(&m->part_map, (const char *)&p->class, sizeof key,
                                              (uint32_t)m->parts.len - 1, &number, &new) < 0)
         return (void)ckpt_nomem(m->err), CKPT_NONE;
@@ -106,12 +104,10 @@ static uint32_t group_of_ranks(struct ckpt_rank_lists *m, const ckpt_numbers *ra
         return number;
     while (g.self < g.n && rank->ptr[g.self] != m->self)
         g.self++;
-    if ((g.rank = malloc(len + 1)))
-        memcpy(g.rank, rank->ptr, len);
-    if (!g.rank || ckpt_vec_push(m->groups, g) < 0) {
-        free(g.rank);
+    if (ckpt_vec_reserve(m->groups, 1) < 0 || !(g.rank = malloc(len + 1)))
         return (void)ckpt_nomem(m->err), CKPT_NONE;
-    }
+    memcpy(g.rank, rank->ptr, len);
+    m->groups->ptr[m->groups->len++] = g;
     if (ckpt_map_put(&m->group_map, (const char *)g.rank, len, (uint32_t)m->groups->len - 1,
                      &number, &new) < 0)
         return (void)ckpt_nomem(m->err), CKPT_NONE;

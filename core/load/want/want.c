@@ -63,14 +63,12 @@ uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *di
     for (size_t i = w->grids.len; i-- > 0;)
         if (same_grid(&w->grids.ptr[i], ndim, dim, rank, g.nrank))
             return (uint32_t)i;
-    if (!(g.rank = malloc((g.nrank + !g.nrank) * sizeof *rank)))
+    if (ckpt_vec_reserve(&w->grids, 1) < 0 ||
+        !(g.rank = malloc((g.nrank + !g.nrank) * sizeof *rank)))
         return (void)ckpt_nomem(err), CKPT_NONE;
     memcpy(g.rank, rank, g.nrank * sizeof *rank);
     find_runs(&g);
-    if (ckpt_vec_push(&w->grids, g) < 0) {
-        free(g.rank);
-        return (void)ckpt_nomem(err), CKPT_NONE;
-    }
+    w->grids.ptr[w->grids.len++] = g;
     return (uint32_t)w->grids.len - 1;
 }
 
@@ -409,7 +407,6 @@ int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
 {
     ckpt_cleanup(ckpt_freep) uint32_t *place = calloc(w->entries.len + 1, sizeof *place);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str s = {0}, boxes = {0};
-    char *text;
 
     if (!place)
         return ckpt_nomem(err);
@@ -417,13 +414,12 @@ int ckpt_wants_dump(const struct ckpt_wants *w, const struct ckpt_catalog *cat,
         return -1;
     put_form(w, place, &s);
     ret->form = s.len;
-    if (boxes.len)
-        ckpt_str_append(&s, boxes.ptr, boxes.len);
+    ckpt_str_append(&s, boxes.ptr, boxes.len);
     s.failed |= boxes.failed;
     ret->len = s.len;
-    if (ckpt_str_steal(&s, &text, err) < 0)
-        return -1;
-    ret->data = (unsigned char *)text;
+    if (s.failed)
+        return ckpt_nomem(err);
+    ret->data = (unsigned char *)ckpt_steal(&s.ptr);
     return 0;
 }
 

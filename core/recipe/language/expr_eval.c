@@ -140,19 +140,12 @@ static json_t *arithmetic(enum ckpt_expr_op op, const json_t *a, const json_t *b
     return isfinite(r) ? json_real(r) : NULL;
 }
 
-static bool equal(const json_t *a, const json_t *b)
-{
-    if (json_is_number(a) && json_is_number(b) && json_typeof(a) != json_typeof(b))
-        return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b);
-}
-
 static json_t *compare(enum ckpt_expr_op op, const json_t *a, const json_t *b)
 {
     int c;
 
     if (op == CKPT_OP_EQ || op == CKPT_OP_NE)
-        return json_boolean(equal(a, b) == (op == CKPT_OP_EQ));
+        return json_boolean(ckpt_json_same(a, b) == (op == CKPT_OP_EQ));
     if (json_is_integer(a) && json_is_integer(b)) {
         json_int_t x = json_integer_value(a), y = json_integer_value(b);
         c = (x > y) - (x < y);
@@ -176,7 +169,7 @@ static json_t *eval_in(struct eval *ev, const json_t *a, const json_t *list)
     if (!json_is_array(list) || !burn(ev, json_array_size(list)))
         return NULL;
     json_array_foreach(list, i, v)
-        if (equal(a, v))
+        if (ckpt_json_same(a, v))
             return json_true();
     return json_false();
 }

@@ -296,12 +296,11 @@ static int read_ignored(struct reader *r, const char *where, const json_t *j)
         return -1;
     if (!g.text || !g.why)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
+    if (ckpt_vec_reserve(&r->out->ignores, 1) < 0)
+        return ckpt_nomem(r->err);
     if (ckpt_regex_new(g.text, "", &g.names, r->err) < 0)
         return ckpt_err_in(r->err, "%s", where);
-    if (ckpt_vec_push(&r->out->ignores, g) < 0) {
-        ckpt_regex_free(g.names);
-        return ckpt_nomem(r->err);
-    }
+    r->out->ignores.ptr[r->out->ignores.len++] = g;
     return 0;
 }
 

@@ -20,11 +20,6 @@ struct given {
     const char *folder; /* NULL: the directory itself */
 };
 
-static int add(struct ckpt_files *f, const struct ckpt_file *file, struct ckpt_err *err)
-{
-    return ckpt_vec_push(&f->list, *file) < 0 ? ckpt_nomem(err) : 0;
-}
-
 static int add_given(struct given *g, const char *entry, struct ckpt_err *err)
 {
     struct ckpt_files *f = g->files;
@@ -40,7 +35,7 @@ static int add_given(struct given *g, const char *entry, struct ckpt_err *err)
     file.name = ckpt_field_text(&f->arena, err, "%s/%.*s", g->folder,
                                 (int)(strlen(entry) - strlen(SUFFIX)), entry);
     file.text = ckpt_arena_strndup(&f->arena, text, file.len);
-    return !file.name || !file.text ? ckpt_nomem(err) : add(f, &file, err);
+    return !file.name || !file.text || ckpt_vec_push(&f->list, file) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int visit(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err)
@@ -87,8 +82,8 @@ int ckpt_files_load(struct ckpt_files *f, const char *dir, struct ckpt_err *err)
     for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
         const struct ckpt_recipe_blob *b = &ckpt_recipe_blobs[i];
         const struct ckpt_file file = {b->name, (const char *)b->data, b->len, false};
-        if (!(dir && ckpt_files_find(f, "", b->name)) && add(f, &file, err) < 0)
-            return -1;
+        if (!(dir && ckpt_files_find(f, "", b->name)) && ckpt_vec_push(&f->list, file) < 0)
+            return ckpt_nomem(err);
     }
     return 0;
 }

@@ -43,17 +43,6 @@ struct ckpt_recipes {
 
 /* ---- parsing ---- */
 
-static int keep_family(struct ckpt_recipe_folder *to, struct ckpt_family *f,
-                       const struct ckpt_family **ret, struct ckpt_err *err)
-{
-    if (ckpt_vec_push(&to->families, f) < 0) {
-        ckpt_family_release(f);
-        return ckpt_nomem(err);
-    }
-    *ret = f;
-    return 0;
-}
-
 static int find_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
                        const char *model, const struct ckpt_family **ret, struct ckpt_err *err)
 {
@@ -62,7 +51,7 @@ static int find_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *
     struct ckpt_family *f;
     struct ckpt_file file;
 
-    if (!name)
+    if (!name || ckpt_vec_reserve(&to->families, 1) < 0)
         return ckpt_nomem(err);
     for (size_t i = 0; i < to->families.len; i++)
         if (strcmp(to->families.ptr[i]->name, name) == 0) {
@@ -73,7 +62,8 @@ static int find_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *
         ckpt_family_parse(&to->arena, name, file.text, file.len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
     f->given = file.given;
-    return keep_family(to, f, ret, err);
+    *ret = to->families.ptr[to->families.len++] = f;
+    return 0;
 }
 
 /* Add the recipe's model file: named, inline, or none. */
@@ -85,14 +75,16 @@ static int add_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b
 
     if (!r->model && !r->inline_model)
         return 0;
+    if (ckpt_vec_reserve(&to->families, 1) < 0)
+        return ckpt_nomem(err);
     if (r->model) {
         if (find_family(to, b, r->model, &f, err) < 0)
             return ckpt_err_in(err, "%s", r->name);
     } else {
         const char *name = ckpt_field_text(&to->arena, err, "%s: model", r->name);
-        if (!name || ckpt_family_from_json(&to->arena, name, r->inline_model, &own, err) < 0 ||
-            keep_family(to, own, &f, err) < 0)
+        if (!name || ckpt_family_from_json(&to->arena, name, r->inline_model, &own, err) < 0)
             return -1;
+        f = to->families.ptr[to->families.len++] = own;
     }
     return ckpt_recipe_set_family(r, f, err);
 }
@@ -104,12 +96,11 @@ static int add_recipe(struct ckpt_recipe_folder *to, const struct ckpt_beside *b
     struct ckpt_recipe *r = NULL;
 
     for (int backwards = 0; backwards < (r && r->back ? 2 : 1); backwards++) {
+        if (ckpt_vec_reserve(&to->recipes, 1) < 0)
+            return ckpt_nomem(err);
         if (ckpt_recipe_parse(&to->arena, file, backwards, b, &r, err) < 0)
             return -1;
-        if (ckpt_vec_push(&to->recipes, r) < 0) {
-            ckpt_recipe_release(r);
-            return ckpt_nomem(err);
-        }
+        to->recipes.ptr[to->recipes.len++] = r;
         if (add_family(to, b, r, err) < 0)
             return -1;
     }

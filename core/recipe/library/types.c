@@ -184,17 +184,14 @@ static int keep_regex(const struct reader *r, const char *key, const char *patte
                       const struct ckpt_regex **ret)
 {
     struct ckpt_regex *x;
-
     struct ckpt_err why = {0};
 
+    if (ckpt_vec_reserve(&r->types->regexes, 1) < 0)
+        return ckpt_nomem(r->err);
     if (ckpt_regex_new(pattern, "", &x, &why) < 0)
         return ckpt_fail(r->err, why.code == CKPT_USAGE ? CKPT_FORMAT : why.code, "%s: %s: %s",
                          r->name, key, why.text);
-    if (ckpt_vec_push(&r->types->regexes, x) < 0) {
-        ckpt_regex_free(x);
-        return ckpt_nomem(r->err);
-    }
-    *ret = x;
+    *ret = r->types->regexes.ptr[r->types->regexes.len++] = x;
     return 0;
 }
 
