@@ -108,18 +108,14 @@ int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...)
 {
     char raw[2 * CKPT_ERR_TEXT];
     va_list ap;
-    int n;
 
     if (!err || !err->code)
         return -1;
     va_start(ap, fmt);
-    n = vsnprintf(raw, CKPT_ERR_TEXT, fmt, ap);
+    const int n = vsnprintf(raw, CKPT_ERR_TEXT, fmt, ap);
     va_end(ap);
-    if (n < 0)
-        n = 0;
-    if (n >= CKPT_ERR_TEXT)
-        n = CKPT_ERR_TEXT - 1;
-    (void)snprintf(raw + n, sizeof raw - (size_t)n, ": %s", err->text);
+    const size_t len = n < 0 ? 0 : n < CKPT_ERR_TEXT ? (size_t)n : CKPT_ERR_TEXT - 1;
+    (void)snprintf(raw + len, sizeof raw - len, ": %s", err->text);
     copy_printable(err->text, sizeof err->text, raw);
     return -1;
 }

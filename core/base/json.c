@@ -226,13 +226,9 @@ static void put(struct dump *d, const json_t *j, int depth)
         put_real(&d->out, json_real_value(j));
         break;
     case JSON_TRUE:
-        ckpt_str_puts(&d->out, "true");
-        break;
     case JSON_FALSE:
-        ckpt_str_puts(&d->out, "false");
-        break;
     case JSON_NULL:
-        ckpt_str_puts(&d->out, "null");
+        ckpt_str_puts(&d->out, json_is_null(j) ? "null" : json_is_true(j) ? "true" : "false");
         break;
     }
 }
@@ -543,9 +539,10 @@ static void skip_word(struct ckpt_json_pull *p, const char *word)
 
 void ckpt_json_pull_skip(struct ckpt_json_pull *p)
 {
+    const char c = ckpt_json_pull_peek(p);
     uint64_t ignored;
 
-    switch (ckpt_json_pull_peek(p)) {
+    switch (c) {
     case '{':
         (void)ckpt_json_pull_object(p);
         while (ckpt_json_pull_member(p))
@@ -560,13 +557,9 @@ void ckpt_json_pull_skip(struct ckpt_json_pull *p)
         (void)ckpt_json_pull_string(p);
         break;
     case 't':
-        skip_word(p, "true");
-        break;
     case 'f':
-        skip_word(p, "false");
-        break;
     case 'n':
-        skip_word(p, "null");
+        skip_word(p, c == 't' ? "true" : c == 'f' ? "false" : "null");
         break;
     default:
         (void)number(p, &ignored);

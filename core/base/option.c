@@ -33,19 +33,14 @@ static int set_flag(const struct ckpt_option *o, bool *slot, const char *value,
 static int set_text(const struct ckpt_option *o, char **slot, const char *value,
                     struct ckpt_err *err)
 {
-    const bool is_path = o->kind == CKPT_OPTION_PATH;
+    const bool is_relative = o->kind == CKPT_OPTION_PATH && value[0] != '/';
     ckpt_cleanup(ckpt_freep) char *here = NULL;
-    char *text;
 
     if (!*value)
         return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", o->word);
-    if (is_path && value[0] != '/') {
-        if (!(here = getcwd(NULL, 0)))
-            return ckpt_fail_errno(err, errno, "the current directory");
-        text = ckpt_asprintf("%s/%s", here, value);
-    } else {
-        text = strdup(value);
-    }
+    if (is_relative && !(here = getcwd(NULL, 0)))
+        return ckpt_fail_errno(err, errno, "the current directory");
+    char *text = here ? ckpt_asprintf("%s/%s", here, value) : strdup(value);
     if (!text)
         return ckpt_nomem(err);
     free(*slot);

@@ -44,7 +44,6 @@ static void *open_library(const char *name, struct ckpt_err *err)
     ckpt_cleanup(ckpt_freep) char *beside = NULL;
     ckpt_cleanup(ckpt_freep) char *installed = ckpt_asprintf("%s/%s", CKPT_LOAD_LIBDIR, name);
     ckpt_cleanup(ckpt_freep) char *why = NULL;
-    const char *try[3];
     Dl_info here;
 
     if (dladdr((void *)(uintptr_t)&ckpt_comm_from_env, &here) && here.dli_fname) {
@@ -52,9 +51,7 @@ static void *open_library(const char *name, struct ckpt_err *err)
         int n = slash ? (int)(slash - here.dli_fname) : 0;
         beside = ckpt_asprintf("%.*s%s%s", n, here.dli_fname, slash ? "/" : "", name);
     }
-    try[0] = beside;
-    try[1] = installed;
-    try[2] = name;
+    const char *const try[] = {beside, installed, name};
     for (size_t i = 0; i < 3; i++) {
         void *lib = try[i] ? dlopen(try[i], RTLD_NOW | RTLD_GLOBAL) : NULL;
         if (lib)

@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
 
 enum { PAGE = 1 << 16 }; /* a multiple of every machine's page */
 
@@ -44,12 +45,7 @@ void ckpt_shm_init(struct ckpt_shm *s, uint64_t word)
         ckpt_shm_close(s);
 }
 
-void ckpt_shm_close(struct ckpt_shm *s)
-{
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    s->fd = -1;
-}
+void ckpt_shm_close(struct ckpt_shm *s) { ckpt_closep(&s->fd); }
 
 void ckpt_shm_describe(const struct ckpt_shm *s, struct ckpt_shm_place *ret)
 {
@@ -134,8 +130,7 @@ void ckpt_shm_leave(struct ckpt_shm_view *v)
 {
     if (v->base)
         (void)munmap((void *)(uintptr_t)v->base, v->len);
-    if (v->fd >= 0)
-        (void)close(v->fd);
+    ckpt_closep(&v->fd);
     *v = (struct ckpt_shm_view){.fd = -1};
 }
 

@@ -89,18 +89,15 @@ static bool has_all(const struct export *x)
  * create. */
 static int inspect(struct export *x, struct ckpt_err *err)
 {
-    int copy = openat(x->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ckpt_cleanup(ckpt_closep) int copy = openat(x->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
     bool journal = faccessat(x->dir, ckpt_journal_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
     char other[300] = "";
 
     x->finished = !journal && has_all(x);
-    if (!d) {
-        (void)ckpt_fail_errno(err, errno, "%s", x->dest);
-        if (copy >= 0)
-            (void)close(copy);
-        return -1;
-    }
+    if (!d)
+        return ckpt_fail_errno(err, errno, "%s", x->dest);
+    copy = -1; /* it is d's */
     for (struct dirent *e; (e = readdir(d));) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;

@@ -12,19 +12,12 @@ enum { MAX_SHOWN = 3 };
 
 /* ---- tensors that nobody asked for ---- */
 
-/* A number of tensors, and their first names. */
-struct list {
-    size_t n;
-    struct ckpt_str names;
-};
-
-static void list_release(struct list *l) { ckpt_str_release(&l->names); }
-
-/* Collect, and remove from left[], the tensors that match pattern g (NULL: those that match no
- * pattern). */
+/* Remove from left[] the tensors that match pattern g (NULL: those that match no pattern): their
+ * number, and their first names. */
 static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ignored *g,
-                struct list *ret, struct ckpt_err *err)
+                size_t *ret_n, struct ckpt_str *ret_names, struct ckpt_err *err)
 {
+    *ret_n = 0;
     for (size_t i = 0; i < src->tensors.len; i++) {
         ckpt_cleanup(ckpt_freep) char *replaced = NULL;
         const char *name = src->tensors.ptr[i].name;
@@ -35,10 +28,11 @@ static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ig
         if (g && !replaced)
             continue;
         left[i] = false;
-        if (ret->n++ < MAX_SHOWN)
-            ckpt_str_printf(&ret->names, "%s'%.200s'", ret->names.len ? ", " : "", name);
-        else if (ret->n == MAX_SHOWN + 1)
-            ckpt_str_puts(&ret->names, " ...");
+        if (*ret_n < MAX_SHOWN)
+            ckpt_str_printf(ret_names, "%s'%.200s'", ret_names->len ? ", " : "", name);
+        else if (*ret_n == MAX_SHOWN)
+            ckpt_str_puts(ret_names, " ...");
+        ++*ret_n;
     }
     return 0;
 }
@@ -48,16 +42,17 @@ static int take_ignored(const struct ckpt_recipe *recipe, const struct ckpt_cata
 {
     for (size_t i = 0; i < recipe->ignores.len; i++) {
         const struct ckpt_ignored *g = &recipe->ignores.ptr[i];
-        ckpt_cleanup(list_release) struct list found = {0};
+        ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+        size_t n;
         if (recipe->backwards) {
             ckpt_catalog_warn(model, "there are no tensors '%s': %s", g->text, g->why);
             continue;
         }
-        if (take(src, left, g, &found, err) < 0)
+        if (take(src, left, g, &n, &names, err) < 0)
             return ckpt_err_in(err, "%s: ignores[%zu]", recipe->name, i);
-        if (found.n)
-            ckpt_catalog_warn(model, "%zu tensors are left out: %s: %s", found.n, g->why,
-                              ckpt_str_get(&found.names));
+        if (n)
+            ckpt_catalog_warn(model, "%zu tensors are left out: %s: %s", n, g->why,
+                              ckpt_str_get(&names));
     }
     return 0;
 }
@@ -66,25 +61,27 @@ int ckpt_leftover_check(const struct ckpt_recipe *recipe, const struct ckpt_cata
                         const bool *used, bool allow, struct ckpt_catalog *model,
                         struct ckpt_err *err)
 {
-    ckpt_cleanup(list_release) struct list rest = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
     ckpt_cleanup(ckpt_freep) bool *left = calloc(src->tensors.len + 1, sizeof *left);
+    size_t n;
 
     if (!left)
         return ckpt_nomem(err);
     for (size_t i = 0; i < src->tensors.len; i++)
         left[i] = !used[i];
-    if (take_ignored(recipe, src, left, model, err) < 0 || take(src, left, NULL, &rest, err) < 0)
+    if (take_ignored(recipe, src, left, model, err) < 0 ||
+        take(src, left, NULL, &n, &names, err) < 0)
         return -1;
-    if (rest.n == 0)
+    if (n == 0)
         return 0;
     if (!allow)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "%zu tensors of the checkpoint are not part of the model that its config "
                          "describes (%s): %s; is a number of the config wrong, or base= another "
                          "model's? allow_leftover leaves them out",
-                         rest.n, recipe->name, ckpt_str_get(&rest.names));
-    ckpt_catalog_warn(model, "%zu tensors of the checkpoint are not part of the model: %s", rest.n,
-                      ckpt_str_get(&rest.names));
+                         n, recipe->name, ckpt_str_get(&names));
+    ckpt_catalog_warn(model, "%zu tensors of the checkpoint are not part of the model: %s", n,
+                      ckpt_str_get(&names));
     return 0;
 }
 
