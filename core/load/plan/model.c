@@ -178,10 +178,10 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
         return -1;
     for (uint32_t g = 0; g < p->groups.len; g++) {
         const struct ckpt_group *group = &p->groups.ptr[g];
-        bool new;
-        if (ckpt_lists_know(&m->known, group->rank, group->n, 0, &new) < 0)
+        bool is_new;
+        if (ckpt_lists_know(&m->known, group->rank, group->n, 0, &is_new) < 0)
             return ckpt_nomem(m->err);
-        if (new &&add_group(m, p, g) < 0)
+        if (is_new && add_group(m, p, g) < 0)
             return -1;
     }
     if (p->windows.len > m->nwindow)
