@@ -367,6 +367,8 @@ static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_
                                o->bucket, o->key, o->tag, "", err);
             if (rc != 0)
                 return rc;
+        } else if (soon) { /* is not to be taken for what was read long ago */
+            s->tick = ++c->parts.tick;
         }
         off = s->off + s->len;
     }
