@@ -396,7 +396,8 @@ static void tcp_renew(struct ckpt_xport *x)
         p->data = (struct ckpt_tcp_link){
             .state = is_gone(p) ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED, .fd = -1};
         p->same_host.nsend = p->same_host.nrecv = 0;
-        p->same_host.is = p->same_host.lost = false;
+        p->same_host.is = false;
+        atomic_store(&p->same_host.lost, false);
     }
 }
 
