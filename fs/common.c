@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "base/ckd.h"
 #include "base/json.h"
 #include "base/str.h"
 
@@ -56,7 +57,7 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
 
 uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms)
 {
-    return !ckpt_has_prefix(run, "s3://") ? 1000 : took_ms > 1500 ? 10 * took_ms : 15000;
+    return ckpt_has_prefix(run, "s3://") ? ckpt_max_u64(15000, 10 * took_ms) : 1000;
 }
 
 void ckptfs_json_bucket(json_t *into)

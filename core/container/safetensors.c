@@ -315,8 +315,7 @@ static int check_tiling(struct ckpt_st *st, uint64_t begin, uint64_t size, struc
 {
     uint64_t at = 0;
 
-    if (st->ntensor)
-        qsort(st->tensor, st->ntensor, sizeof *st->tensor, by_offset);
+    ckpt_sort(st->tensor, st->ntensor, by_offset);
     for (size_t i = 0; i < st->ntensor; i++) {
         struct ckpt_st_tensor *t = &st->tensor[i];
         if (t->off < at)

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 
 /* Samples of contents: the number of places in one file, and in all files together. */
@@ -174,8 +175,7 @@ static int list_files(const struct ckpt_catalog *cat, const struct ckpt_dir *ste
             ckpt_vec_push(ret, o) < 0)
             return ckpt_nomem(err);
     }
-    if (ret->len)
-        qsort(ret->ptr, ret->len, sizeof *ret->ptr, path_cmp);
+    ckpt_sort(ret->ptr, ret->len, path_cmp);
     size_t n = 0;
     for (size_t i = 0; i < ret->len; i++)
         if (n == 0 || path_cmp(&ret->ptr[n - 1].file, &ret->ptr[i].file) != 0)

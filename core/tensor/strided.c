@@ -71,8 +71,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
     struct ckpt_batch_run *r = b->runs.ptr;
     size_t n = 0;
 
-    if (b->runs.len)
-        qsort(r, b->runs.len, sizeof *r, by_place);
+    ckpt_sort(r, b->runs.len, by_place);
     for (size_t i = 0; i < b->runs.len; i++)
         if (n && r[n - 1].source == r[i].source && r[i].off <= r[n - 1].end + gap) {
             r[n - 1].end = ckpt_max_u64(r[n - 1].end, r[i].end);
@@ -80,8 +79,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
         } else {
             r[n++] = r[i];
         }
-    if (n)
-        qsort(r, n, sizeof *r, by_turn);
+    ckpt_sort(r, n, by_turn);
     for (size_t i = 0; i < n; i++)
         if (!ckpt_source_soon(r[i].source, r[i].off, r[i].end - r[i].off))
             return false;

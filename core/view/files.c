@@ -7,6 +7,7 @@
 
 #include "base/ckd.h"
 #include "base/map.h"
+#include "base/sort.h"
 #include "tensor/value.h"
 
 /* ---- directories: sort the paths, then give every run with one first component its node ---- */
@@ -153,8 +154,7 @@ int ckpt_vdir_build(struct ckpt_vdir_file *file, size_t n, int64_t mtime_ns,
 {
     struct build b = {arena, mtime_ns, err};
 
-    if (n)
-        qsort(file, n, sizeof *file, path_cmp);
+    ckpt_sort(file, n, path_cmp);
     line_up(file, n);
     struct ckpt_vnode *root = dir_of(&b, file, 0, n, 0);
     if (!root)

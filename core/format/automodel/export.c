@@ -131,8 +131,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
     for (size_t i = 0; map && i < map->files.len; i++)
         if (ckpt_vec_push(&s->files, map->files.ptr[i]) < 0)
             return ckpt_nomem(err);
-    if (s->files.len)
-        qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, ckpt_strings_cmp);
+    ckpt_sort(s->files.ptr, s->files.len, ckpt_strings_cmp);
     sorted = malloc((s->files.len + 1) * sizeof *sorted);
     s->number = malloc((s->files.len + 1) * sizeof *s->number);
     if (!sorted || !s->number)

@@ -287,8 +287,7 @@ static int sort_chunks(struct reading *r, struct ckpt_err *err)
                 return ckpt_nomem(err);
         }
     }
-    if (r->order.len)
-        qsort(r->order.ptr, r->order.len, sizeof(struct ckpt_dcp_chunk *), by_place);
+    ckpt_sort(r->order.ptr, r->order.len, by_place);
     return 0;
 }
 

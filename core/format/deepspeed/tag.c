@@ -92,8 +92,7 @@ int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_
             return ckpt_nomem(err);
         entry->is = is;
     }
-    if (ret->files.len)
-        qsort(ret->files.ptr, ret->files.len, sizeof *ret->files.ptr, entry_cmp);
+    ckpt_sort(ret->files.ptr, ret->files.len, entry_cmp);
     ret->universal = ckpt_dir_has_dir(dir, "zero") || ckpt_dir_has_dir(dir, "tmp");
     return 0;
 }

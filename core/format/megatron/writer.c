@@ -342,8 +342,7 @@ static int put_in_order(struct state *s, struct ckpt_err *err)
 
     if (!out)
         return ckpt_nomem(err);
-    if (s->part.len)
-        qsort(s->part.ptr, s->part.len, sizeof *s->part.ptr, by_key);
+    ckpt_sort(s->part.ptr, s->part.len, by_key);
     for (size_t i = 0; i < s->part.len; i++) {
         const struct part *p = &s->part.ptr[i];
         struct key *k = &s->key.ptr[p->key];

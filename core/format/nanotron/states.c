@@ -262,8 +262,7 @@ static int find_files(struct load *l, struct ckpt_err *err)
         ckpt_catalog_warn(l->cat, "not used: %s", e.text);
     }
     choose_save(l);
-    if (l->files.len)
-        qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, by_place);
+    ckpt_sort(l->files.ptr, l->files.len, by_place);
     return 0;
 }
 

@@ -174,8 +174,7 @@ static int list_files(struct load *l, struct ckpt_err *err)
             l->files.ptr[kept++] = l->files.ptr[i];
     if (kept)
         l->files.len = kept;
-    if (l->files.len)
-        qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, file_cmp);
+    ckpt_sort(l->files.ptr, l->files.len, file_cmp);
     return 0;
 }
 

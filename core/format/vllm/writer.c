@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "container/safetensors.h"
@@ -211,8 +212,7 @@ static int put_file(struct state *s, uint32_t stage, uint32_t rank, size_t numbe
 
     if (!seg || !path)
         return ckpt_nomem(err);
-    if (n)
-        qsort(s->parts.ptr, n, sizeof *s->parts.ptr, part_cmp);
+    ckpt_sort(s->parts.ptr, n, part_cmp);
     ckpt_st_header_begin(&head, true);
     for (size_t i = 0; i < n; off += s->parts.ptr[i++].nbytes)
         ckpt_st_header_tensor(&head, s->parts.ptr[i].tensor, off, i == 0);

@@ -12,6 +12,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/dir.h"
@@ -20,6 +21,7 @@ enum {
     FOLDERS = 8,       /* listed one by one, before everything is listed at once */
     MOST_PAGES = 1000, /* of 1,000 keys, of that list: beyond it, folders again */
     ALL_PAGES = 1 << 24,
+    AT_ONCE = 64, /* headers that are read */
 };
 
 struct node {
@@ -311,8 +313,7 @@ static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struc
         if (ckpt_vec_push(&all, e) < 0)
             rc = ckpt_nomem(err);
     }
-    if (all.len)
-        qsort(all.ptr, all.len, sizeof *all.ptr, entry_cmp);
+    ckpt_sort(all.ptr, all.len, entry_cmp);
     for (size_t i = 0; rc == 0 && i < all.len; i++)
         ckpt_listed_add(ret, &all.ptr[i]);
     ckpt_vec_release(&all);
@@ -433,6 +434,6 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
         bucket_free(b);
         return -1;
     }
-    ckpt_parallel_default(64);
+    ckpt_parallel_default(AT_ONCE);
     return 0;
 }
