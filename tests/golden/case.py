@@ -15,6 +15,7 @@ import os
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
@@ -33,6 +34,13 @@ def roots():
     oracles = os.path.join(SOURCE, "..", "shared", "oracles")
     if os.path.isdir(oracles):
         yield oracles
+
+
+def unpack(name, folder):
+    """Unpack an archive of tests/golden. Debian 12's Python 3.11.2 has no filters yet; later ones warn if none is named."""
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(os.path.join(SOURCE, "tests", "golden", name)) as archive:
+        archive.extractall(folder, **safe)
 
 
 # ---- tensors ----

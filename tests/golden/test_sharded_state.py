@@ -6,11 +6,10 @@ import os
 import shutil
 import struct
 import subprocess
-import tarfile
 import tempfile
 import unittest
 
-from case import CKPT, SOURCE, read_tensors
+from case import CKPT, read_tensors, unpack
 
 VIEW = ["view=sharded_state"]
 
@@ -23,8 +22,7 @@ class ShardedState(unittest.TestCase):
         tmp = tempfile.TemporaryDirectory()
         cls.addClassCleanup(tmp.cleanup)
         cls.cases = tmp.name
-        with tarfile.open(os.path.join(SOURCE, "tests", "golden", "vllm.tar.xz")) as archive:
-            archive.extractall(cls.cases, filter="data")
+        unpack("vllm.tar.xz", cls.cases)
 
     def setUp(self):
         tmp = tempfile.TemporaryDirectory()

@@ -11,7 +11,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tarfile
 import unittest
 
 try:
@@ -25,7 +24,8 @@ if not os.path.isdir(os.path.join(BRIDGE, "megatron", "bridge")):
     print("skipped: CKPTFS_BRIDGE names no folder with megatron-bridge")
     sys.exit(77)
 HERE = os.path.dirname(os.path.abspath(__file__))
-ARCHIVE = os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "tests", "golden", "bridge.tar.xz")
+sys.path.insert(0, os.path.join(HERE, "..", "golden"))
+from case import unpack  # noqa: E402
 TP, PP, EP, BOTH = {"tp": 2}, {"pp": 2}, {"ep": 2, "etp": 1}, {"tp": 2, "ep": 2, "etp": 1}
 # That Bridge's own modules can be built at; GLM-4.5V's ask for a config of transformers 5.12
 LAYOUTS = {
@@ -41,8 +41,7 @@ OPTION = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_siz
 class Bridge(TensorCase):
     def setUp(self):
         super().setUp()
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(self.path("cases"), filter="data")
+        unpack("bridge.tar.xz", self.path("cases"))
 
     def check(self, case, layout):
         model, written = self.path(f"{case}-model"), self.path(f"{case}-megatron")

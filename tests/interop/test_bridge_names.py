@@ -8,7 +8,6 @@ import json
 import os
 import random
 import sys
-import tarfile
 
 try:
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,9 +19,11 @@ except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
+from case import unpack  # noqa: E402
+
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity(tf.utils.logging.CRITICAL)
-ARCHIVE = os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "tests", "golden", "bridge.tar.xz")
 UNKNOWN = {"bailing__ep2", "decilm__tp2", "mimo__tp2"}  # transformers has no class: nobody has compared these names
 OTHER = {"step3p5__ep2"}  # beside an encoder only
 LORA = {"llama__lora_tp2", "qwen2__canonical_tp2"}
@@ -38,8 +39,7 @@ MTP = {"dsv3_mtp__pp2layout": r"model\.layers\.3\.", "qwen3_next_mtp__ep2": r"^m
 class BridgeNames(TensorCase):
     def setUp(self):
         super().setUp()
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(self.tmp, filter="data")
+        unpack("bridge.tar.xz", self.tmp)
 
     def exported(self, case, name, *options):
         """The export of a case, whose config.json names a type that transformers has; None: the run alone does not say enough."""

@@ -606,8 +606,9 @@ static bool is_free(const struct ckpt_rule *r, uint32_t v)
     return false;
 }
 
-/* Random sizes, small enough. False: try others. */
-static bool choose_sizes(struct trial *t)
+/* Chooses random sizes, of which the sources have at most MAX_NUMEL elements; returns how many they
+ * have. 0: try others. */
+static uint64_t choose_sizes(struct trial *t)
 {
     const struct ckpt_rule *r = t->rule;
     uint64_t total = 0, next = 0;
@@ -628,10 +629,10 @@ static bool choose_sizes(struct trial *t)
              p++) { /* a list is as long as its axis */
             const struct ckpt_name_part *part = &r->from[i].name[0].part[p];
             if (!part->text && part->list && axis_size(t, part->axis[0]) > 16)
-                return false;
+                return 0;
         }
     }
-    return total > 0 && total < MAX_NUMEL;
+    return total < MAX_NUMEL ? total : 0;
 }
 
 static void check_once(const struct ckpt_rule *rule)
@@ -639,13 +640,14 @@ static void check_once(const struct ckpt_rule *rule)
     struct trial t = {.rule = rule};
     struct table tab = {0};
     bool padded = false;
+    uint64_t total;
 
-    while (!choose_sizes(&t))
+    while (!(total = choose_sizes(&t)))
         ;
     t.value = rule->value ? rule->value->name : rnd(4) == 0 ? "plus_one" : NULL;
     for (uint32_t a = 0; a < rule->scope->naxis; a++)
         padded |= rule->scope->axis[a].name[0] == '_';
-    tab.place = calloc(MAX_NUMEL, sizeof *tab.place);
+    tab.place = calloc(total, sizeof *tab.place);
     struct ckpt_catalog *src = make_sources(&t, &tab), *back = new_catalog();
     struct ckpt_model *m = apply(&t, src, false);
     check_targets(&t, m, &tab, back);
