@@ -288,6 +288,15 @@ int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *
                : ckpt_json_dump(objects, CKPT_JSON_COMPACT, false, ret_json, NULL, err);
 }
 
+int ckpt_view_paths(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *paths = NULL;
+
+    return ckpt_describe_paths(view, &paths, err) < 0
+               ? -1
+               : ckpt_json_dump(paths, CKPT_JSON_COMPACT, false, ret_json, NULL, err);
+}
+
 /* The pieces of a stored tensor, or of what it is computed from. */
 static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
 {

@@ -129,6 +129,11 @@ struct ckpt_reader {
     int (*objects)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                    struct ckpt_err *err);
 
+    /* Add to the object `out` the paths of the stored names in the nested state dict that was
+     * saved: {"optim.lr": ["optim", "lr"]}. NULL: the format keeps no paths. */
+    int (*paths)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                 struct ckpt_err *err);
+
     /* The name of the step in the pointer file (latest.txt) of a folder of checkpoints, malloc'ed;
      * NULL if there is no such file. The member may be NULL: the format has no pointer file. */
     char *(*latest)(struct ckpt_dir *run);

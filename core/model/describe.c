@@ -39,22 +39,37 @@ int ckpt_describe_sharding(const struct ckpt_view *v, struct ckpt_annotations **
     return rc;
 }
 
-int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
+/* Asks the view's reader, by its function `ask` (NULL: it has no such function), for an object. */
+static int ask_reader(const struct ckpt_view *view,
+                      int (*ask)(struct ckpt_dir *, const struct ckpt_reader_options *, json_t *,
+                                 struct ckpt_err *),
+                      json_t **ret, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = view->shared;
     const struct ckpt_reader_options opt = {
         .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
-    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
     ckpt_cleanup(ckpt_json_decrefp) json_t *out = json_object();
 
-    if (!reader)
-        return -1;
     if (!out)
         return ckpt_nomem(err);
-    if (reader->objects && reader->objects(view->dir, &opt, out, err) < 0)
+    if (ask && ask(view->dir, &opt, out, err) < 0)
         return -1;
     *ret = ckpt_steal(&out);
     return 0;
+}
+
+int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+
+    return reader ? ask_reader(view, reader->objects, ret, err) : -1;
+}
+
+int ckpt_describe_paths(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+
+    return reader ? ask_reader(view, reader->paths, ret, err) : -1;
 }
 
 /* ---- ties ---- */

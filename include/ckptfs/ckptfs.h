@@ -275,6 +275,13 @@ CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, ch
  * pickle uses an opcode or a global that only an attack needs. */
 CKPT_PUBLIC int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
+/* The paths of stored names, of tensors and of other values, in the nested state dict that was
+ * saved, as a JSON object that the caller frees: {"optim.lr": ["optim", "lr"]}; an element of a
+ * path is a string, or an integer. Torch's distributed checkpoints keep them (planner_data); of
+ * other formats the result is {}. The checkpoint's metadata is read again at the time of the call.
+ */
+CKPT_PUBLIC int ckpt_view_paths(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
+
 /* Totals of all reads of the run's views so far: read requests and their bytes, reads of shard
  * files and their bytes, bytes of memory in slabs (buffers that hold transposed rows), descriptors
  * of shard files that are open now, and failed requests. */

@@ -536,18 +536,69 @@ def pre_hooks_run(top):
     assert said == error_of(Renamed(complains).load_state_dict, dict(stored)), said
 
 
+def wrappers_in_every_order(top):
+    """Around a layer and around the model: torch's for activation checkpoints and offloading, torch.compile, DataParallel; those of the first two
+    keep their part of a name out of the state dict. As load_state_dict of a plain model, with a tied weight and one that is missing."""
+    import itertools
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+
+    def tied():
+        m = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)), torch.nn.Linear(3, 3))
+        m[2].weight = m[0].weight
+        return m
+    want = tied()
+    run = folder(top, {k: v for k, v in want.state_dict().items() if k != "2.weight"})
+    wrappers = {"checkpoint": checkpoint_wrapper, "offload": offload_wrapper, "compile": torch.compile, "module": torch.nn.DataParallel}
+    for n in (1, 2, 3):
+        for names in itertools.permutations(wrappers, n):
+            for where in ("layer", "model", "both"):
+                m = tied()
+                for name in names:
+                    if where in ("layer", "both") and name != "module":
+                        m[1] = wrappers[name](m[1])
+                for name in names:
+                    m = wrappers[name](m) if where in ("model", "both") else m
+                ckptfs.load_state_dict(m, run)
+                got = [t for _, t in sorted(((k.split(".")[-1], tuple(t.flatten().tolist())) for k, t in m.state_dict().items()))]
+                assert got == [t for _, t in sorted(((k.split(".")[-1], tuple(t.flatten().tolist())) for k, t in want.state_dict().items()))], (names, where)
+    short = folder(os.path.join(top, "short"), {k: v for k, v in want.state_dict().items() if k not in ("2.weight", "1.0.bias")})
+    m = tied()
+    m[1] = checkpoint_wrapper(m[1])
+    assert ckptfs.load_state_dict(m, short, strict=False).missing_keys == ["1.0.bias"]
+
+
 def as_safe_open(top):
     """The same answers as safetensors' own, for every way to slice that it has."""
     torch.manual_seed(0)
     run = folder(top, {"m": torch.randn(5, 6), "v": torch.randn(7), "s": torch.tensor(3.), "b": torch.randn(4, 2).bfloat16()})
     with safe_open(os.path.join(run, "model.safetensors"), framework="pt") as theirs, ckptfs.open(run, framework="pt") as mine:
-        assert set(mine.keys()) == set(theirs.keys()) and set(mine.offset_keys()) == set(theirs.offset_keys())
+        assert set(mine.keys()) == set(theirs.keys()) and mine.offset_keys() == theirs.offset_keys()
+        assert list(mine.get_tensors()) == list(theirs.get_tensors()) and all(torch.equal(t, mine.get_tensors()[k]) for k, t in theirs.get_tensors().items())
+        assert {n for n in dir(theirs) if not n.startswith("_")} <= set(dir(mine))
         for k in theirs.keys():
             assert torch.equal(mine.get_tensor(k), theirs.get_tensor(k))
             assert mine.get_slice(k).get_shape() == theirs.get_slice(k).get_shape() and mine.get_slice(k).get_dtype() == theirs.get_slice(k).get_dtype()
         for index in (slice(None), slice(1, 3), (slice(None), slice(2, 5)), (slice(0, 2), 3), 2, -1, (..., 1), (slice(None), -2), ...):
             assert torch.equal(mine.get_slice("m")[index], theirs.get_slice("m")[index]), index
         assert torch.equal(mine.get_slice("m")[[0, 3]], theirs.get_tensor("m")[[0, 3]])
+    for backend in ("mmap", "pread"):
+        with ckptfs.open(run, "pt", backend=backend) as mine:
+            assert len(mine) == 4
+    try:
+        ckptfs.open(run, backend="io_uring")
+    except ValueError as e:
+        assert "backend" in str(e)
+    else:
+        raise AssertionError("no error")
+
+
+def modules_of_frameworks_are_imported_when_they_are_used(top):
+    """Without their frameworks until then; a name that is none is an AttributeError."""
+    code = ("import sys, ckptfs; assert 'torch' not in sys.modules; assert {'torch', 'transformers', 'vllm', 'megatron', 'nanotron', 'accelerate'} <= set(dir(ckptfs)); "
+            "assert ckptfs.torch.StorageReader and ckptfs.transformers.from_pretrained and ckptfs.accelerate.loading_from; assert ckptfs.vllm and ckptfs.nanotron; "
+            "assert not hasattr(ckptfs, 'nobody'); from ckptfs import *; assert open is ckptfs.open")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=PACKAGE))
+    assert not done.returncode, done.stderr
 
 
 def orders_of_placements(top):
@@ -604,5 +655,5 @@ run_in_folders((what_torch_returns_and_says, what_the_view_warns_of_is_told, a_c
                 memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, who_is_absent_is_named_on_all_ranks,
                 a_failed_load_is_told_to_autograd,
                 models_work, adapters, optimizers, mappings, progress_is_shown,
-                the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
+                the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run, wrappers_in_every_order, modules_of_frameworks_are_imported_when_they_are_used,
                 as_safe_open, orders_of_placements, without_torch))

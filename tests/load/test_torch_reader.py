@@ -27,6 +27,7 @@ except ImportError as e:
     skip(e)
 need_transformers_5(transformers)
 
+import ckptfs  # noqa: E402
 from ckptfs.torch import StorageReader  # noqa: E402
 
 warnings.simplefilter("ignore")
@@ -118,6 +119,30 @@ def a_dcp_with_optimizer_lr_and_step_as_torch_reads_it(top):
     assert got[1]["step"] == 17 and got[1]["words"] == ["a", "b"]
 
 
+def the_nested_dict_of_a_checkpoint_without_a_model(top):
+    """All of it, one key of it, and a sharded optimizer's state: what torch's own reader gives, nested as it was saved."""
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+    model, optimizer = trained(LLAMA + ".expected")
+    names, states = get_state_dict(model, optimizer)
+    saved = {"model": names, "optim": states, "app": {"step": 17, 3: [torch.ones(2), {"x": torch.zeros(1)}]}, "words": ["a"]}
+    dcp.save(saved, checkpoint_id=top, no_dist=True)
+    reader = StorageReader(top, view="raw")
+    for keys in (None, {"optim"}, {"app"}, {"words", "model"}):
+        want = _load_state_dict_from_keys(keys, checkpoint_id=top)
+        got = _load_state_dict_from_keys(keys, storage_reader=reader)
+        assert want and set(got) == set(want)
+        equal(got, want)
+    with ckptfs.open(top, view="raw") as f:
+        assert f.paths()["app.3.1.x"] == ("app", "3", 1, "x") and f.paths()["words"] == ("words",)
+    for view, run in (("raw", top), (None, LLAMA), ("raw", LLAMA)):
+        try:
+            _load_state_dict_from_keys({"nobody"}, storage_reader=StorageReader(run, view=view))
+        except CheckpointException as e:
+            assert "nothing of" in str(e.failures) and "tensors" in str(e.failures), e.failures
+        else:
+            raise AssertionError("{} without an error")
+
+
 def the_whole_of_a_checkpoint_without_a_model(top):
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
     want = official(LLAMA + ".expected")
@@ -207,5 +232,6 @@ if __name__ == "__main__":
     if "--rank" in sys.argv:
         one_of_two_ranks(sys.argv[-1])
         end_rank()
-    run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model, a_tied_model_as_it_is_made,
+    run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model,
+                    the_nested_dict_of_a_checkpoint_without_a_model, a_tied_model_as_it_is_made,
                     errors_say_what_is_wrong, without_torch_it_says_what_to_install, two_ranks_read_every_byte_once))

@@ -23,6 +23,8 @@
     f.objects()["optim.param_groups.0.lr"]
     f.config, f.read("tokenizer.json"), f.steps()
 
+The modules of frameworks (ckptfs.torch, ckptfs.transformers, ckptfs.accelerate, ckptfs.megatron,
+ckptfs.nanotron, ckptfs.vllm) are imported when they are first used, and their frameworks with them.
 The libraries are looked for below the build directory that CKPTFS_LIBRARY_PATH names, then in this
 package, then where the system has them. torch is imported only by the functions that need it.
 """
@@ -54,9 +56,20 @@ __all__ = [
 ]
 
 
+FRAMEWORKS = ("accelerate", "megatron", "nanotron", "torch", "transformers", "vllm")
+
+
 def __getattr__(name):
     if name == "__version__":  # the library's
         from ._library import library
 
         return library().version().decode()
+    if name in FRAMEWORKS:
+        import importlib
+
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module 'ckptfs' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *FRAMEWORKS})

@@ -5,6 +5,7 @@ import contextlib
 import zlib
 
 from ._library import CkptError, warn
+from ._names import spellings, without_wrappers
 from ._tensors import dressed, home, home_of, is_dtensor
 
 
@@ -25,10 +26,16 @@ class Modules:
         `names` is {name: stored name}, and like(stored) gives shape and dtype. Hooks may rename,
         drop and repeat entries; CkptError "unsupported" for one that computes values, which are not
         there yet. Returns {name: stored name} as the hooks leave it, and their error messages.
+        Names are those of the model's state dict: a wrapper whose hooks keep its own part of a name
+        out of the state dict, as torch's for activation checkpoints, puts it back in such a hook.
         """
         import torch
 
-        hooked = [(n, m) for n, m in self.model.named_modules() if m._load_state_dict_pre_hooks]
+        hooked = [
+            (n, m)
+            for n, m in self.model.named_modules(remove_duplicate=False)
+            if m._load_state_dict_pre_hooks
+        ]
         if not hooked:
             return names, []
         state = {
@@ -48,7 +55,34 @@ class Modules:
                 "not read yet: load a state dict, and give it to the model's own load_state_dict",
             )
         del stand_ins
-        return {n: source[id(t)] for n, t in state.items()}, errors
+        shown = self._shown_names()
+        return {shown(n): source[id(t)] for n, t in state.items()}, errors
+
+    def _shown_names(self):
+        """Return a function that gives a tensor's name in the state dict for its place's name.
+
+        The place's name has all modules on the way to the tensor, so those of wrappers too.
+        """
+        places, names = {}, {}  # {id: names}, both in the order of the modules
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            for _, key, t in _slots(module, False):
+                if key not in module._non_persistent_buffers_set:
+                    places.setdefault(id(t), []).append(f"{path}.{key}" if path else key)
+        for name, t in self.model.state_dict(keep_vars=True).items():
+            names.setdefault(id(t), []).append(name)
+        shown = {}
+        for t, at in places.items():
+            # A tied tensor has several of both; hooks may have dropped some of its names.
+            same = set(at) & set(names.get(t, ()))
+            shown.update({n: n for n in same})
+            shown.update(
+                zip(
+                    (n for n in at if n not in same),
+                    (n for n in names.get(t, ()) if n not in same),
+                )
+            )
+        plain = {spelt: name for at, name in reversed(shown.items()) for spelt in spellings(at)}
+        return lambda name: shown.get(name) or plain.get(without_wrappers(name)) or name
 
     def extra_state_setter(self, name):
         """Return the function that takes "layer._extra_state", or None."""

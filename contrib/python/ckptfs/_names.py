@@ -22,7 +22,7 @@ def is_adapter(name):
     )
 
 
-def _clean(name):
+def without_wrappers(name):
     """Return a name without what wrappers of modules put into names."""
     name = WRAPPERS.sub(r"\1", name)
     while ".." in name:
@@ -30,9 +30,10 @@ def _clean(name):
     return name.strip(".")
 
 
-def _spellings(name):
+def spellings(name):
     """Yield the name, and what it is without the modules around it."""
-    name = _clean(name)
+    yield name
+    name = without_wrappers(name)
     yield name
     while name.startswith("module."):  # DistributedDataParallel
         name = name[len("module.") :]
@@ -79,8 +80,8 @@ class Names:
 
         For a tied weight that was not saved it is the tensor that the weight is tied to.
         """
-        names = list(_spellings(name))
-        names += [_clean(self.tied[n]) for n in names if n in self.tied]
+        names = list(spellings(name))
+        names += [without_wrappers(self.tied[n]) for n in names if n in self.tied]
         if self.prefix:
             names += [
                 n.removeprefix(self.prefix) if n.startswith(self.prefix) else self.prefix + n

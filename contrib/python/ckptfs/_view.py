@@ -58,6 +58,7 @@ MOST_READ = 1 << 30  # bytes
 PIECE = 64 << 20  # bytes that are read at once for another device
 MOST_TOLD = 8  # warnings
 
+BACKENDS = ("mmap", "pread")  # safetensors'
 TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
 
 
@@ -425,7 +426,9 @@ class View:
         self.check()
         return list(self._tensors)
 
-    offset_keys = keys
+    def offset_keys(self) -> list[str]:
+        """Return the tensors' names, in the order of the files."""
+        return [info.name for info in self.infos()]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -602,6 +605,22 @@ class View:
             place = {file: i for i, file in enumerate(_nodes(library().view_root(view)))}
         return sorted(infos, key=lambda info: (place[info.file], info.offset))
 
+    def paths(self) -> dict[str, tuple[str | int, ...]]:
+        """Return the paths of the stored names in the nested state dict that was saved.
+
+        Torch's distributed checkpoints keep them, also of values that are not tensors:
+        {"optim.lr": ("optim", "lr")}. Each call reads the metadata again.
+
+        Returns:
+            {name: path}; {} of other formats.
+
+        Raises:
+            CkptError: The metadata can't be read.
+        """
+        with reading(self) as view:
+            found = json.loads(take_text(new(library().view_paths, view)))
+        return {name: tuple(path) for name, path in found.items()}
+
     def objects(self) -> dict[str, Any]:
         """Return the values of the checkpoint that are not tensors.
 
@@ -670,6 +689,18 @@ class View:
         """
         info = self._find(name)
         return self._read(info, [0] * len(info.shape), info.shape)
+
+    def get_tensors(self) -> dict[str, torch.Tensor | numpy.ndarray]:
+        """Read all tensors.
+
+        Returns:
+            {name: what get_tensor() returns}, in the order of the files.
+
+        Raises:
+            CkptError: A tensor can't be read.
+            TypeError: numpy does not have a dtype.
+        """
+        return dict(self.items())
 
     def get_slice(self, name: str) -> Slice:
         """Return a tensor to index: slice[2:4, ..., :8] reads only that box.
@@ -743,6 +774,7 @@ def open(
     device: torch.device | str | int = "cpu",
     step: str | int | None = None,
     *,
+    backend: str = "pread",
     options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> View:
@@ -754,6 +786,8 @@ def open(
         device: Where torch's tensors are made: a torch.device, or what makes one.
         step: Of a run with several steps: the name of the step's directory, or the number at the
             end of it (10, "10", "global_step_10"). None is the latest.
+        backend: safetensors' words "mmap" and "pread" are taken, and mean the same here: shards are
+            read, never mapped.
         options: Options of ckptfs as a dict: base, view, dtype, recipe, lora and so on. `ckptfs(1)`
             describes them.
         **more: The same options as keywords.
@@ -766,4 +800,6 @@ def open(
         NotFoundError: There is no such step.
         ValueError: An argument is wrong.
     """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: expected {' or '.join(map(repr, BACKENDS))}")
     return View(run, framework, device, step, options=options, **more)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ._boxes import load_boxes
 from ._comm import group_of
 from ._frameworks import unusable
-from ._library import CkptError, is_bucket
+from ._library import CkptError, is_bucket, warn
 from ._objects import is_whole
 from ._view import TORCH, View
 
@@ -109,7 +109,13 @@ class StorageReader(_Base):
         return is_bucket(checkpoint_id) or os.path.isdir(checkpoint_id)
 
     def read_metadata(self):
-        """Return the view's tensors as torch's Metadata, one chunk each; without other ranks."""
+        """Return the view's tensors as torch's Metadata, one chunk each; without other ranks.
+
+        `planner_data`, from which torch makes the nested state dict where it loads a whole
+        checkpoint or one key of it, has the paths that the checkpoint was saved with in view="raw"
+        of one of torch's own; in other views and formats names are flat: each is a key of the
+        state dict. Values that only code could make (view="raw") are left out, with a warning.
+        """
         from torch.distributed.checkpoint.metadata import (
             BytesStorageMetadata,
             ChunkStorageMetadata,
@@ -135,13 +141,21 @@ class StorageReader(_Base):
         self._tied = self._view.tied()
         # State dicts have both names.
         found.update({name: found[stored] for name, stored in self._tied.items()})
+        paths: dict[str, tuple[str | int, ...]] = {}
         if self._view.is_raw():
-            for name, value in self._view.objects().items():
-                if name not in found and is_whole(value):
-                    found[name] = BytesStorageMetadata()
+            values = self._view.objects()
+            lost = [name for name, value in values.items() if not is_whole(value)]
+            found.update({n: BytesStorageMetadata() for n in values if n not in (*found, *lost)})
+            if lost and not other:
+                warn(
+                    f"'{self.checkpoint_id}': {len(lost)} values that only code could make are "
+                    f"left out: {', '.join(lost[:5])}{' ...' if len(lost) > 5 else ''}"
+                )
+            if self._given["view"] == "raw":
+                paths = self._view.paths()
         return Metadata(
             found,
-            planner_data={name: (name,) for name in found},
+            planner_data={name: paths.get(name, (name,)) for name in found},
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
 
@@ -154,7 +168,20 @@ class StorageReader(_Base):
         return plan
 
     def prepare_global_plan(self, plans):
-        """Return the plans, each with the number of ranks: only here it is known (no_dist)."""
+        """Return the plans, each with the number of ranks: only here it is known (no_dist).
+
+        Raises:
+            CkptError: "missing" if no rank's plan asks for anything, though the view has tensors:
+                torch's planners for whole checkpoints leave out every name that does not lie below
+                the keys that they are given.
+        """
+        if self._view is not None and len(self._view) and not any(plan.items for plan in plans):
+            names = self._view.keys()
+            raise CkptError(
+                "missing",
+                f"nothing of '{self.checkpoint_id}' was asked for: it has {len(names)} tensors, "
+                f"such as '{names[0]}', and none under a key that was given",
+            )
         for plan in plans:
             plan.storage_data = len(plans)
         return plans

@@ -337,6 +337,28 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
 
 /* ---- planner_data ---- */
 
+/* Returns a path of planner_data as a new JSON array; NULL: it is none, or there is no memory. */
+static json_t *path_of(const struct ckpt_pickle *p, ckpt_pv path)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *out = json_array();
+    size_t n = 0;
+    const int64_t *keys = ckpt_pv_kind(path) == CKPT_PV_INTS ? ckpt_pv_ints(p, path, &n) : NULL;
+
+    for (size_t i = 0; i < n; i++)
+        ckpt_json_append(&out, json_integer(keys[i]));
+    for (size_t i = 0; !keys && i < ckpt_pv_len(p, path); i++) {
+        const char *key = ckpt_pv_str(p, ckpt_pv_at(p, path, i));
+        int64_t number;
+        if (key && ckpt_utf8_ok(key))
+            ckpt_json_append(&out, json_string(key));
+        else if (!key && ckpt_pv_int(ckpt_pv_at(p, path, i), &number))
+            ckpt_json_append(&out, json_integer(number));
+        else
+            return NULL;
+    }
+    return json_array_size(out) ? ckpt_steal(&out) : NULL;
+}
+
 /* Read the order of names from planner_data, and the parts of the names: ("model",
  * "layers.0.weight") says more than "model.layers.0.weight". */
 static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
@@ -349,6 +371,11 @@ static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
         const char *name = ckpt_pv_str(&a->p, ckpt_pv_key(&a->p, planner, i)), *own;
         const char *root = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, path, 0));
         uint32_t at = name ? ckpt_map_find(&m->by_name, name) : CKPT_NONE;
+        if (m->format && m->format->paths && name && ckpt_utf8_ok(name)) {
+            json_t *full = path_of(&a->p, path);
+            if (full)
+                ckpt_json_set(m->format->paths, name, full);
+        }
         if (at == CKPT_NONE)
             continue;
         if (ckpt_vec_push(&m->planned, at) < 0)

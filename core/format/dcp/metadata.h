@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/vec.h"
@@ -41,6 +42,11 @@ struct ckpt_dcp_format {
     bool (*wants)(void *ctx, const char *name);
     int (*object)(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err);
     void *ctx;
+
+    /* Receives each name's path in the state dict that was saved, as planner_data has it:
+     * {"optim.state.w.step": ["optim", "state", "w", "step"]}, an element an integer where it was a
+     * list's index or such a key. NULL after a lack of memory. The member may be NULL. */
+    json_t **paths;
 };
 
 struct ckpt_dcp_chunk {

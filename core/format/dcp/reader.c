@@ -109,6 +109,25 @@ int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);
 }
 
+/* ---- paths ---- */
+
+static int dcp_paths(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                     struct ckpt_err *err)
+{
+    enum ckpt_evidence evidence;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *paths = json_object();
+    const struct ckpt_dcp_format format = {
+        .name = "dcp", .tensor = no_tensor, .may_be_empty = true, .paths = &paths};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    if (!at)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_dcp_load(at, opt, &format, cat, err) < 0)
+        return -1;
+    return paths && json_object_update(out, paths) == 0 ? 0 : ckpt_nomem(err);
+}
+
 static const char *const markers[] = {".metadata", "pytorch_model_fsdp_0/.metadata",
                                       "model/.metadata", NULL};
 static const char *const rewrites[] = {".metadata", NULL};
@@ -123,6 +142,7 @@ const struct ckpt_reader ckpt_reader_dcp = {
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,
+    .paths = dcp_paths,
     .latest = ckpt_automodel_latest,
     .finished = dcp_finished,
     .side_files = "",
