@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Install the packages that building ckptfs needs, with "tests" also those that testing needs. Packages that are installed already
-# are left alone. Package names are those of Debian 12 and 13 and of Ubuntu 22.04 and 24.04; the names that carry a version (the
+# Install the packages that building ckptfs needs, with "tests" also those that the first tests need, with "all-tests" those of all.
+# Packages that are installed already are left alone. Package names are those of Debian 12 and 13 and of Ubuntu 22.04 and 24.04; the names that carry a version (the
 # compiler's sanitizer runtime) are derived from what the distribution offers.
 set -euo pipefail
 
 # libsodium is optional: without it CKPTFS_SECRET is an error; so are libcurl and expat: without them s3:// is one.
 packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libzstd-dev libpcre2-dev libsodium-dev
   libcurl4-openssl-dev libexpat1-dev)
-if [[ ${1:-} == tests ]]; then
-  packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace xxhash
-    rclone s3fs)
+if [[ ${1:-} == *tests ]]; then
+  packages+=(g++ libcmocka-dev python3 python3-venv util-linux procps man-db strace xxhash)
+fi
+if [[ ${1:-} == all-tests ]]; then # python3-dev: what vLLM compiles includes Python.h
+  packages+=(clang openmpi-bin libopenmpi-dev python3-dev rclone s3fs)
 fi
 
 is_installed() { [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == 'install ok installed' ]]; }
@@ -41,7 +43,7 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 find_missing
 runtime=
-if [[ ${1:-} == tests ]] && is_installed clang; then
+if [[ ${1:-} == all-tests ]] && is_installed clang; then
   runtime=$(clang_runtime)
   [[ -z $runtime ]] || is_installed "$runtime" || missing+=("$runtime")
 fi
@@ -54,7 +56,7 @@ if ((EUID)); then
 fi
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
-if [[ ${1:-} == tests && -z $runtime ]]; then
+if [[ ${1:-} == all-tests && -z $runtime ]]; then
   runtime=$(clang_runtime)
   [[ -z $runtime ]] || is_installed "$runtime" || missing+=("$runtime")
 fi

@@ -2,75 +2,114 @@
 # SPDX-License-Identifier: Apache-2.0
 # Install what the tests need, build, and run them.
 #
-#   tests/run.sh              build/release, all tests that this machine can run
-#   tests/run.sh --strict     as CI does: a skipped test is a failure; also the sanitizers, the fuzz targets and the lints
-#   tests/run.sh --no-install with what is there
+#   tests/run.sh              for somebody who has just cloned: units, lints, defects, golden checkpoints, and every format once through a
+#                             mount, the loader and transformers; 6 minutes on two processors, installation included
+#   tests/run.sh --all        all tests that this machine can run: also every framework that packages offer, vLLM among them; an hour
+#   tests/run.sh --strict     all, as CI does: a skipped test is a failure; also the sanitizers and the fuzz targets
+#   tests/run.sh --no-install any of them with what is there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-strict=0 install=1
+strict=0 install=1 all=0
 for arg in "$@"; do
   case $arg in
-  --strict) strict=1 ;;
+  --strict) strict=1 all=1 ;;
+  --all) all=1 ;;
   --no-install) install=0 ;;
-  *) sed -n '3,8p' "$0"; exit 2 ;;
+  *) sed -n '3,10p' "$0"; exit 2 ;;
   esac
 done
 
 venv=${CKPTFS_VENV:-build/venv}
 jobs=$(nproc)
+mkdir -p build
 
-if ((install)); then
-  contrib/install-deps.sh tests
-  if ! cmp -s tests/requirements.txt "$venv/requirements.txt"; then # made for these very versions, and to the end?
-    python3 -m venv "$venv"
-    # torch first: with none installed, other packages would ask for a build with CUDA
-    "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"
-    "$venv/bin/pip" install --quiet -r tests/requirements.txt
-    cp tests/requirements.txt "$venv/requirements.txt"
-  fi
-  while read -r megatron needs; do # of each a folder of its own; 0.17 and later ask for Python 3.12, but run on 3.11
-    if [[ ! -d $venv/${megatron/==/-}/megatron ]]; then
-      # shellcheck disable=SC2086 # none or several
-      "$venv/bin/pip" install --quiet --no-deps --ignore-requires-python --target "$venv/${megatron/==/-}" "$megatron" $needs
-    fi
-  done <tests/requirements-megatron.txt
-  grep -v '^deepspeed==' tests/requirements-deepspeed.txt >"$venv/deepspeed-needs.txt"
-  grep '^deepspeed==' tests/requirements-deepspeed.txt | while read -r deepspeed; do # likewise, without what it would compile
-    if [[ ! -d $venv/${deepspeed/==/-}/deepspeed ]]; then
-      DS_BUILD_OPS=0 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --target "$venv/${deepspeed/==/-}" "$deepspeed" -r "$venv/deepspeed-needs.txt"
-    fi
+# phase NAME: from here on time counts as NAME's, until the next phase begins
+phases=() phase= phase_began=0
+phase() {
+  [[ -z $phase ]] || phases+=("$(printf '%6d s  %s' $((SECONDS - phase_began)) "$phase")")
+  phase=$1 phase_began=$SECONDS
+}
+
+# The interpreter that a newcomer has: Debian's own where there is one, whatever other comes first in PATH.
+system_python=/usr/bin/python3
+[[ -x $system_python ]] || system_python=$(command -v python3 || echo "$system_python")
+
+# install_torch VERSION: the build for CPUs is asked for by its name, which pip finds where an index or a folder offers it
+# (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS: PyTorch has an index of them); else the one with CUDA's libraries, which works, too.
+install_torch() {
+  echo "== torch $1 for CPUs, 200 MB to fetch"
+  "$venv/bin/pip" install --quiet "torch==$1+cpu" 2>build/torch.log && return
+  echo "== pip knows no index with it: torch $1 with CUDA, 3 GB to fetch"
+  "$venv/bin/pip" install --quiet "torch==$1"
+}
+
+# install_venv: torch, transformers and the linters, for the versions of requirements.txt and this interpreter
+install_venv() {
+  local made_for
+  made_for=$("$system_python" --version; cat tests/requirements.txt)
+  [[ $made_for != "$(cat "$venv/made-for" 2>/dev/null)" ]] || return 0 # and to the end: it is written last
+  rm -rf "$venv"
+  "$system_python" -m venv "$venv"
+  # torch first: with none installed, other packages would ask for a build with CUDA
+  install_torch "$(sed -n 's/^torch==//p' tests/requirements.txt)"
+  "$venv/bin/pip" install --quiet -r tests/requirements.txt
+  echo "$made_for" >"$venv/made-for"
+}
+
+# packages FOLDER FILE [PIP-ARGUMENTS]: the packages of a file of requirements, in a folder of the venv; anew if the file has changed.
+# They go over the venv's own packages (PYTHONPATH), so nothing that they need beside the file is installed.
+packages() {
+  local into=$venv/$1 file=$2
+  shift 2
+  ! cmp -s "$file" "$into/requirements.txt" || return 0
+  rm -rf "$into"
+  "$venv/bin/pip" install --quiet --no-deps --target "$into" -r "$file" "$@"
+  cp "$file" "$into/requirements.txt"
+}
+
+# each_version PACKAGE FILE [PIP-ARGUMENTS]: as packages, a folder PACKAGE-VERSION for each line of the file that names a version of
+# PACKAGE. What else the line has, and all lines of other packages, goes with it.
+each_version() {
+  local package=$1 file=$2 version more
+  shift 2
+  grep "^$package==" "$file" | while read -r version more; do
+    { echo "$version" && tr ' ' '\n' <<<"$more" && grep -v "^$package==" "$file" || true; } >"$venv/needs.txt"
+    packages "${version/==/-}" "$venv/needs.txt" "$@"
   done
-  if [[ ! -d $venv/bridge/megatron/bridge ]]; then # they ask for Python 3.12, and run with 3.11
-    "$venv/bin/pip" install --quiet --no-deps --ignore-requires-python --target "$venv/bridge" -r tests/requirements-bridge.txt
-  fi
-  if [[ ! -d $venv/transformers4/transformers ]]; then
-    "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
-  fi
-  if [[ ! -d $venv/cuda/nvidia/nccl ]]; then # a compiler for device code, and NCCL
-    "$venv/bin/pip" install --quiet --no-deps --target "$venv/cuda" -r tests/requirements-cuda.txt
-  fi
-  if ! cmp -s tests/requirements-bucket.txt "$venv/moto/requirements.txt"; then # a store that speaks S3's protocol
-    rm -rf "$venv/moto"
-    "$venv/bin/pip" install --quiet --no-deps --target "$venv/moto" -r tests/requirements-bucket.txt
-    cp tests/requirements-bucket.txt "$venv/moto/requirements.txt"
-  fi
-  if ! cmp -s tests/requirements-more.txt "$venv/more/requirements.txt"; then # loaders beside ours; the oldest accelerate and PEFT
-    rm -rf "$venv/more"
-    "$venv/bin/pip" install --quiet --no-deps --target "$venv/more" -r tests/requirements-more.txt
-    cp tests/requirements-more.txt "$venv/more/requirements.txt"
-  fi
-  if ! cmp -s tests/requirements-vllm.txt "$venv/vllm/requirements.txt"; then # over the torch of the venv
-    rm -rf "$venv/vllm"
-    if "$venv/bin/pip" install --quiet --no-deps --target "$venv/vllm" -r tests/requirements-vllm.txt; then
-      cp tests/requirements-vllm.txt "$venv/vllm/requirements.txt"
-    else
-      rm -rf "$venv/vllm" # what is there in part would fail in a strange way
-      echo 'vLLM could not be installed: the test engines/vllm is skipped, which is a failure with --strict' >&2
-    fi
+}
+
+# install_frameworks: what --all tests against. megatron-core from 0.17 on and Megatron-Bridge ask for Python 3.12, and run with 3.11.
+install_frameworks() {
+  each_version megatron-core tests/requirements-megatron.txt --ignore-requires-python
+  DS_BUILD_OPS=0 each_version deepspeed tests/requirements-deepspeed.txt --no-build-isolation # without what it would compile
+  packages bridge tests/requirements-bridge.txt --ignore-requires-python
+  packages transformers4 tests/requirements-4.txt
+  packages cuda tests/requirements-cuda.txt # a compiler for device code, and NCCL
+  packages moto tests/requirements-bucket.txt # a store that speaks S3's protocol
+  packages more tests/requirements-more.txt # loaders beside ours; the oldest accelerate and PEFT
+  packages vllm tests/requirements-vllm.txt || {
+    rm -rf "$venv/vllm" # what is there in part would fail in a strange way
+    echo 'vLLM could not be installed: the test engines/vllm is skipped, which is a failure with --strict' >&2
+  }
+}
+
+if ((all)); then
+  echo "== tests/run.sh: system packages and twelve sets of Python packages (5 GB), a build, all tests: an hour on two processors"
+else
+  echo "== tests/run.sh: system packages, torch and transformers in $venv (1.2 GB), a build, the first tests: 6 minutes on two processors"
+fi
+if ((install)); then
+  phase 'system packages'
+  contrib/install-deps.sh "$( ((all)) && echo all-tests || echo tests)"
+  phase 'torch and transformers'
+  install_venv
+  if ((all)); then
+    phase 'frameworks'
+    install_frameworks
   fi
 fi
-python=$(command -v python3)
+python=$system_python
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
 
 # tell_failures PRESET: the last lines of each test that failed (without the stacks of leaks)
@@ -97,7 +136,6 @@ folders() { find "$(realpath -m "$venv")" -maxdepth 1 -type d -name "$1" 2>/dev/
 
 failed=0
 failures=build/failures.txt # what failed anywhere, told once more at the very end: the logs of three builds are long
-mkdir -p build
 : >"$failures"
 skips='\*\*\*Skipped|\[  SKIPPED \]|\(.*skipped=[0-9]|\.\.\. skipped ' # as ctest, cmocka and unittest say it
 
@@ -105,6 +143,7 @@ skips='\*\*\*Skipped|\[  SKIPPED \]|\(.*skipped=[0-9]|\.\.\. skipped ' # as ctes
 run() {
   local preset=$1 log
   shift
+  phase "$preset: build"
   cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCUDAToolkit_ROOT="$(realpath -m "$venv/cuda")" \
     -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
     -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" \
@@ -112,6 +151,7 @@ run() {
     -DCKPTFS_MOTO="$(realpath -m "$venv/moto")" -DCKPTFS_MORE="$(realpath -m "$venv/more")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
+  phase "$preset: tests"
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {
     { echo "tests of '$preset' failed:"; tell_failures "$preset"; } >>"$failures"
     again "$preset" || failed=1
@@ -123,18 +163,37 @@ run() {
   fi
 }
 
+# tell_times: how long each phase took, and the 30 slowest tests of all presets
+tell_times() {
+  phase end
+  echo '== time'
+  printf '%s\n' "${phases[@]}"
+  echo '== the slowest tests'
+  for log in build/*/ctest.log; do
+    [[ ! $log -nt build/began ]] || sed -nE "s/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) .* ([0-9.]+) sec.*/\2 $(basename "$(dirname "$log")") \1/p" "$log"
+  done | sort -rn | awk 'NR <= 30 { printf "%8.1f s  %-8s %s\n", $1, $2, $3 }'
+}
+
+touch build/began
 if ((strict)); then
+  export CKPTFS_STRICT=1
   run asan -LE 'interop|bench|engines'
   run tsan -L 'unit|mount|load|bucket'
-  if [[ -f tests/fuzz/run.sh ]]; then
-    mkdir -p build/fuzz
-    # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
-    CKPTFS_FUZZ_SEED=${CKPTFS_FUZZ_SEED:-1} sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" 2>&1 | tee build/fuzz/log || {
-      failed=1
-      { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
-    }
-  fi
+  phase 'fuzzing'
+  mkdir -p build/fuzz
+  # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
+  CKPTFS_FUZZ_SEED=${CKPTFS_FUZZ_SEED:-1} sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" 2>&1 | tee build/fuzz/log || {
+    failed=1
+    { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
+  }
 fi
-run release -LE bench # last: its closing line is the one that counts
+if ((all)); then
+  run release -LE bench
+else
+  run release -L 'lint|unit|defects|golden|fuzz|first'
+fi
+tell_times
 cat "$failures" >&2
+((all)) || echo '== tests/run.sh --all adds: every format and framework in depth, the loader under faults, buckets, mounts for an hour'
+grep -h 'tests passed,' build/release/ctest.log # the closing line that counts, once more
 exit $failed

@@ -2,6 +2,7 @@
 """Every real checkpoint loaded by 1 to 8 ranks (threads) in layouts other than its own, every byte compared with the view's.
 
 usage: test_fixtures.py [FORMAT[/CASE]]     CKPTFS_FIXTURES: the collection
+       test_fixtures.py --first             one checkpoint of each format in tests/golden, one and four ranks
 """
 
 import json
@@ -91,8 +92,26 @@ def check(name, path, options):
     return not problems
 
 
+def first():
+    """Load one checkpoint of each format."""
+    seen, failed = {}, 0
+    for name, path, options in checkpoints(os.path.join(SOURCE, "tests", "golden")):
+        kind = name.split(os.sep)[0]
+        if kind in seen or not opens(path, options):
+            continue
+        seen[kind] = name
+        result = run(path, options, ["fsdp=1:1:each", "random:4:once", "fsdp=4:4:once"])
+        problems = [line for line in result.stdout.splitlines() if " rank " in line] + ([result.stderr] if result.returncode else [])
+        failed += bool(problems)
+        print(f"{'FAIL' if problems else 'ok  '} {name}", *problems[:8], sep="\n     ")
+    print(f"{len(seen) - failed} passed, {failed} failed")
+    sys.exit(1 if failed or len(seen) < 8 else 0)
+
+
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
+    if only == "--first":
+        first()
     seen, failed, closed = 0, 0, 0
     for top in [os.path.join(SOURCE, "tests", "golden")] + ([FIXTURES] if os.path.isdir(FIXTURES) else []):
         for name, path, options in checkpoints(top):
