@@ -64,7 +64,7 @@ packages() {
   shift 2
   ! cmp -s "$file" "$into/requirements.txt" || return 0
   rm -rf "$into"
-  "$venv/bin/pip" install --quiet --no-deps --target "$into" -r "$file" "$@"
+  "$venv/bin/pip" install --quiet --no-deps --target "$into" -r "$file" "$@" || return 1
   cp "$file" "$into/requirements.txt"
 }
 
