@@ -7,17 +7,20 @@
 #   tests/run.sh --all        all tests that this machine can run: also every framework that packages offer, vLLM among them; an hour
 #   tests/run.sh --strict     all, as CI does: a skipped test is a failure; also the sanitizers and the fuzz targets
 #   tests/run.sh --no-install any of them with what is there
+#   tests/run.sh --all -- -R PATTERN    what follows "--" is for ctest: only some of the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-strict=0 install=1 all=0
-for arg in "$@"; do
-  case $arg in
+strict=0 install=1 all=0 only=()
+while (($#)); do
+  case $1 in
   --strict) strict=1 all=1 ;;
   --all) all=1 ;;
   --no-install) install=0 ;;
-  *) sed -n '3,10p' "$0"; exit 2 ;;
+  --) shift; only=("$@"); break ;;
+  *) sed -n '3,11p' "$0"; exit 2 ;;
   esac
+  shift
 done
 
 venv=${CKPTFS_VENV:-build/venv}
@@ -152,7 +155,7 @@ run() {
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   phase "$preset: tests"
-  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {
+  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" "${only[@]}" 2>&1 | tee "$log" || {
     { echo "tests of '$preset' failed:"; tell_failures "$preset"; } >>"$failures"
     again "$preset" || failed=1
   }
