@@ -19,6 +19,7 @@ try:
     import transformers
     from safetensors.torch import load_file
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -195,6 +196,13 @@ def fsdp2(model, mesh):
     return fully_shard(model, mesh=mesh)
 
 
+def local_parts(state):
+    """A state dict with this rank's parts in the places of ShardedTensors."""
+    if isinstance(state, dict):
+        return {k: local_parts(v) for k, v in state.items()}
+    return [s.tensor for s in state.local_shards()] if hasattr(state, "local_shards") else state
+
+
 def one_of_two_ranks(top):
     dist.init_process_group("gloo")
     mesh, folder = init_device_mesh("cpu", (2,)), LLAMA + ".expected"
@@ -221,6 +229,8 @@ def one_of_two_ranks(top):
         dcp.load(target, checkpoint_id=os.path.join(top, "saved") if reader is None else None, storage_reader=reader)
         got.append(target)
     equal(*got)
+    saved, whole = os.path.join(top, "saved"), empty_model(folder).state_dict()
+    equal(*[local_parts(load_sharded_optimizer_state_dict(whole, "optim", r)) for r in (dcp.FileSystemReader(saved), StorageReader(saved, view="raw"))])
     if dist.get_rank() == 1:  # a rank alone, while the other one goes on
         model = empty_model(folder)
         dcp.load(tied(model.state_dict(), want), storage_reader=StorageReader(LLAMA), no_dist=True)
