@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slab cache: a list in order of use. One thread fills a slab, and other threads wait for it.
- */
+/* The slab cache keeps its slabs in a list, the most recently used first. One thread fills a slab,
+ * and other threads that want it wait, or fill the next one meanwhile.
+ *
+ * A slab whose every byte has been read is spent: a sequential reader does not come back to it. It
+ * goes to the end of the list, where it is evicted first. */
 #include "tensor/slab.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -11,29 +15,33 @@
 
 #include "base/mem.h"
 
-enum { HUGE_PAGE = 2 << 20, LARGE = 4 * HUGE_PAGE, BUCKETS = 1024 };
+enum {
+    HUGE_PAGE = 2 << 20,   /* bytes */
+    LARGE = 4 * HUGE_PAGE, /* from this size on a slab lies in huge pages, and its memory is kept */
+    BUCKETS = 1024,        /* of the hash table; a power of two, which bucket_of() knows */
+};
 
 struct slab {
-    struct slab *prev, *next; /* most recently used first; spent ones last */
-    struct slab *chain;       /* the next in its bucket */
-    struct ckpt_slab is;      /* its ctx is valid while FILLING */
-    unsigned users;           /* readers and the filler; > 0 is not evicted */
+    struct slab *prev, *next; /* in the cache's list */
+    struct slab *chain;       /* the next one in its bucket */
+    struct ckpt_slab is;      /* what it holds; its ctx is valid while the state is FILLING */
+    unsigned users;           /* readers and the filler; while there are any it is not evicted */
     enum { FILLING, READY, FAILED } state;
-    struct ckpt_err err; /* FAILED */
+    struct ckpt_err err; /* why it FAILED */
     unsigned char *data;
-    size_t room; /* bytes of a large slab's memory */
-    size_t read; /* bytes that were read from it, together */
-    bool ended;  /* its last one was */
+    size_t room;          /* bytes that were allocated for a large slab, else 0 */
+    size_t read_bytes;    /* the sum of all reads of it */
+    bool was_read_to_end; /* a read had its last byte */
 };
 
 struct ckpt_slabs {
     atomic_uint refs;
     pthread_mutex_t lock; /* protects everything except the bytes of READY slabs that are in use */
     pthread_cond_t filled;
-    struct slab list; /* sentinel */
+    struct slab list; /* the sentinel of a ring */
     struct slab *bucket[BUCKETS];
-    size_t budget, bytes;
-    unsigned char *spare; /* a large slab's memory that nobody uses */
+    size_t budget, bytes; /* bytes: the sum of the slabs' lengths */
+    unsigned char *spare; /* the memory of a large slab that was discarded, for the next one */
     size_t spare_room;
 };
 
@@ -52,7 +60,8 @@ int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
     return 0;
 }
 
-/* Large slabs in huge pages: faulting in small ones takes as long as filling them. */
+/* Allocates a slab's memory: a large one in huge pages, since to fault in small pages takes as long
+ * as to fill them. */
 static void *allocate(struct slab *s)
 {
     if (s->is.len < LARGE)
@@ -78,8 +87,11 @@ static void link_after(struct slab *prev, struct slab *s)
     prev->next = s;
 }
 
-/* As many bytes of it have been read as it has, and its last. */
-static bool is_spent(const struct slab *s) { return s->ended && s->read >= s->is.len; }
+/* Has the slab been read as a whole: as many bytes as it has, its last one among them? */
+static bool is_spent(const struct slab *s)
+{
+    return s->was_read_to_end && s->read_bytes >= s->is.len;
+}
 
 static struct slab **bucket_of(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
@@ -102,6 +114,7 @@ static void discard(struct ckpt_slabs *c, struct slab *s)
 {
     struct slab **at = bucket_of(c, &s->is);
 
+    assert(s->users == 0 && c->bytes >= s->is.len);
     while (*at != s)
         at = &(*at)->chain;
     *at = s->chain;
@@ -134,7 +147,8 @@ void ckpt_slabs_unref(struct ckpt_slabs *slabs)
     free(slabs);
 }
 
-/* A quarter of the budget is enough for slabs that have been read: others may read them, too. */
+/* Discards what exceeds the budget, from the end of the list on. Spent slabs may keep a quarter of
+ * it: another reader of the same file may come a little later. */
 static void evict(struct ckpt_slabs *c)
 {
     for (struct slab *s = c->list.prev, *prev;
@@ -145,8 +159,8 @@ static void evict(struct ckpt_slabs *c)
     }
 }
 
-/* A new slab, being filled by the caller; NULL if there is no memory. The bytes come when the lock
- * is not held. */
+/* Adds a new slab, which the caller fills (fill_new); NULL: there is no memory. Its bytes may be
+ * allocated later, when the lock is not held. */
 static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
     struct slab *s = calloc(1, sizeof *s);
@@ -169,6 +183,7 @@ static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
     return s;
 }
 
+/* Fills a new slab, without the lock, and wakes those who wait for it. */
 static void fill_new(struct ckpt_slabs *c, struct slab *s)
 {
     (void)pthread_mutex_unlock(&c->lock);
@@ -181,9 +196,11 @@ static void fill_new(struct ckpt_slabs *c, struct slab *s)
     (void)pthread_cond_broadcast(&c->filled);
 }
 
+/* Ends a use of the slab, of which the caller has read so many bytes. The slab may be gone then. */
 static void leave(struct ckpt_slabs *c, struct slab *s, size_t read)
 {
-    s->read += read;
+    assert(s->users > 0);
+    s->read_bytes += read;
     if (--s->users == 0 && s->state == FAILED) {
         discard(c, s);
     } else if (is_spent(s)) {
@@ -193,8 +210,8 @@ static void leave(struct ckpt_slabs *c, struct slab *s, size_t read)
     evict(c);
 }
 
-/* Instead of waiting for s: fill the first slab after it that is not here. False: there is none, or
- * no room. */
+/* Fills, instead of waiting for s, the first slab after it that is not here. False: there is no
+ * such slab, or no room for one. */
 static bool fill_ahead(struct ckpt_slabs *c, const struct slab *s)
 {
     struct ckpt_slab next = s->is;
@@ -205,7 +222,7 @@ static bool fill_ahead(struct ckpt_slabs *c, const struct slab *s)
             return false;
     } while (find(c, &next));
     for (const struct slab *k = c->list.next; k != &c->list; k = k->next)
-        used += k->users || k->read == 0 ? k->is.len : 0;
+        used += k->users || k->read_bytes == 0 ? k->is.len : 0;
     struct slab *new = used + next.len <= c->budget ? begin(c, &next) : NULL;
     if (!new)
         return false;
@@ -234,6 +251,7 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
         (void)pthread_mutex_unlock(&slabs->lock);
         return ckpt_nomem(err);
     }
+    assert(s->state != READY || (off <= slab->len && len <= slab->len - off));
     if (s->state == FAILED) {
         result = ckpt_err_move(err, &s->err);
     } else {
@@ -241,7 +259,7 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
         memcpy(buf, s->data + off, len);
         (void)pthread_mutex_lock(&slabs->lock);
     }
-    s->ended |= off + len == s->is.len;
+    s->was_read_to_end |= off + len == s->is.len;
     leave(slabs, s, len);
     (void)pthread_mutex_unlock(&slabs->lock);
     return result;

@@ -15,7 +15,8 @@
 
 struct ckpt_slabs;
 
-/* budget in bytes; slabs in use may exceed it for a moment. Counted. */
+/* Makes a cache, of which the caller has a reference. The budget is in bytes; slabs that are in use
+ * may exceed it for a moment. */
 int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err);
 struct ckpt_slabs *ckpt_slabs_ref(struct ckpt_slabs *slabs);
 void ckpt_slabs_unref(struct ckpt_slabs *slabs);

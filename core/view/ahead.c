@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: reads that follow each other, from threads that are not quite in order, where the files
- * lie one after the other (ckpt_vnode.at). */
+/* Read-ahead recognises streams: reads that follow each other, though threads make them not quite
+ * in order. A stream may run from one file into the next, so positions are counted from the
+ * beginning of the view's first file (ckpt_vnode.at).
+ *
+ * A reader that has read n bytes in a row will probably read as many again. So the distance that is
+ * fetched ahead grows with what a stream has read (EAGER times as much), up to a limit that all
+ * streams which are being read share (AHEAD). A read here and a read there are no stream, and
+ * nothing is fetched for them. */
 #include "view/ahead.h"
 
 #include <pthread.h>
@@ -9,26 +15,44 @@
 #include "base/ckd.h"
 #include "tensor/strided.h"
 
-/* A stream is read ahead EAGER times as far as it was read, and all together AHEAD. */
 enum {
+    /* Streams that are told apart. With fewer, a loader of many threads would push its own streams
+     * out; a search through more would cost each read time. */
     NSTREAM = 64,
+
+    /* A read belongs to a stream if it lies within so many bytes of the stream's end: threads that
+     * share a file are so far out of order. Half of it loses readers of 8 MiB blocks in 2 threads;
+     * twice as much begins to join neighbouring tensors that nobody reads in a row. */
     NEAR = 16 << 20,
-    LEAST = 1 << 20, /* bytes read before that */
+
+    /* A stream has read so many bytes before anything is fetched ahead of it. Headers and small
+     * tensors, which are read at random, are shorter. */
+    LEAST = 1 << 20,
+
+    /* So many times the bytes that a stream has read are fetched ahead. A small factor finds long
+     * streams too late; a large one fetches much that a reader who stops early never wants. */
     EAGER = 8,
+
+    /* Bytes that are fetched ahead of all streams together: what a fast network delivers within a
+     * few round trips. It is less than the memory for parts of far files, which holds them. */
     AHEAD = 256 << 20,
-    RECENT = 512, /* reads, since which a stream counts as being read */
+
+    /* A stream counts as being read, and so shares AHEAD, for so many reads after its last one. */
+    RECENT = 512,
 };
 
 struct stream {
-    uint64_t first, next, got; /* got: bytes that were read */
-    uint64_t tick;             /* of its last read; 0: it is none */
-    uint64_t told;             /* what is before this is being fetched */
-    uint64_t again;            /* there was no room: not before a read is here */
+    uint64_t first;      /* where it began */
+    uint64_t next;       /* the end of its furthest read */
+    uint64_t read_bytes; /* the sum of its reads */
+    uint64_t tick;       /* the number of its last read; 0: this stream is unused */
+    uint64_t fetched_to; /* everything before this position is here or on its way */
+    uint64_t retry_from; /* after a lack of room: fetch again once a read comes to here */
 };
 
 struct ckpt_ahead {
     pthread_mutex_t lock;
-    uint64_t tick;
+    uint64_t tick; /* the number of reads so far */
     struct stream stream[NSTREAM];
 };
 
@@ -53,7 +77,8 @@ void ckpt_ahead_free(struct ckpt_ahead *a)
     free(a);
 }
 
-/* Note a read: its stream, and in *ret_to up to where to read ahead of it; 0: not at all. */
+/* Finds or begins the stream of a read. *ret_to is the position up to which to fetch ahead of it;
+ * 0: nothing is to be fetched now. */
 static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uint64_t *ret_to)
 {
     struct stream *mine = NULL, *oldest = &a->stream[0];
@@ -74,17 +99,20 @@ static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uin
         *(mine = oldest) = (struct stream){.first = off, .next = end};
     mine->tick = a->tick;
     mine->next = ckpt_max_u64(mine->next, end);
-    mine->got += end - off;
-    if (mine->first != off && mine->got >= LEAST && 2 * mine->got >= mine->next - mine->first) {
-        const uint64_t far = ckpt_min_u64(EAGER * mine->got, AHEAD / active);
-        mine->told = ckpt_max_u64(mine->told, end);
-        if (end >= mine->again && mine->told < mine->next + far - far / 4) /* not at each read */
-            *ret_to = mine->next + far;
+    mine->read_bytes += end - off;
+    /* At least half of what lies between its first and its last byte was read: it is a stream. */
+    if (mine->first != off && mine->read_bytes >= LEAST &&
+        2 * mine->read_bytes >= mine->next - mine->first) {
+        const uint64_t distance = ckpt_min_u64(EAGER * mine->read_bytes, AHEAD / active);
+        mine->fetched_to = ckpt_max_u64(mine->fetched_to, end);
+        /* A quarter of the distance is asked for at once, not a little at each read. */
+        if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - distance / 4)
+            *ret_to = mine->next + distance;
     }
     return mine;
 }
 
-/* What is read for bytes [off, end) of the file. */
+/* Adds to the batch what a read of bytes [off, end) of the file reads of its sources. */
 static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
                const struct ckpt_vnode *file, uint64_t off, uint64_t end)
 {
@@ -106,8 +134,8 @@ static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
     return rc;
 }
 
-/* Begin to fetch bytes [off, end), which are in this file and the ones after it; false: not all of
- * it. */
+/* Begins to fetch bytes [off, end), which lie in this file and the ones after it. False: there was
+ * no room for all of them. */
 static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
                   uint64_t end)
 {
@@ -135,19 +163,19 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
         return;
     off += file->at;
     end += file->at;
-    if (pthread_mutex_trylock(&a->lock) != 0) /* of no great use, and never a reason to wait */
+    if (pthread_mutex_trylock(&a->lock) != 0) /* one read less is noted, and no read waits */
         return;
     struct stream *s = note(a, off, end, &to);
-    from = s->told;
+    from = s->fetched_to;
     if (to > from)
-        s->told = to;
+        s->fetched_to = to;
     (void)pthread_mutex_unlock(&a->lock);
     if (to <= from || fetch(rd, file, from, to))
         return;
     (void)pthread_mutex_lock(&a->lock);
-    if (s->told == to) { /* again, a little later */
-        s->told = from;
-        s->again = end + (to - end) / 16;
+    if (s->fetched_to == to) { /* no other thread has gone on meanwhile */
+        s->fetched_to = from;
+        s->retry_from = end + (to - end) / 16;
     }
     (void)pthread_mutex_unlock(&a->lock);
 }
@@ -174,6 +202,7 @@ void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size
     if (!file || file->at || !fetch(rd, file, 0, AHEAD))
         return;
     (void)pthread_mutex_lock(&a->lock);
-    a->stream[0] = (struct stream){.got = AHEAD / EAGER, .told = AHEAD, .tick = ++a->tick};
+    a->stream[0] =
+        (struct stream){.read_bytes = AHEAD / EAGER, .fetched_to = AHEAD, .tick = ++a->tick};
     (void)pthread_mutex_unlock(&a->lock);
 }
