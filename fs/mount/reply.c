@@ -43,7 +43,7 @@ mode_t ckptfs_type_of(enum ckptfs_kind kind)
 {
     const bool is_file = kind == CKPTFS_FILE || kind == CKPTFS_ERROR || kind == CKPTFS_STATS;
 
-    return kind == CKPTFS_LATEST ? S_IFLNK : is_file ? S_IFREG : S_IFDIR;
+    return kind == CKPTFS_LINK ? S_IFLNK : is_file ? S_IFREG : S_IFDIR;
 }
 
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,

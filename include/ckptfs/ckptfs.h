@@ -119,25 +119,39 @@ struct ckpt_step {
     bool is_latest;
 };
 /* Get a snapshot of the steps, oldest first: *ret_n of them in *ret_steps, which the caller frees
- * with ckpt_steps_free. */
+ * with ckpt_steps_free. Steps whose names have no number come first, in the order of their times.
+ * The latest is the one that the format's own pointer file names, else the last one. */
 CKPT_PUBLIC int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_steps, size_t *ret_n,
                                struct ckpt_err *err);
 /* Free a snapshot of n steps. */
 CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
 
-/* Find the step that a user means by `want`: the full name of a step, or the number at the end of
- * its name ("200" finds "iter_0000200"); NULL: the latest step. *ret_name is a new string that the
- * caller frees; it is "" for a run that is one checkpoint. MISSING: no step matches. CONFLICT:
- * several match. USAGE: `want` was given, but the run is one checkpoint. */
+/* A symbolic link in the folder of a run that leads to one of its steps ("checkpoint-best"), and so
+ * is a second name of that step. */
+struct ckpt_step_link {
+    char *name;
+    char *step; /* name of the step */
+};
+/* Get a snapshot of these links: *ret_n of them in *ret_links, which the caller frees with
+ * ckpt_step_links_free. */
+CKPT_PUBLIC int ckpt_run_links(struct ckpt_run *run, struct ckpt_step_link **ret_links,
+                               size_t *ret_n, struct ckpt_err *err);
+/* Free a snapshot of n links. */
+CKPT_PUBLIC void ckpt_step_links_free(struct ckpt_step_link *links, size_t n);
+
+/* Find the step that a user means by `want`: the full name of a step or of a link to one, or the
+ * number at the end of its name ("200" finds "iter_0000200"); NULL: the latest step. *ret_name is a
+ * new string that the caller frees; it is "" for a run that is one checkpoint. MISSING: no step
+ * matches. CONFLICT: several match. USAGE: `want` was given, but the run is one checkpoint. */
 CKPT_PUBLIC int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
                                    struct ckpt_err *err);
 
-/* Get the view of a step (NULL: the latest). The first call opens the view, for which it reads the
- * headers of all shards in parallel; later calls return the same view while it is held. The caller
- * must call ckpt_view_release. Errors: if the step cannot be read, every call returns the reason.
- * MISSING: the step does not exist or was deleted. CONFLICT: the step's shards come from two saves,
- * or a save is in progress. After a read of a view has failed with STALE, the next call opens the
- * step anew instead of returning that view. */
+/* Get the view of a step, by its name or that of a link to it (NULL: the latest). The first call
+ * opens the view, for which it reads the headers of all shards in parallel; later calls return the
+ * same view while it is held. The caller must call ckpt_view_release. Errors: if the step cannot be
+ * read, every call returns the reason. MISSING: the step does not exist or was deleted. CONFLICT:
+ * the step's shards come from two saves, or a save is in progress. After a read of a view has
+ * failed with STALE, the next call opens the step anew instead of returning that view. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
 /* Get the view of a step only if it is open already; NULL if it would have to be opened or the step

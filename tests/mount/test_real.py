@@ -241,6 +241,26 @@ class Real(Case):
             self.assertIn("resumed", done.stdout)
             self.assertEqual(ckpt("verify", self.run_dir, dest).returncode, 0)
 
+    def test_words_links_and_unfinished_saves_beside_numbered_steps(self):
+        self.model("checkpoint-9", "checkpoint-100", "checkpoint-final", "tmp-checkpoint-120", "checkpoint-130_incomplete")
+        os.symlink("checkpoint-9", os.path.join(self.run_dir, "checkpoint-best"))
+        shown = ["checkpoint-100", "checkpoint-9", "checkpoint-best", "checkpoint-final", "latest"]
+        with self.mount():
+            self.assertEqual(sorted(os.listdir(self.mnt)), shown)
+            self.assertEqual(os.readlink(self.at("latest")), "checkpoint-100")
+            self.assertEqual(os.readlink(self.at("checkpoint-best")), "checkpoint-9")
+            self.assertEqual(sorted(e.name for e in os.scandir(self.mnt) if e.is_symlink()), ["checkpoint-best", "latest"])
+            self.assertTrue(os.path.samefile(self.at("checkpoint-best", "config.json"), self.at("checkpoint-9", "config.json")))
+            os.unlink(os.path.join(self.run_dir, "checkpoint-best"))
+            os.symlink("checkpoint-100", os.path.join(self.run_dir, "checkpoint-best"))
+            wait_until(lambda: os.readlink(self.at("checkpoint-best")) == "checkpoint-100", "the link to move")
+        done = ckpt("info", self.run_dir)
+        self.assertIn("is no step: its name says that its save is in progress, or was interrupted (and 1 more)", done.stderr)
+        self.assertRegex(done.stdout, "steps +3: checkpoint-final, checkpoint-9, checkpoint-100\nlink +checkpoint-best -> checkpoint-100\n")
+        self.assertEqual(json.loads(ckpt("info", "--json", self.run_dir).stdout)["links"], {"checkpoint-best": "checkpoint-100"})
+        self.assertEqual(ckpt("export", self.run_dir, os.path.join(self.tmp, "best"), "--step=checkpoint-best").returncode, 0)
+        self.assertEqual(ckpt("verify", self.run_dir, os.path.join(self.tmp, "best")).returncode, 0)
+
     def test_steps_are_exported_one_by_one(self):
         out = os.path.join(self.tmp, "out")
         self.model("step-5", "step-10", "step-20", "step-30")
