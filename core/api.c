@@ -179,6 +179,17 @@ int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err)
     return 0;
 }
 
+int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, bool *ret, struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+
+    if (ckpt_save_at_rest(view->save, quiet_ms, ret, &own) == 0)
+        return 0;
+    if (own.code == CKPT_STALE || own.code == CKPT_MISSING)
+        atomic_store(&view->stale, true);
+    return ckpt_err_move(err, &own);
+}
+
 /* ---- facts ---- */
 
 const char *ckpt_view_source(const struct ckpt_view *view) { return view->source; }

@@ -257,6 +257,14 @@ CKPT_PUBLIC void ckpt_view_will_read(struct ckpt_view *view);
  * so the data may mix two saves. Call this after the last read and before reporting success. */
 CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err);
 
+/* Is the save that the view shows at rest? *ret: the file that ends a save of this format is there,
+ * and not older than its shards, or no shard has changed for quiet_ms. A caller that copies the
+ * view as soon as its step appears asks again until it is: a writer may give files their size
+ * before it writes their bytes. STALE: a shard has changed since the view was opened; the next
+ * ckpt_run_view opens the step anew. */
+CKPT_PUBLIC int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, bool *ret,
+                                  struct ckpt_err *err);
+
 /* ---- views: facts, as JSON text in a new string that the caller frees ---- */
 
 /* Facts about the view as one JSON object: {"format", "step", "model_type", "recipe",
