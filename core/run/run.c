@@ -707,7 +707,7 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
     return ckpt_remarks_text(&run->shared->remarks, ret_json, err);
 }
 
-void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
+int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err)
 {
     struct ckpt_shared *s = run->shared;
     const struct ckpt_stats stats = {
@@ -720,5 +720,5 @@ void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
         .errors = atomic_load(&s->errors),
     };
 
-    ckpt_sized_give(ret, &stats, sizeof stats);
+    return ckpt_sized_give(ret, &stats, sizeof stats, "ckpt_stats", err);
 }

@@ -3,6 +3,7 @@
 #include "mount/tree.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,8 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
                        struct ckptfs_found *ret)
 {
     ret->lasting = false;
+    if (strlen(name) > NAME_MAX)
+        return ENAMETOOLONG;
     switch (dir->id.kind) {
     case CKPTFS_ROOT:
         if (strcmp(name, CONTROL_NAME) == 0) {

@@ -15,7 +15,8 @@
  * - Every _free, _close and _release function accepts NULL.
  * - A struct that the caller allocates begins with `size`, which the caller sets to its sizeof
  *   before the call, so that later versions can add members. The library reads and writes no
- *   member beyond it, and refuses a struct to read that is larger than it knows (USAGE). Only
+ *   member beyond it, and refuses a struct whose size is 0, and one to read that is larger than it
+ *   knows (USAGE; the text names the struct). Only
  *   struct ckpt_err and structs inside others or in arrays have none: they get no further members.
  *
  * No FUSE, MPI, CUDA or JSON type appears in this header. */
@@ -213,9 +214,10 @@ struct ckpt_tensor_info {
 
 /* The number of tensors. Tensors are numbered in the order of the model's state dict. */
 CKPT_PUBLIC size_t ckpt_view_tensors(const struct ckpt_view *view);
-/* Describe tensor i, which must be less than ckpt_view_tensors. */
-CKPT_PUBLIC void ckpt_view_tensor(const struct ckpt_view *view, size_t i,
-                                  struct ckpt_tensor_info *ret);
+/* Describe tensor i, which must be less than ckpt_view_tensors. Fails only if ret->size is not set
+ * (USAGE). */
+CKPT_PUBLIC int ckpt_view_tensor(const struct ckpt_view *view, size_t i,
+                                 struct ckpt_tensor_info *ret, struct ckpt_err *err);
 /* Find the number of a tensor by its name; false, and *ret_i unchanged, if there is none. */
 CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name,
                                        size_t *ret_i);
@@ -304,7 +306,8 @@ struct ckpt_stats {
     size_t size; /* sizeof(struct ckpt_stats), set before the call */
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;
 };
-CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
+/* Get them. Fails only if ret->size is not set (USAGE). */
+CKPT_PUBLIC int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err);
 
 /* What this process has done with buckets so far, as JSON text that the caller frees: {"endpoint",
  * "region", "credentials" (their kind), "requests", "bytes", "retries", "connections"}. NULL if no

@@ -230,6 +230,30 @@ TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
     tree_close(&t);
 }
 
+TEST(run, a_struct_whose_size_is_not_set_is_named)
+{
+    struct ckpt_tensor_info info = {0};
+    struct ckpt_change change = {0};
+    struct ckpt_stats stats = {0};
+    struct ckpt_err err = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "7/");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_OK(ckpt_run_view(run, NULL, &v, &err));
+    CHECK_FAILS(ckpt_view_tensor(v, 0, &info, &err), CKPT_USAGE,
+                "struct ckpt_tensor_info has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_run_stats(run, &stats, &err), CKPT_USAGE, "struct ckpt_stats has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_view_change(v, v, 0, false, &change, &err), CKPT_USAGE,
+                "struct ckpt_change has size 0");
+    ckpt_view_release(v);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(run, an_unfinished_step_is_hidden_until_it_is_complete)
 {
     struct ckpt_err err = {0};
@@ -318,7 +342,7 @@ TEST(run, a_generation_lasts_until_the_step_is_saved_again)
 static size_t open_files(struct ckpt_run *run)
 {
     struct ckpt_stats stats = {.size = sizeof stats};
-    ckpt_run_stats(run, &stats);
+    (void)ckpt_run_stats(run, &stats, NULL);
     return (size_t)stats.open_files;
 }
 
@@ -394,7 +418,7 @@ static void put_index(const struct tree *t, struct ckpt_view *view)
     ckpt_str_puts(&text, "{\"weight_map\": {");
     for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
         struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(view, i, &info);
+        (void)ckpt_view_tensor(view, i, &info, NULL);
         ckpt_str_printf(&text, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "",
                         info.name);
     }
@@ -608,6 +632,7 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, the_latest_is_the_highest_number_or_the_newest_word),
       T(run, a_link_to_another_step_is_a_second_name_of_it),
       T(run, a_folder_that_is_named_as_unfinished_is_no_step),
+      T(run, a_struct_whose_size_is_not_set_is_named),
       T(run, an_unfinished_step_is_hidden_until_it_is_complete),
       T(run, a_single_checkpoint_is_one_step_without_a_name),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),
