@@ -87,7 +87,8 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
 
 size_t ckpt_view_tensors(const struct ckpt_view *view) { return view->cat->tensors.len; }
 
-void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor_info *ret)
+int ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor_info *ret,
+                     struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
     const struct ckpt_vnode *file;
@@ -102,7 +103,7 @@ void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor
 
     ckpt_vtree_place(view->tree, i, &file, &info.file_off);
     info.file = node(file);
-    ckpt_sized_give(ret, &info, sizeof info);
+    return ckpt_sized_give(ret, &info, sizeof info, "ckpt_tensor_info", err);
 }
 
 bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name, size_t *ret_i)
@@ -145,13 +146,14 @@ int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, boo
                              *a = ckpt_catalog_find(from->cat, b->name);
     struct ckpt_change made = {0};
 
+    if (ckpt_sized_check(ret, "ckpt_change", err) < 0)
+        return -1;
     if (!a)
         return ckpt_fail(err, CKPT_MISSING, "'%s' is not in %s", b->name, from->source);
     if (ckpt_tensor_same_kind(a, from->source, b, to->source, err) < 0 ||
         ckpt_delta_make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
         return -1;
-    ckpt_sized_give(ret, &made, sizeof made);
-    return 0;
+    return ckpt_sized_give(ret, &made, sizeof made, "ckpt_change", err);
 }
 
 bool ckpt_view_unchanged(const struct ckpt_view *from, const struct ckpt_view *to, size_t i)
@@ -177,6 +179,17 @@ int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err)
     if (state == CKPT_SAVE_MIXED)
         ckpt_logf(&view->shared->opt->log, CKPT_LOG_WARNING, "%s (allow_mixed)", own.text);
     return 0;
+}
+
+int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, bool *ret, struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+
+    if (ckpt_save_at_rest(view->save, quiet_ms, ret, &own) == 0)
+        return 0;
+    if (own.code == CKPT_STALE || own.code == CKPT_MISSING)
+        atomic_store(&view->stale, true);
+    return ckpt_err_move(err, &own);
 }
 
 /* ---- facts ---- */
@@ -389,7 +402,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
         return fail_no_tensor(view->cat, tensor, err);
     if (ckpt_describe_rule(view, tensor, &rule, err) < 0)
         return -1;
-    ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
+    (void)ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info, NULL);
     out = json_pack("{s:s, s:s, s:o, s:s?, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
                     "shape", shape_list(t), "file", info.file ? ckpt_node_name(info.file) : NULL,
                     "file_offset", (json_int_t)info.file_off, "rule", rule);

@@ -2,11 +2,16 @@
 /* Views as owning locals, file names in JSON, the limit of open files. */
 #include "common.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/err.h"
 #include "base/json.h"
 #include "base/str.h"
 
@@ -14,7 +19,7 @@ struct ckpt_tensor_info ckptfs_tensor(const struct ckpt_view *view, size_t i)
 {
     struct ckpt_tensor_info info = {.size = sizeof info};
 
-    ckpt_view_tensor(view, i, &info);
+    (void)ckpt_view_tensor(view, i, &info, NULL);
     return info;
 }
 
@@ -67,6 +72,51 @@ void ckptfs_json_bucket(json_t *into)
 
     if (j)
         (void)json_object_set_new(into, "bucket", j);
+}
+
+/* Cut off the last component of a path, with the slashes before it. False: there was only one. */
+static bool cut_last(char *path)
+{
+    size_t len = strlen(path);
+
+    while (len && path[len - 1] == '/')
+        len--;
+    while (len && path[len - 1] != '/')
+        len--;
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    path[len] = '\0';
+    return len > 0;
+}
+
+int ckptfs_make_folder(const char *path, size_t *ret_made, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *above = strdup(path);
+    struct stat st;
+
+    *ret_made = 0;
+    if (!above)
+        return ckpt_nomem(err);
+    if (mkdir(path, 0777) == 0)
+        return *ret_made = 1, 0;
+    if (errno == ENOENT && cut_last(above)) {
+        if (ckptfs_make_folder(above, ret_made, err) < 0)
+            return -1;
+        if (mkdir(path, 0777) == 0)
+            return ++*ret_made, 0;
+    }
+    if (errno == EEXIST && stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        return 0;
+    return ckpt_fail_errno(err, errno, "making the folder '%s'", path);
+}
+
+void ckptfs_remove_made(const char *path, size_t made)
+{
+    ckpt_cleanup(ckpt_freep) char *own = strdup(path);
+
+    for (; own && made && rmdir(own) == 0; made--)
+        if (!cut_last(own))
+            break;
 }
 
 void ckptfs_allow_many_files(void)

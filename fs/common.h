@@ -31,6 +31,13 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
  * usual 1024 descriptors. */
 void ckptfs_allow_many_files(void);
 
+/* Make a folder, and those above it, where they are not there. *ret_made: so many folders, the last
+ * ones of the path, were made; also after a failure. */
+int ckptfs_make_folder(const char *path, size_t *ret_made, struct ckpt_err *err);
+
+/* Remove the last `made` folders of the path again, as far as they are empty. */
+void ckptfs_remove_made(const char *path, size_t made);
+
 /* Milliseconds from a scan of a run for new steps, which took took_ms, to the next: lists of a
  * bucket are paid for, and those of a large one take long. */
 uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms);

@@ -156,7 +156,9 @@ const struct ckpt_option ckptfs_options[] = {
      "a directory DEST/STEP for every step, for those with a number from A to B, or for those that "
      "have no finished directory",
      TOOL(CKPTFS_EXPORT, TEXT, steps)},
-    {"watch", NULL, "then wait for new steps, until SIGINT or SIGTERM",
+    {"watch", NULL,
+     "then wait for new steps, until SIGTERM (or SIGINT, unless that is ignored where it was "
+     "started)",
      TOOL(CKPTFS_EXPORT, FLAG, watch)},
     {"then", "CMD ARG...",
      "run this after each export that wrote something; {} is its directory. Last on the line",

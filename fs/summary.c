@@ -103,6 +103,15 @@ static void put_steps(const json_t *steps)
              json_string_value(json_array_get(steps, n - 1)));
 }
 
+static void put_links(const json_t *links)
+{
+    const char *name;
+    const json_t *step;
+
+    json_object_foreach((json_t *)links, name, step)
+        line("link", "%s -> %s", name, json_string_value(step));
+}
+
 /* Of the newest of the files that are read. */
 static void put_saved(const json_t *info)
 {
@@ -162,6 +171,7 @@ void ckpt_summary_of_run(const json_t *info)
     line("run", "%s", ckpt_json_str(info, "run"));
     put_format(info);
     put_steps(json_object_get(info, "steps"));
+    put_links(json_object_get(info, "links"));
     if (json_is_integer(json_object_get(info, "step")))
         line("step", "%" JSON_INTEGER_FORMAT, number_of(info, "step"));
     put_saved(info);

@@ -88,7 +88,10 @@ struct ckpt_export {
     const char *step;             /* of several, which the report then names; or NULL */
     bool only_new;       /* leave a directory that has all files as it is, and do not compare */
     atomic_bool writing; /* DEST is unfinished now */
-    bool wrote;          /* result: something was written, and DEST is finished */
+    /* results: */
+    bool wrote;    /* something was written, and DEST is finished */
+    bool compared; /* DEST was finished, and every byte of it is the view's */
+    bool other;    /* the export failed: DEST holds other files, and no unfinished export */
 };
 
 /* Export the view into dest, and print a report. A failure leaves what the same call can resume, or

@@ -9,8 +9,13 @@
 #include <ckptfs/err.h>
 
 /* Copy to a caller's struct, after its size, as much of our own struct of len bytes as it has room
- * for. */
-void ckpt_sized_give(void *theirs, const void *own, size_t len);
+ * for. USAGE: its size is 0, or not more than the size's own, so that the caller has forgotten to
+ * set it. `name` is the struct's name. */
+int ckpt_sized_give(void *theirs, const void *own, size_t len, const char *name,
+                    struct ckpt_err *err);
+
+/* The same before there is anything to give: is the caller's size set? */
+int ckpt_sized_check(const void *theirs, const char *name, struct ckpt_err *err);
 
 /* Copy a caller's struct to our own of len bytes, whose members beyond it stay as they are. USAGE:
  * its size is 0, or greater than len, so that it may have members which this library does not know.

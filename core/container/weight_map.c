@@ -105,9 +105,28 @@ static int parse_map(struct ckpt_json_pull *p, struct ckpt_weight_map *map, stru
     return 0;
 }
 
+/* The metadata of an index; its files may hold changes of tensors in the place of tensors. */
+static bool says_changes(struct ckpt_json_pull *p)
+{
+    bool changes = false;
+    const char *key;
+
+    if (ckpt_json_pull_peek(p) != '{') {
+        ckpt_json_pull_skip(p);
+        return false;
+    }
+    (void)ckpt_json_pull_object(p);
+    while ((key = ckpt_json_pull_member(p))) {
+        changes |= strcmp(key, "delta_encoding") == 0;
+        ckpt_json_pull_skip(p);
+    }
+    return changes;
+}
+
 static int parse(char *text, size_t len, struct ckpt_weight_map *map, struct ckpt_err *err)
 {
     struct ckpt_json_pull p;
+    bool changes = false;
     const char *key;
 
     ckpt_json_pull_init(&p, text, len, "the index");
@@ -115,13 +134,20 @@ static int parse(char *text, size_t len, struct ckpt_weight_map *map, struct ckp
         return ckpt_fail(err, CKPT_FORMAT, "not a JSON object");
     (void)ckpt_json_pull_object(&p);
     while ((key = ckpt_json_pull_member(&p))) {
-        if (strcmp(key, "weight_map") != 0)
+        if (strcmp(key, "metadata") == 0)
+            changes |= says_changes(&p);
+        else if (strcmp(key, "weight_map") != 0)
             ckpt_json_pull_skip(&p);
         else if (parse_map(&p, map, err) < 0)
             return -1;
     }
     if (ckpt_json_pull_end(&p, err) < 0)
         return -1;
+    if (changes)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "its metadata has delta_encoding: the files hold what has changed since "
+                         "another version, not a model's tensors: give the folder of all versions "
+                         "and step=, or a whole model");
     return map->tensors.len ? 0 : ckpt_fail(err, CKPT_FORMAT, "it has no weight_map");
 }
 

@@ -2,6 +2,7 @@
 /* The list of readers, and functions that they share: facts, pointer files, leaving out tensors. */
 #include "format/reader.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "base/ckd.h"
@@ -115,6 +116,29 @@ char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name)
         len--;
     const size_t before = ckpt_min_u64(strspn(text, blanks), len);
     return strndup(text + before, len - before);
+}
+
+bool ckpt_reader_is_staging(const char *name)
+{
+    static const char *const words[] = {"tmp",        "incomplete", "partial",
+                                        "unfinished", "inprogress", NULL};
+    static const char between[] = "-_.";
+    const size_t first = strcspn(name, between);
+
+    for (size_t i = 0; words[i]; i++) {
+        const size_t len = strlen(words[i]);
+        const char *at = name + strlen(name);
+        if (first == len && name[len] && strncmp(name, words[i], len) == 0)
+            return true;
+        /* at the end, also before numbers: of a process, or a time */
+        while (at > name && strchr("0123456789-_.", at[-1]))
+            at--;
+        const size_t before = (size_t)(at - name);
+        if (before > len && strncmp(at - len, words[i], len) == 0 &&
+            strchr(between, at[-(ptrdiff_t)len - 1]))
+            return true;
+    }
+    return false;
 }
 
 int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,

@@ -219,6 +219,11 @@ int ckpt_reader_first(const struct ckpt_dir *dir, bool folders, const char *begi
  * NULL: there is no such file, or it is long. */
 char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name);
 
+/* Does the name of a folder say that its save is in progress ("tmp-checkpoint-20",
+ * "checkpoint-30_incomplete", "10.orbax-checkpoint-tmp-1")? Savers write there, and rename the
+ * folder at the end. */
+bool ckpt_reader_is_staging(const char *name);
+
 /* ---- latest_checkpointed_iteration.txt, the pointer file of Megatron's runs and of verl's, which
  * name their steps' folders differently: iter_0000010, and global_step_10. It is written when all
  * files of the step are there ---- */

@@ -277,7 +277,8 @@ int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckp
 
 size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }
 
-void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret)
+int ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret,
+                        struct ckpt_err *err)
 {
     struct ckpt_want_info info = {0};
 
@@ -290,7 +291,7 @@ void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_
         memcpy(info.lo, t->box.lo, t->box.rank * sizeof *info.lo);
         memcpy(info.n, t->box.n, t->box.rank * sizeof *info.n);
     }
-    ckpt_sized_give(ret, &info, sizeof info);
+    return ckpt_sized_give(ret, &info, sizeof info, "ckpt_want_info", err);
 }
 
 int ckpt_load_set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *dest,
@@ -395,8 +396,8 @@ int ckpt_load_resume(struct ckpt_load *load, struct ckpt_err *err)
     return load->engine ? ckpt_engine_resume(load->engine, err) : not_started(err);
 }
 
-void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
-                     struct ckpt_load_stats *job)
+int ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
+                    struct ckpt_load_stats *job, struct ckpt_err *err)
 {
     if (own) {
         struct ckpt_load_stats s = {0};
@@ -405,15 +406,18 @@ void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
         s.needed_bytes = load->parts.needed_bytes;
         s.unique_bytes = load->parts.unique_bytes;
         s.plan_s = (double)load->plan_ns / 1e9;
-        ckpt_sized_give(own, &s, sizeof s);
+        if (ckpt_sized_give(own, &s, sizeof s, "ckpt_load_stats", err) < 0)
+            return -1;
     }
     if (job) {
         struct ckpt_load_stats s = {0};
         if (load->engine)
             s = *ckpt_engine_job(load->engine);
         s.plan_s = (double)load->plan_ns / 1e9;
-        ckpt_sized_give(job, &s, sizeof s);
+        if (ckpt_sized_give(job, &s, sizeof s, "ckpt_load_stats", err) < 0)
+            return -1;
     }
+    return 0;
 }
 
 const char *ckpt_load_readers(const struct ckpt_load *load)

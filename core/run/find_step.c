@@ -59,6 +59,24 @@ static int fail_missing(const struct ckpt_step *step, size_t n, const char *want
     return -1;
 }
 
+/* Find the step to which the link `want` leads: *ret_name is new, or NULL: there is no such link.
+ */
+static int find_link(struct ckpt_run *run, const char *want, char **ret_name, struct ckpt_err *err)
+{
+    struct ckpt_step_link *link = NULL;
+    size_t n = 0;
+    bool good = true;
+
+    *ret_name = NULL;
+    if (ckpt_run_links(run, &link, &n, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(link[i].name, want) == 0)
+            good = (*ret_name = strdup(link[i].step)) != NULL;
+    ckpt_step_links_free(link, n);
+    return good ? 0 : ckpt_nomem(err);
+}
+
 int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
                        struct ckpt_err *err)
 {
@@ -69,6 +87,10 @@ int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
     if (want && !ckpt_run_is_folder(run))
         return ckpt_fail(err, CKPT_USAGE,
                          "step '%s': this is one checkpoint, not a folder of steps", want);
+    if (want && find_link(run, want, ret_name, err) < 0)
+        return -1;
+    if (want && *ret_name)
+        return 0;
     if (ckpt_run_steps(run, &step, &n, err) < 0)
         return -1;
     const size_t hits = count_hits(step, n, want, &hit);

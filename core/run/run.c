@@ -123,12 +123,13 @@ static bool is_new_text(const char *text, const char *before)
 
 /* Take over the result of a scan; *found gets the previous one. */
 static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *ret_changed,
-                  bool *ret_warn)
+                  bool *ret_warn, bool *ret_note)
 {
     (void)pthread_mutex_lock(&run->lock);
     struct ckpt_steps_found old = run->steps;
     *ret_changed = !ckpt_steps_same(&old, found);
     *ret_warn = is_new_text(found->warning, old.warning);
+    *ret_note = is_new_text(found->note, old.note);
     run->steps = *found;
     saves_forget(&run->saves, &run->steps);
     (void)pthread_mutex_unlock(&run->lock);
@@ -139,18 +140,21 @@ static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_chan
                 struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
-    ckpt_cleanup(ckpt_freep) char *warning = NULL;
-    bool changed = false, warn = false;
+    ckpt_cleanup(ckpt_freep) char *warning = NULL, *note = NULL;
+    bool changed = false, warn = false, tell = false;
 
     (void)pthread_mutex_lock(&run->scanning);
     const int result = ckpt_steps_scan(run->dir, run->is_folder, &run->steps, &found, err);
     if (result == 0) {
         warning = found.warning ? strdup(found.warning) : NULL;
-        adopt(run, &found, &changed, &warn);
+        note = found.note ? strdup(found.note) : NULL;
+        adopt(run, &found, &changed, &warn, &tell);
     }
     (void)pthread_mutex_unlock(&run->scanning);
     if (warn && warning)
         ckpt_logf(log, CKPT_LOG_WARNING, "%s", warning);
+    if (tell && note)
+        ckpt_logf(log, CKPT_LOG_INFO, "%s", note);
     if (ret_changed && result == 0)
         *ret_changed = changed;
     return result;
@@ -430,6 +434,37 @@ void ckpt_steps_free(struct ckpt_step *steps, size_t n)
     free(steps);
 }
 
+int ckpt_run_links(struct ckpt_run *run, struct ckpt_step_link **ret_links, size_t *ret_n,
+                   struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&run->lock);
+    const size_t n = run->steps.links.len;
+    struct ckpt_step_link *out = calloc(n + 1, sizeof *out);
+    bool good = out != NULL;
+    for (size_t i = 0; good && i < n; i++) {
+        const struct ckpt_step_link *l = &run->steps.links.ptr[i];
+        out[i] = (struct ckpt_step_link){strdup(l->name), strdup(l->step)};
+        good = out[i].name && out[i].step;
+    }
+    (void)pthread_mutex_unlock(&run->lock);
+    if (!good) {
+        ckpt_step_links_free(out, n);
+        return ckpt_nomem(err);
+    }
+    *ret_links = out;
+    *ret_n = n;
+    return 0;
+}
+
+void ckpt_step_links_free(struct ckpt_step_link *links, size_t n)
+{
+    for (size_t i = 0; links && i < n; i++) {
+        free(links[i].name);
+        free(links[i].step);
+    }
+    free(links);
+}
+
 /* ---- views ---- */
 
 /* The functions below are called with the lock held. */
@@ -586,6 +621,15 @@ static void drop_surplus(struct ckpt_run *run)
     } while (surplus);
 }
 
+/* The name of the step that is meant: the latest, or the one to which a link of that name leads.
+ * Called with the lock held. */
+static const char *meant_by(const struct ckpt_run *run, const char *name)
+{
+    const char *step = name ? ckpt_steps_behind(&run->steps, name) : run->steps.latest;
+
+    return step ? step : name;
+}
+
 /* Get the view of a step. *ret_name is a new string, the name of the step that was meant. */
 static int view_of(struct ckpt_run *run, const char *step, char **ret_name, struct ckpt_view **ret,
                    struct ckpt_err *err)
@@ -593,8 +637,7 @@ static int view_of(struct ckpt_run *run, const char *step, char **ret_name, stru
     int result;
 
     (void)pthread_mutex_lock(&run->lock);
-    if (!step)
-        step = run->steps.latest;
+    step = meant_by(run, step);
     if (step && !(*ret_name = strdup(step)))
         result = ckpt_nomem(err);
     else
@@ -624,8 +667,7 @@ struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *name)
     struct ckpt_view *view = NULL;
 
     (void)pthread_mutex_lock(&run->lock);
-    if (!name)
-        name = run->steps.latest;
+    name = meant_by(run, name);
     const struct ckpt_found_step *step = name ? ckpt_steps_find(&run->steps, name) : NULL;
     struct opened *o = step ? find_opened(run, step->name, step->generation) : NULL;
     if (o && o->view) {
@@ -665,7 +707,7 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
     return ckpt_remarks_text(&run->shared->remarks, ret_json, err);
 }
 
-void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
+int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err)
 {
     struct ckpt_shared *s = run->shared;
     const struct ckpt_stats stats = {
@@ -678,5 +720,5 @@ void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
         .errors = atomic_load(&s->errors),
     };
 
-    ckpt_sized_give(ret, &stats, sizeof stats);
+    return ckpt_sized_give(ret, &stats, sizeof stats, "ckpt_stats", err);
 }

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/sort.h"
@@ -205,6 +206,7 @@ static int fill(struct ckpt_save *s, const ordered_list *list, struct ckpt_err *
         if (!is_after_marker(s, &f))
             s->late |= !s->marker.name || f.id.mtime_ns > s->marker.mtime_ns;
     }
+    s->ended = !s->late;
     s->late &= s->files.len > 1; /* a single file cannot be of two saves */
     return 0;
 }
@@ -222,6 +224,7 @@ int ckpt_save_new(const struct ckpt_catalog *cat, struct ckpt_dir *step,
     s->step = ckpt_dir_ref(step);
     s->reader = reader;
     s->marker = *marker;
+    s->seen_ms = ckpt_now_ms();
     int result = list_files(cat, step, &list, err);
     if (result == 0 && sample && places_of(list.len))
         result = ckpt_parallel(list.len, 0, sample_one, &list, err);
@@ -469,6 +472,27 @@ int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct
         return 0;
     (void)nanosleep(&(struct timespec){.tv_sec = SETTLING / SECOND}, NULL);
     return ckpt_parallel(s->files.len, 0, settle_one, &c, err);
+}
+
+int ckpt_save_at_rest(const struct ckpt_save *s, uint32_t quiet_ms, bool *ret, struct ckpt_err *err)
+{
+    int64_t newest = INT64_MIN;
+    struct ckpt_file_id id;
+
+    *ret = s->ended;
+    for (size_t i = 0; !s->ended && i < s->files.len; i++) {
+        const struct ckpt_save_file *f = &s->files.ptr[i];
+        if (ckpt_dir_identify(f->dir, f->name, &id, err) < 0)
+            return -1;
+        if (!ckpt_file_id_eq(&id, &f->id))
+            return ckpt_fail(err, CKPT_STALE, "'%s/%s' is being written", ckpt_dir_path(f->dir),
+                             f->name);
+        newest = longer(newest, id.ctime_ns);
+    }
+    /* the clock of a file server may go ahead of ours */
+    *ret = *ret || newest < wall_ns() - quiet_ms * (SECOND / 1000) ||
+           ckpt_now_ms() >= s->seen_ms + quiet_ms;
+    return 0;
 }
 
 /* ---- afterwards ---- */

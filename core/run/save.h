@@ -47,8 +47,10 @@ struct ckpt_save {
     const struct ckpt_reader *reader;
     struct ckpt_save_marker marker;
     CKPT_VEC(struct ckpt_save_file) files; /* by path */
-    bool late; /* some shards are newer than the marker, or there is no marker: this may be a copy,
-                  or a save in progress */
+    bool late;  /* some shards are newer than the marker, or there is no marker: this may be a copy,
+                   or a save in progress */
+    bool ended; /* there is a marker, and no shard before it is newer: a single one counts, too */
+    uint64_t seen_ms; /* when the identities were taken, by ckpt_now_ms */
 };
 
 /* Record the save that cat was read from, by `reader`, in the directory `step`. `sample`: also hash
@@ -73,6 +75,12 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
  * status of some files changed less than two seconds ago, wait for two seconds and sample these
  * again. STALE: one is being written. */
 int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err);
+
+/* Where nothing marks the end of a save: is it at rest? *ret: it has `ended`, or its files, which
+ * have the identities of then, have not changed for quiet_ms, by their times or since they were
+ * seen. STALE: a file has changed since. */
+int ckpt_save_at_rest(const struct ckpt_save *s, uint32_t quiet_ms, bool *ret,
+                      struct ckpt_err *err);
 
 /* ---- afterwards: what became of the files that a view was opened on ---- */
 

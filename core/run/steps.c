@@ -187,6 +187,12 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name)
 
 /* ---- all of them ---- */
 
+/* A folder whose name says that its save is in progress. */
+struct staged {
+    char *name;
+    uint64_t inode;
+};
+
 struct scan {
     struct ckpt_dir *dir;
     const struct ckpt_steps_found *known;
@@ -195,17 +201,36 @@ struct scan {
     struct ckpt_steps_found found;
     bool has_training; /* a step was found that is_training */
     char *left_out;    /* a text about models that are no steps of this run; or NULL */
+    CKPT_VEC(char *)
+    links; /* names of links to folders, which are looked at when the steps are
+              known */
+    CKPT_VEC(struct staged) staged;
 };
+
+/* The name of the mount's own link to the latest step. */
+#define LATEST_LINK "latest"
 
 /* Is it a link that points to one of the steps: a format's own, or one like the mount's? */
 static bool is_link(const char *name)
 {
-    if (strcmp(name, "latest") == 0)
+    if (strcmp(name, LATEST_LINK) == 0)
         return true;
     for (size_t r = 0; ckpt_reader_list[r]; r++)
         if (ckpt_reader_list[r]->links && ckpt_one_of(name, ckpt_reader_list[r]->links))
             return true;
     return false;
+}
+
+const char *ckpt_steps_behind(const struct ckpt_steps_found *s, const char *name)
+{
+    const struct ckpt_found_step *step = ckpt_steps_find(s, name);
+
+    if (step)
+        return step->name;
+    for (size_t i = 0; i < s->links.len; i++)
+        if (strcmp(s->links.ptr[i].name, name) == 0)
+            return s->links.ptr[i].step;
+    return NULL;
 }
 
 const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name)
@@ -240,7 +265,7 @@ static int note_unfinished(struct scan *s, const char *name, const struct ckpt_r
                            struct ckpt_err *err)
 {
     free(s->found.unfinished);
-    s->found.unfinished = ckpt_asprintf("%s (%s)", name, reader->name);
+    s->found.unfinished = ckpt_asprintf("%s (%s)", name, reader ? reader->name : "unreadable");
     return s->found.unfinished ? 0 : ckpt_nomem(err);
 }
 
@@ -312,64 +337,206 @@ static int see_link(struct scan *s, const char *name, struct ckpt_err *err)
                : 0;
 }
 
-static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+/* Look at a folder whose name says that its save is in progress. */
+static int see_staged(struct scan *s, const char *name, struct ckpt_err *err)
 {
-    struct scan *s = ctx;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     const struct ckpt_reader *reader;
-    /* the target of a link may be unknown */
-    const struct ckpt_found_step *known =
-        e->kind == CKPT_ENTRY_FILE ? NULL : find_known(s, e->name);
-    const bool may_be = e->kind == CKPT_ENTRY_DIR || (e->kind == CKPT_ENTRY_OTHER && known);
     struct ckpt_file_id folder = {0};
 
-    if (e->is_link && e->kind == CKPT_ENTRY_OTHER && is_named_as_step(s, e->name) &&
-        see_link(s, e->name, err) < 0)
-        return -1;
-    if (!may_be || e->name[0] == '.' || is_link(e->name))
+    if (look_at(s->dir, &s->pointers, name, &dir, &reader) == NO_STEP)
         return 0;
-    if (known && may_skip(s, known, e->name))
-        return push_step(s, *known, e->name, err);
-    (void)ckpt_dir_stat(s->dir, e->name, &folder);
-    switch (look_at(s->dir, &s->pointers, e->name, &dir, &reader)) {
+    (void)ckpt_dir_stat(s->dir, name, &folder);
+    struct staged staged = {strdup(name), folder.inode};
+    if (!staged.name || ckpt_vec_push(&s->staged, staged) < 0) {
+        free(staged.name);
+        return ckpt_nomem(err);
+    }
+    return note_unfinished(s, name, reader, err);
+}
+
+/* See a folder, or (known) what was one. */
+static int see_folder(struct scan *s, const char *name, const struct ckpt_found_step *known,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    const struct ckpt_reader *reader;
+    struct ckpt_file_id folder = {0};
+
+    if (ckpt_reader_is_staging(name) && !is_pointed_at(&s->pointers, name))
+        return see_staged(s, name, err);
+    if (known && may_skip(s, known, name))
+        return push_step(s, *known, name, err);
+    (void)ckpt_dir_stat(s->dir, name, &folder);
+    switch (look_at(s->dir, &s->pointers, name, &dir, &reader)) {
     case NO_STEP:
         return 0;
     case UNFINISHED:
-        return note_unfinished(s, e->name, reader, err);
+        return note_unfinished(s, name, reader, err);
     case UNKNOWN: /* a directory that cannot be read */
-        return known || is_named_as_step(s, e->name)
-                   ? add_step(s, e->name, dir, reader, known, &folder, err)
+        return known || is_named_as_step(s, name)
+                   ? add_step(s, name, dir, reader, known, &folder, err)
                    : 0;
     case FINISHED:
         break;
     }
-    return add_step(s, e->name, dir, reader, known, &folder, err);
+    return add_step(s, name, dir, reader, known, &folder, err);
 }
 
-/* Find the latest step: the one that a pointer file names, if it exists; else the one with the
- * highest number. */
+static int keep_link(struct scan *s, const char *name, struct ckpt_err *err)
+{
+    char *own = strdup(name);
+
+    if (own && ckpt_vec_push(&s->links, own) == 0)
+        return 0;
+    free(own);
+    return ckpt_nomem(err);
+}
+
+static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct scan *s = ctx;
+
+    if (e->name[0] == '.' || e->kind == CKPT_ENTRY_FILE)
+        return 0;
+    if (e->is_link && e->kind == CKPT_ENTRY_DIR)
+        return keep_link(s, e->name, err);
+    const struct ckpt_found_step *known = find_known(s, e->name);
+    if (e->is_link && is_named_as_step(s, e->name) && see_link(s, e->name, err) < 0)
+        return -1;
+    /* the target of a link may be unknown */
+    return (e->kind == CKPT_ENTRY_DIR || known) && !is_link(e->name)
+               ? see_folder(s, e->name, known, err)
+               : 0;
+}
+
+/* ---- links to folders ---- */
+
+/* Find a folder among the first n steps. */
+static const struct ckpt_found_step *find_folder(const struct scan *s, size_t n, uint64_t inode)
+{
+    for (size_t i = 0; inode && i < n; i++)
+        if (s->found.ptr[i].folder.inode == inode)
+            return &s->found.ptr[i];
+    return NULL;
+}
+
+static bool is_staged(const struct scan *s, uint64_t inode)
+{
+    for (size_t i = 0; i < s->staged.len; i++)
+        if (s->staged.ptr[i].inode == inode)
+            return true;
+    return false;
+}
+
+static int add_link(struct scan *s, const char *name, const char *step, struct ckpt_err *err)
+{
+    struct ckpt_step_link link = {strdup(name), strdup(step)};
+
+    if (link.name && link.step && ckpt_vec_push(&s->found.links, link) == 0)
+        return 0;
+    free(link.name);
+    free(link.step);
+    return ckpt_nomem(err);
+}
+
+/* A link to another step of the run is a second name of that step. One to a folder that is no step
+ * of the run by another name is seen as that folder. */
+static int see_links(struct scan *s, struct ckpt_err *err)
+{
+    const size_t nfolder = s->found.len; /* links to one folder elsewhere are steps, each */
+
+    for (size_t i = 0; i < s->links.len; i++) {
+        const char *name = s->links.ptr[i];
+        struct ckpt_file_id folder = {0};
+        (void)ckpt_dir_stat(s->dir, name, &folder);
+        const struct ckpt_found_step *step = find_folder(s, nfolder, folder.inode);
+        int rc = 0;
+        if (strcmp(name, LATEST_LINK) == 0 || is_staged(s, folder.inode))
+            continue;
+        if (step)
+            rc = add_link(s, name, step->name, err);
+        else if (!is_link(name))
+            rc = see_folder(s, name, find_known(s, name), err);
+        if (rc < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the latest ---- */
+
+/* Say what is guessed about the order of steps, and which folders are left out as unfinished. */
+static int note_guesses(struct scan *s, enum ckpt_order how, bool is_pointed, struct ckpt_err *err)
+{
+    const char *path = ckpt_dir_path(s->dir), *latest = s->found.latest;
+    struct ckpt_str text = {0};
+
+    if (how == CKPT_ORDER_TIMES && !is_pointed)
+        ckpt_str_printf(&text,
+                        "'%s': no step's name has a number: the newest save is the latest, '%s'",
+                        path, latest);
+    if (how == CKPT_ORDER_NUMBERS && !is_pointed)
+        ckpt_str_printf(&text,
+                        "'%s': the steps are named in several ways: the one with the highest "
+                        "number is the latest, '%s'",
+                        path, latest);
+    if (s->staged.len)
+        ckpt_str_printf(&text,
+                        "%s'%s/%s' is no step: its name says that its save is in progress, or was "
+                        "interrupted",
+                        text.len ? "; " : "", path, s->staged.ptr[0].name);
+    if (s->staged.len > 1)
+        ckpt_str_printf(&text, " (and %zu more)", s->staged.len - 1);
+    return text.len || text.failed ? ckpt_str_steal(&text, &s->found.note, err) : 0;
+}
+
+/* Find the latest step: the one that a pointer file names, if it exists; else the last one in their
+ * order. */
 static int find_latest(struct scan *s, struct ckpt_err *err)
 {
     struct ckpt_steps_found *f = &s->found;
+    enum ckpt_order how;
+
+    if (ckpt_steps_order(f->ptr, f->len, &how, err) < 0)
+        return -1;
     const char *newest = f->len ? f->ptr[f->len - 1].name : NULL, *latest = NULL;
 
     for (size_t i = 0; !latest && i < s->pointers.files.len; i++) {
         const struct pointer *file = &s->pointers.files.ptr[i];
-        if (ckpt_steps_find(f, file->step))
-            latest = file->step;
-        else if (newest && !f->warning &&
-                 !(f->warning = ckpt_asprintf(
-                       "'%s': the run's pointer file (%s) names step '%s' as the latest, which is "
-                       "not there or not finished: '%s' is taken",
-                       ckpt_dir_path(s->dir), file->reader->name, file->step, newest)))
+        if ((latest = ckpt_steps_behind(f, file->step)))
+            continue;
+        if (newest && !f->warning &&
+            !(f->warning = ckpt_asprintf(
+                  "'%s': the run's pointer file (%s) names step '%s' as the latest, which is "
+                  "not there or not finished: '%s' is taken",
+                  ckpt_dir_path(s->dir), file->reader->name, file->step, newest)))
             return ckpt_nomem(err);
     }
-    if (latest) {
+    const bool is_pointed = latest != NULL;
+    if (is_pointed) {
         free(f->warning);
         f->warning = NULL;
     }
     latest = latest ? latest : newest;
-    return !latest || (f->latest = strdup(latest)) ? 0 : ckpt_nomem(err);
+    if (latest && !(f->latest = strdup(latest)))
+        return ckpt_nomem(err);
+    return note_guesses(s, how, is_pointed, err);
+}
+
+static void forget_links(struct ckpt_steps_found *f, const char *step)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < f->links.len; i++) {
+        if (strcmp(f->links.ptr[i].step, step) != 0) {
+            f->links.ptr[n++] = f->links.ptr[i];
+            continue;
+        }
+        free(f->links.ptr[i].name);
+        free(f->links.ptr[i].step);
+    }
+    f->links.len = n;
 }
 
 /* Beside steps of a training format, a model that was exported into the same folder is not a step.
@@ -391,6 +558,7 @@ static int leave_out_models(struct scan *s, struct ckpt_err *err)
                                           "steps of a run",
                                           ckpt_dir_path(s->dir), f->ptr[i].name)))
             return ckpt_nomem(err);
+        forget_links(f, f->ptr[i].name);
         free(f->ptr[i].name);
     }
     f->len = n;
@@ -400,8 +568,8 @@ static int leave_out_models(struct scan *s, struct ckpt_err *err)
 static int scan_folder(struct scan *s, struct ckpt_err *err)
 {
     if (read_pointers(s->dir, &s->pointers, err) < 0 ||
-        ckpt_dir_list(s->dir, scan_entry, s, err) < 0 || leave_out_models(s, err) < 0 ||
-        find_latest(s, err) < 0)
+        ckpt_dir_list(s->dir, scan_entry, s, err) < 0 || see_links(s, err) < 0 ||
+        leave_out_models(s, err) < 0 || find_latest(s, err) < 0)
         return -1;
     if (!s->found.warning)
         s->found.warning = ckpt_steal(&s->left_out);
@@ -439,6 +607,12 @@ int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_step
 
     pointers_release(&s.pointers);
     free(s.left_out);
+    for (size_t i = 0; i < s.links.len; i++)
+        free(s.links.ptr[i]);
+    ckpt_vec_release(&s.links);
+    for (size_t i = 0; i < s.staged.len; i++)
+        free(s.staged.ptr[i].name);
+    ckpt_vec_release(&s.staged);
     if (result < 0)
         ckpt_steps_found_release(&s.found);
     *ret = s.found;
@@ -484,17 +658,27 @@ void ckpt_steps_found_release(struct ckpt_steps_found *s)
     free(s->latest);
     free(s->unfinished);
     free(s->warning);
+    free(s->note);
+    for (size_t i = 0; i < s->links.len; i++) {
+        free(s->links.ptr[i].name);
+        free(s->links.ptr[i].step);
+    }
+    ckpt_vec_release(&s->links);
     *s = (struct ckpt_steps_found){0};
 }
 
 bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b)
 {
-    if (a->len != b->len || !a->latest != !b->latest ||
+    if (a->len != b->len || a->links.len != b->links.len || !a->latest != !b->latest ||
         (a->latest && strcmp(a->latest, b->latest) != 0))
         return false;
     for (size_t i = 0; i < a->len; i++)
         if (a->ptr[i].generation != b->ptr[i].generation ||
             strcmp(a->ptr[i].name, b->ptr[i].name) != 0)
+            return false;
+    for (size_t i = 0; i < a->links.len; i++)
+        if (strcmp(a->links.ptr[i].name, b->links.ptr[i].name) != 0 ||
+            strcmp(a->links.ptr[i].step, b->links.ptr[i].step) != 0)
             return false;
     return true;
 }

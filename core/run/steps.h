@@ -4,39 +4,35 @@
  * A step is a directory that a reader recognises and whose save is finished, by the rule of the
  * format. A directory that cannot be read (permission denied, too many open files) counts as a step
  * too: opening it gives that error, and the latest step does not go back to an older one because of
- * it. */
+ * it. A symbolic link to another step of the run is a second name of that step. A folder whose name
+ * says that it is unfinished ("tmp-checkpoint-20") is no step, unless a pointer file names it. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include <ckptfs/ckptfs.h>
+
 #include "base/err.h"
+#include "base/vec.h"
 #include "container/archive.h"
 #include "format/reader.h"
 #include "io/dir.h"
-#include "run/save.h"
-
-struct ckpt_found_step {
-    char *name;
-    uint64_t generation; /* changes when the step is saved again */
-    int64_t mtime_ns;
-    struct ckpt_save_marker marker;
-    bool is_model;    /* a finished model (Hugging Face's) that is not named like a step */
-    bool is_training; /* it is of a format of checkpoints, not of finished models */
-    struct ckpt_file_id folder; /* the folder as it was before the step was last looked at */
-    bool settled; /* the folder was the same before the look before that one: nothing can have
-                     happened in it within one tick of its clock */
-};
+#include "run/order.h"
 
 /* A plain struct; release with ckpt_steps_found_release. */
 struct ckpt_steps_found {
-    struct ckpt_found_step *ptr; /* oldest first; a single checkpoint is one step, named "" */
+    struct ckpt_found_step *ptr; /* in the order of run/order.h, oldest first; a single checkpoint
+                                    is one step, named "" */
     size_t len, cap;
     char *latest;     /* NULL: there is no step */
     char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
     char *warning; /* the format's pointer file names a step that does not exist, or a model beside
                       the steps is left out; or NULL */
+    char *note;    /* what was guessed about the latest step, and folders that are no steps as their
+                      names say that they are unfinished; or NULL */
+    CKPT_VEC(struct ckpt_step_link) links; /* in natural order */
     uint64_t config; /* the identity of the folder's config.json, which may be that of the steps'
                         model: a part of their generations; 0: there is none */
     size_t turn;     /* which of the unchanged steps the next scan looks at */
@@ -54,6 +50,9 @@ void ckpt_steps_found_release(struct ckpt_steps_found *s);
 
 /* Find a step by its name; NULL: there is none. */
 const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name);
+/* The name of the step of that name, or to which the link of that name leads; NULL: neither. Valid
+ * as long as s. */
+const char *ckpt_steps_behind(const struct ckpt_steps_found *s, const char *name);
 /* Do two scans have the same steps with the same generations, and the same latest step? */
 bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b);
 

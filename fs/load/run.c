@@ -41,7 +41,7 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         m->off[i] = m->len;
         m->len += (info.nbytes + ALIGN - 1) / ALIGN * ALIGN;
     }
@@ -96,7 +96,7 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
         struct ckpt_want_info want = {.size = sizeof want};
         size_t tensor;
-        ckpt_load_want_info(load, i, &want);
+        (void)ckpt_load_want_info(load, i, &want, NULL);
         if (want.nbytes == 0)
             continue;
         ckpt_cleanup(ckpt_freep) unsigned char *got = malloc(want.nbytes);
@@ -118,7 +118,7 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
 {
     struct ckpt_load_stats job = {.size = sizeof job};
 
-    ckpt_load_stats(load, NULL, &job);
+    (void)ckpt_load_stats(load, NULL, &job, NULL);
     if (ckpt_comm_rank(comm) != 0)
         return 0;
     if (!t->json) {

@@ -51,7 +51,7 @@ static json_t *stats(struct ckptfs *fs)
     struct ckptfs_counters *c = &fs->count;
 
     if (run)
-        ckpt_run_stats(run, &run_stats);
+        (void)ckpt_run_stats(run, &run_stats, NULL);
     json_t *j = json_pack(
         "{s:o, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, "
         "s:I, "

@@ -13,10 +13,10 @@
 #include <stdint.h>
 
 enum ckptfs_kind {
-    CKPTFS_ROOT,   /* always number 1: the folder of steps, or the only checkpoint */
-    CKPTFS_STEP,   /* a step's directory; generation is the step's */
-    CKPTFS_LATEST, /* the symlink; path is its target */
-    CKPTFS_DIR,    /* a directory below a step; generation is the view's, for this and for files */
+    CKPTFS_ROOT, /* always number 1: the folder of steps, or the only checkpoint */
+    CKPTFS_STEP, /* a step's directory; generation is the step's */
+    CKPTFS_LINK, /* the symlink; path is its target */
+    CKPTFS_DIR,  /* a directory below a step; generation is the view's, for this and for files */
     CKPTFS_FILE,
     CKPTFS_ERROR,   /* CKPTFS-ERROR.txt; generation is the text's hash */
     CKPTFS_CONTROL, /* .ckptfs */

@@ -200,7 +200,7 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
 
     if (!n)
         return;
-    if (n->id.kind == CKPTFS_LATEST)
+    if (n->id.kind == CKPTFS_LINK)
         (void)fuse_reply_readlink(req, n->id.path);
     else
         (void)fuse_reply_err(req, EINVAL);

@@ -16,6 +16,7 @@ void ckptfs_steps_release(struct ckptfs_steps *s)
     if (!s || atomic_fetch_sub(&s->nref, 1) > 1)
         return;
     ckpt_steps_free(s->step, s->n);
+    ckpt_step_links_free(s->link, s->nlink);
     free(s);
 }
 
@@ -45,6 +46,14 @@ const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s)
     return NULL;
 }
 
+const struct ckpt_step_link *ckptfs_steps_link(const struct ckptfs_steps *s, const char *name)
+{
+    for (size_t i = 0; i < s->nlink; i++)
+        if (strcmp(s->link[i].name, name) == 0)
+            return &s->link[i];
+    return NULL;
+}
+
 /* Replace the list by the run's current steps. */
 static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_err *err)
 {
@@ -54,7 +63,8 @@ static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_e
         return ckpt_nomem(err);
     atomic_init(&s->nref, 1);
     s->folder = ckpt_run_is_folder(run);
-    if (ckpt_run_steps(run, &s->step, &s->n, err) < 0)
+    if (ckpt_run_steps(run, &s->step, &s->n, err) < 0 ||
+        ckpt_run_links(run, &s->link, &s->nlink, err) < 0)
         return -1;
     (void)pthread_mutex_lock(&r->lock);
     struct ckptfs_steps *old = r->now;

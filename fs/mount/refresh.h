@@ -22,6 +22,8 @@ struct ckptfs_steps {
     bool folder;
     struct ckpt_step *step; /* oldest first */
     size_t n;
+    struct ckpt_step_link *link;
+    size_t nlink;
 };
 
 struct ckptfs_refresh {
@@ -64,6 +66,9 @@ CKPT_CLEANUP_BY(ckptfs_steps_release, struct ckptfs_steps)
 /* Find a step by name (NULL: the latest); NULL if there is none. Valid as long as s. */
 const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name);
 const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s);
+
+/* Find a link of the run to one of its steps; NULL if there is none. Valid as long as s. */
+const struct ckpt_step_link *ckptfs_steps_link(const struct ckptfs_steps *s, const char *name);
 
 /* Get the view of a step ("" for a run that is one checkpoint), which the caller releases. The
  * first call may take long. An error of a step is logged once. STALE: the step is gone, so its name

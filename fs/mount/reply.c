@@ -43,7 +43,7 @@ mode_t ckptfs_type_of(enum ckptfs_kind kind)
 {
     const bool is_file = kind == CKPTFS_FILE || kind == CKPTFS_ERROR || kind == CKPTFS_STATS;
 
-    return kind == CKPTFS_LATEST ? S_IFLNK : is_file ? S_IFREG : S_IFDIR;
+    return kind == CKPTFS_LINK ? S_IFLNK : is_file ? S_IFREG : S_IFDIR;
 }
 
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,
@@ -62,7 +62,7 @@ void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_
                                ? 0777
                                : (type == S_IFDIR ? fs->config->dir_mode : fs->config->file_mode) &
                                      ~fs->config->umask),
-        .st_nlink = type == S_IFDIR ? 2 : 1,
+        .st_nlink = 1, /* of a folder: its number of folders is not known, as steps come and go */
         .st_uid = fs->config->uid,
         .st_gid = fs->config->gid,
         .st_size = (off_t)(type == S_IFDIR ? DIR_BYTES : id->size),

@@ -44,7 +44,7 @@ static void log_stats(struct ckptfs *fs)
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
 
     if (run)
-        ckpt_run_stats(run, &st);
+        (void)ckpt_run_stats(run, &st, NULL);
     ckptfs_logf(fs->log, CKPT_WARNING,
                 "%llu reads, %llu bytes, %llu errors, %llu files open, %zu inodes held; "
                 "from shards: %llu reads, %llu bytes, %llu files open",

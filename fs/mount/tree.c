@@ -3,6 +3,7 @@
 #include "mount/tree.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,9 +38,10 @@ static struct ckptfs_id id_of_step(const struct ckpt_step *s)
                               .mtime_ns = s->mtime_ns};
 }
 
-static struct ckptfs_id id_of_latest(const struct ckpt_step *s)
+/* A symlink to the step. */
+static struct ckptfs_id id_of_link(const struct ckpt_step *s)
 {
-    return (struct ckptfs_id){.kind = CKPTFS_LATEST,
+    return (struct ckptfs_id){.kind = CKPTFS_LINK,
                               .step = "",
                               .path = s->name,
                               .size = strlen(s->name),
@@ -142,6 +144,7 @@ static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found 
 {
     ckpt_cleanup(ckptfs_steps_releasep) struct ckptfs_steps *steps =
         ckptfs_steps_hold(&fs->refresh);
+    const struct ckpt_step_link *link;
     const struct ckpt_step *s;
 
     if (!steps)
@@ -150,8 +153,12 @@ static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found 
         ret->id = id_of_step(s);
         return copy_text(ret, &ret->id.step);
     }
-    if (strcmp(name, LATEST_NAME) == 0 && (s = ckptfs_steps_latest(steps))) {
-        ret->id = id_of_latest(s);
+    if ((link = ckptfs_steps_link(steps, name)))
+        s = ckptfs_steps_find(steps, link->step);
+    else if (strcmp(name, LATEST_NAME) == 0)
+        s = ckptfs_steps_latest(steps);
+    if (s) {
+        ret->id = id_of_link(s);
         return copy_text(ret, &ret->id.path);
     }
     return ENOENT;
@@ -161,6 +168,8 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
                        struct ckptfs_found *ret)
 {
     ret->lasting = false;
+    if (strlen(name) > NAME_MAX)
+        return ENAMETOOLONG;
     switch (dir->id.kind) {
     case CKPTFS_ROOT:
         if (strcmp(name, CONTROL_NAME) == 0) {
@@ -216,7 +225,7 @@ struct ckptfs_listing {
     const struct ckpt_node *vdir;  /* of handle.view */
     struct ckpt_err err;           /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
     bool failed;
-    bool latest; /* the symlink "latest" follows the steps */
+    bool latest; /* the symlink "latest" follows the steps and the run's own links */
     size_t n;
 };
 
@@ -244,7 +253,7 @@ static void list_steps(struct ckptfs *fs, struct ckptfs_listing *l)
     const struct ckptfs_steps *s = l->handle.steps = ckptfs_steps_hold(&fs->refresh);
 
     l->latest = s && ckptfs_steps_latest(s) && !ckptfs_steps_find(s, LATEST_NAME);
-    l->n = s ? s->n + l->latest : 0;
+    l->n = s ? s->n + s->nlink + l->latest : 0;
 }
 
 int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
@@ -284,8 +293,11 @@ const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i)
         return ERROR_NAME;
     if (l->vdir)
         return ckpt_node_name(ckpt_node_child(l->vdir, i));
-    if (l->handle.steps)
-        return i < l->handle.steps->n ? l->handle.steps->step[i].name : LATEST_NAME;
+    const struct ckptfs_steps *s = l->handle.steps;
+    if (s)
+        return i < s->n              ? s->step[i].name
+               : i < s->n + s->nlink ? s->link[i - s->n].name
+                                     : LATEST_NAME;
     return i ? PROMETHEUS_NAME : STATS_NAME;
 }
 
@@ -304,9 +316,15 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
         return 0;
     }
     const struct ckptfs_steps *s = l->handle.steps;
-    ret->id = !s         ? id_of_stats(i ? PROMETHEUS_NAME : STATS_NAME)
-              : i < s->n ? id_of_step(&s->step[i])
-                         : id_of_latest(ckptfs_steps_latest(s));
+    if (!s || i < s->n) {
+        ret->id = s ? id_of_step(&s->step[i]) : id_of_stats(i ? PROMETHEUS_NAME : STATS_NAME);
+        return 0;
+    }
+    const struct ckpt_step *to =
+        i < s->n + s->nlink ? ckptfs_steps_find(s, s->link[i - s->n].step) : ckptfs_steps_latest(s);
+    if (!to) /* the run changed between its two lists */
+        return ENOENT;
+    ret->id = id_of_link(to);
     return 0;
 }
 
@@ -430,7 +448,7 @@ bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
     struct ckpt_run *run = atomic_load(&fs->refresh.run);
 
     *ret_view = NULL;
-    if (kind == CKPTFS_LATEST || kind == CKPTFS_CONTROL || kind == CKPTFS_STATS ||
+    if (kind == CKPTFS_LINK || kind == CKPTFS_CONTROL || kind == CKPTFS_STATS ||
         (kind == CKPTFS_ROOT && !is_view_root(fs, node)))
         return false;
     /* all requests that open the same step share the lane of a file */

@@ -3,6 +3,7 @@
  * inference engines (core/format/delta/reader.c describes it). Threads compare tensors; what they
  * compress is collected in memory, and written as a file when there is enough of it. The index,
  * which makes the version complete, comes last. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +28,11 @@
 
 enum { FILE_BYTES = 256 << 20 };
 
+/* The names of files in OUT. LOCK is there, and locked, while a delta is written. */
+#define LOCK ".ckptfs-delta"
+#define PARTIAL_INDEX ".index.partial"
+static const char SLIME_INDEX[] = "model.safetensors.index.json", SKYRL_INDEX[] = "manifest.json";
+
 struct blob {
     size_t tensor;
     struct ckpt_change change;
@@ -35,18 +42,123 @@ struct delta {
     const struct ckpt_tool *tool;
     struct ckpt_view *from, *to;
     const char *dest;
-    int dir;
+    int dir, lock; /* OUT; the open LOCK, which this process has locked; or -1 */
+    size_t made;   /* so many folders were made: OUT, and those above it */
+    bool finished;
     bool skyrl, overwrite;
     uint64_t version, base, total;
     struct ckpt_progress bar;
-    pthread_mutex_t lock; /* protects what follows */
-    struct blob *blob;    /* what goes into the next file; room for all tensors */
+    pthread_mutex_t mutex; /* protects what follows */
+    struct blob *blob;     /* what goes into the next file; room for all tensors */
     size_t nblob, nfile;
     uint64_t held; /* bytes of them */
     json_t *map;   /* slime: {tensor: number of its file}; SkyRL: its records */
     uint64_t done, changed, written;
     size_t nchanged;
 };
+
+static int fail_file(const struct delta *d, const char *what, const char *name, int e,
+                     struct ckpt_err *err)
+{
+    return ckpt_fail_errno(err, ckpt_fdio_errno(e), "%s '%s/%s'", what, d->dest, name);
+}
+
+/* ---- OUT ---- */
+
+/* Is it a name that a delta gives to a file before its index is there? */
+static bool is_ours(const char *name)
+{
+    return (ckpt_has_prefix(name, "model-") && ckpt_has_suffix(name, ".safetensors")) ||
+           (ckpt_has_prefix(name, ".model-") && ckpt_has_suffix(name, ".partial")) ||
+           (ckpt_has_prefix(name, "delta-rank") && ckpt_has_suffix(name, ".safetensors")) ||
+           strcmp(name, PARTIAL_INDEX) == 0;
+}
+
+/* Delete what a delta without an index has left, where `ours`; *ret_other is the name of an entry
+ * that stays, "" if there is none. */
+static int clear(const struct delta *d, bool ours, char ret_other[300], struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int copy = openat(d->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *all = copy >= 0 ? fdopendir(copy) : NULL;
+
+    *ret_other = '\0';
+    if (!all)
+        return fail_file(d, "listing", ".", errno, err);
+    copy = -1; /* it is all's */
+    for (struct dirent *e; (e = readdir(all));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+            strcmp(e->d_name, LOCK) == 0)
+            continue;
+        if (!ours || !is_ours(e->d_name) || unlinkat(d->dir, e->d_name, 0) < 0)
+            (void)snprintf(ret_other, 300, "%s", e->d_name);
+    }
+    (void)closedir(all);
+    return 0;
+}
+
+/* Lock OUT. *ret_new: no delta that was interrupted is there. A delta that ends removes the lock's
+ * file, so one that is locked without a name is another's. */
+static int lock_dest(struct delta *d, bool *ret_new, struct ckpt_err *err)
+{
+    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
+    struct stat st;
+
+    *ret_new = false;
+    if ((d->lock = openat(d->dir, LOCK, flags)) < 0 && errno == ENOENT) {
+        d->lock = openat(d->dir, LOCK, flags | O_CREAT | O_EXCL, 0666);
+        *ret_new = d->lock >= 0;
+    }
+    const int e = d->lock < 0 ? errno : 0;
+    if (e && e != EEXIST)
+        return fail_file(d, "making", LOCK, e, err);
+    if (!e && flock(d->lock, LOCK_EX | LOCK_NB) == 0 && fstat(d->lock, &st) == 0 && st.st_nlink)
+        return 0;
+    ckpt_closep(&d->lock);
+    return ckpt_fail(err, CKPT_CONFLICT, "another ckpt delta is writing to '%s'", d->dest);
+}
+
+/* OUT is made, or is there: empty, or with what an interrupted delta has left, which is deleted. */
+static int open_dest(struct delta *d, struct ckpt_err *err)
+{
+    char other[300];
+    bool is_new;
+
+    if (ckptfs_make_folder(d->dest, &d->made, err) < 0)
+        return -1;
+    d->dir = open(d->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->dir < 0)
+        return ckpt_fail_errno(err, errno, "opening '%s'", d->dest);
+    if (lock_dest(d, &is_new, err) < 0)
+        return -1;
+    if (faccessat(d->dir, SLIME_INDEX, F_OK, 0) == 0 ||
+        faccessat(d->dir, SKYRL_INDEX, F_OK, 0) == 0) {
+        d->finished = true;
+        return ckpt_fail(err, CKPT_USAGE, "'%s' has a finished version already: remove it first",
+                         d->dest);
+    }
+    if (clear(d, !is_new, other, err) < 0)
+        return -1;
+    if (!*other)
+        return 0;
+    d->finished = true;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s' is not empty: it holds %s; write into a new directory", d->dest, other);
+}
+
+/* Leave OUT to others. A delta that has failed leaves nothing. */
+static void leave_dest(struct delta *d)
+{
+    char other[300];
+
+    if (d->lock >= 0 && !d->finished)
+        (void)clear(d, true, other, NULL);
+    if (d->lock >= 0)
+        (void)unlinkat(d->dir, LOCK, 0);
+    ckpt_closep(&d->lock);
+    ckpt_closep(&d->dir);
+    if (!d->finished)
+        ckptfs_remove_made(d->dest, d->made);
+}
 
 static void delta_release(struct delta *d)
 {
@@ -56,14 +168,8 @@ static void delta_release(struct delta *d)
         free(d->blob[i].change.data);
     free(d->blob);
     json_decref(d->map);
-    ckpt_closep(&d->dir);
-    (void)pthread_mutex_destroy(&d->lock);
-}
-
-static int fail_file(const struct delta *d, const char *what, const char *name, int e,
-                     struct ckpt_err *err)
-{
-    return ckpt_fail_errno(err, ckpt_fdio_errno(e), "%s '%s/%s'", what, d->dest, name);
+    leave_dest(d);
+    (void)pthread_mutex_destroy(&d->mutex);
 }
 
 /* ---- files ---- */
@@ -131,7 +237,7 @@ static int describe_blobs(struct delta *d, const char *file, json_t *header, jso
     return 0;
 }
 
-/* Write what is held as a file; under the lock. */
+/* Write what is held as a file; under the mutex. */
 static int flush(struct delta *d, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *header = json_object();
@@ -177,7 +283,7 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
     if (!ckpt_view_unchanged(d->from, d->to, i) &&
         ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
         return -1;
-    (void)pthread_mutex_lock(&d->lock);
+    (void)pthread_mutex_lock(&d->mutex);
     d->done += info.nbytes;
     d->changed += b.change.changed;
     int rc = 0;
@@ -188,7 +294,7 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
         rc = d->held >= FILE_BYTES ? flush(d, err) : 0;
     }
     ckpt_progress_draw(&d->bar, d->done, info.name);
-    (void)pthread_mutex_unlock(&d->lock);
+    (void)pthread_mutex_unlock(&d->mutex);
     return rc;
 }
 
@@ -258,7 +364,7 @@ static json_t *slime_index(const struct delta *d)
 
 static int write_index(struct delta *d, struct ckpt_err *err)
 {
-    const char *name = d->skyrl ? "manifest.json" : "model.safetensors.index.json";
+    const char *name = d->skyrl ? SKYRL_INDEX : SLIME_INDEX;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     size_t len;
 
@@ -268,10 +374,11 @@ static int write_index(struct delta *d, struct ckpt_err *err)
     if (!j || ckpt_json_dump(j, CKPT_JSON_LINE, false, &text, &len, err) < 0)
         return j ? -1 : ckpt_nomem(err);
     const struct iovec part = {text, len};
-    if (fsync(d->dir) < 0 || write_file(d, ".index.partial", &part, 1, err) < 0)
+    if (fsync(d->dir) < 0 || write_file(d, PARTIAL_INDEX, &part, 1, err) < 0)
         return err->code == CKPT_OK ? fail_file(d, "syncing", ".", errno, err) : -1;
-    if (renameat(d->dir, ".index.partial", d->dir, name) < 0 || fsync(d->dir) < 0)
+    if (renameat(d->dir, PARTIAL_INDEX, d->dir, name) < 0 || fsync(d->dir) < 0)
         return fail_file(d, "renaming", name, errno, err);
+    d->finished = true;
     return 0;
 }
 
@@ -300,21 +407,6 @@ static int take_version(struct delta *d, struct ckpt_err *err)
                          t->base_version, version);
     d->version = version;
     d->base = base;
-    return 0;
-}
-
-/* The directory is made; or is there, without a finished version. */
-static int open_dest(struct delta *d, struct ckpt_err *err)
-{
-    if (mkdir(d->dest, 0777) < 0 && errno != EEXIST)
-        return ckpt_fail_errno(err, errno, "making '%s'", d->dest);
-    d->dir = open(d->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (d->dir < 0)
-        return ckpt_fail_errno(err, errno, "opening '%s'", d->dest);
-    if (faccessat(d->dir, "model.safetensors.index.json", F_OK, 0) == 0 ||
-        faccessat(d->dir, "manifest.json", F_OK, 0) == 0)
-        return ckpt_fail(err, CKPT_USAGE, "'%s' has a finished version already: remove it first",
-                         d->dest);
     return 0;
 }
 
@@ -365,10 +457,11 @@ int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(delta_release) struct delta d = {.tool = t,
                                                   .dest = t->operand[steps ? 0 : 1],
                                                   .dir = -1,
+                                                  .lock = -1,
                                                   .skyrl = t->delta_format == 1,
                                                   .overwrite = t->encoding == 1};
 
-    (void)pthread_mutex_init(&d.lock, NULL);
+    (void)pthread_mutex_init(&d.mutex, NULL);
     if (d.skyrl && d.overwrite)
         return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format skyrl");
     if (steps && (t->steps || t->weights_only || t->no_weights))

@@ -28,7 +28,25 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
     return list;
 }
 
-/* Gather {"run", "steps"} and the library's facts about the view. */
+/* {"checkpoint-best": "checkpoint-9"}: the links of the run to its steps. */
+static json_t *links_json(struct ckpt_run *run, struct ckpt_err *err)
+{
+    struct ckpt_step_link *link;
+    size_t n;
+
+    if (ckpt_run_links(run, &link, &n, err) < 0)
+        return NULL;
+    json_t *all = json_object();
+    for (size_t i = 0; all && i < n; i++)
+        if (json_object_set_new(all, link[i].name, ckptfs_json_text(link[i].step)) < 0)
+            json_decref(ckpt_steal(&all));
+    ckpt_step_links_free(link, n);
+    if (!all)
+        (void)ckpt_nomem(err);
+    return all;
+}
+
+/* Gather {"run", "steps", "links"} and the library's facts about the view. */
 static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_run_closep) struct ckpt_run *run = NULL;
@@ -36,14 +54,17 @@ static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, str
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack("{s:o}", "run", ckptfs_json_text(path));
+    ckpt_cleanup(ckpt_json_decrefp) json_t *links = NULL;
     json_t *steps = NULL;
 
     if (ckpt_tool_open_run(path, t->opt, t->step, &run, &view, err) < 0 ||
         ckpt_view_info(view, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0)
         return -1;
-    if (ckpt_run_is_folder(run) && !(steps = steps_json(run, err)))
+    if (ckpt_run_is_folder(run) &&
+        (!(links = links_json(run, err)) || !(steps = steps_json(run, err))))
         return -1;
     if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
+        (json_object_size(links) && json_object_set(j, "links", links) < 0) ||
         json_object_update(j, facts) < 0)
         return ckpt_nomem(err);
     *ret = ckpt_steal(&j);

@@ -33,13 +33,14 @@ struct export
 {
     struct ckpt_items *items;
     const char *dest;
-    int dir;   /* DEST */
-    bool made; /* this process created DEST */
+    int dir;     /* DEST */
+    size_t made; /* so many folders were created by this process: DEST, and those above it */
     bool resumed;
     bool finished; /* DEST has all files of the view with the right sizes, and no others */
     struct ckpt_journal journal;
     pthread_mutex_t lock; /* protects the items' fd while files are opened */
     atomic_bool durable;  /* something is on disk that a resumed export can use */
+    atomic_bool other;    /* DEST holds other files */
 };
 
 /* The temporary name of a file: "sub/.NAME.partial" for "sub/NAME". The caller frees it. */
@@ -108,6 +109,7 @@ static int inspect(struct export *x, struct ckpt_err *err)
             (void)snprintf(other, sizeof other, "%s", e->d_name);
     }
     (void)closedir(d);
+    atomic_store(&x->other, *other && !journal);
     return *other ? ckpt_fail(err, CKPT_CONFLICT,
                               "%s is not empty: it holds %s; export into a new directory (or "
                               "compare a finished export with ckpt verify)",
@@ -117,10 +119,8 @@ static int inspect(struct export *x, struct ckpt_err *err)
 
 static int open_dest(struct export *x, struct ckpt_err *err)
 {
-    if (mkdir(x->dest, 0777) == 0)
-        x->made = true;
-    else if (errno != EEXIST)
-        return ckpt_fail_errno(err, errno, "%s", x->dest);
+    if (ckptfs_make_folder(x->dest, &x->made, err) < 0)
+        return -1;
     x->dir = open(x->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (x->dir < 0)
         return ckpt_fail_errno(err, errno, "%s", x->dest);
@@ -348,6 +348,7 @@ static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint6
     const size_t same = ckpt_same_bytes(buf, scratch, len);
     if (same == len)
         return 0;
+    atomic_store(&x->other, true);
     return ckpt_fail(err, CKPT_CONFLICT,
                      "%s is not empty: it holds another export, or this one was changed: %s "
                      "differs at byte %llu; export into a new directory",
@@ -401,8 +402,7 @@ static void clean_up(struct export *x, bool of_other_save)
         }
     }
     (void)unlinkat(x->dir, ckpt_journal_name, 0);
-    if (x->made)
-        (void)rmdir(x->dest);
+    ckptfs_remove_made(x->dest, x->made);
 }
 
 static int report(const struct ckpt_export *e, const struct export *x, double seconds,
@@ -538,9 +538,11 @@ int ckpt_export(struct ckpt_export *e, struct ckpt_view *view, const char *dest,
             (void)fprintf(stderr, "ckpt: what is written is kept: the same command resumes it\n");
         else
             clean_up(&x, stale);
-    } else if (rc < 0 && x.made) {
-        (void)rmdir(x.dest);
+    } else if (rc < 0) {
+        ckptfs_remove_made(x.dest, x.made);
     }
+    e->compared = rc == 0 && !e->wrote && !e->only_new;
+    e->other = rc < 0 && atomic_load(&x.other);
     release(&x);
     return rc;
 }

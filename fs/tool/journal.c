@@ -88,6 +88,8 @@ static int open_file(int dest, struct ckpt_journal *j, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_LIMIT, "%s is not a journal of an export", ckpt_journal_name);
     if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
         return ckpt_fail(err, CKPT_CONFLICT, "another export is writing there");
+    if (fstat(fd, &st) == 0 && st.st_nlink == 0) /* deleted before it was locked here */
+        return ckpt_fail(err, CKPT_CONFLICT, "another export has just ended there: try again");
     return 0;
 }
 

@@ -15,7 +15,8 @@
  * - Every _free, _close and _release function accepts NULL.
  * - A struct that the caller allocates begins with `size`, which the caller sets to its sizeof
  *   before the call, so that later versions can add members. The library reads and writes no
- *   member beyond it, and refuses a struct to read that is larger than it knows (USAGE). Only
+ *   member beyond it, and refuses a struct whose size is 0, and one to read that is larger than it
+ *   knows (USAGE; the text names the struct). Only
  *   struct ckpt_err and structs inside others or in arrays have none: they get no further members.
  *
  * No FUSE, MPI, CUDA or JSON type appears in this header. */
@@ -119,25 +120,39 @@ struct ckpt_step {
     bool is_latest;
 };
 /* Get a snapshot of the steps, oldest first: *ret_n of them in *ret_steps, which the caller frees
- * with ckpt_steps_free. */
+ * with ckpt_steps_free. Steps whose names have no number come first, in the order of their times.
+ * The latest is the one that the format's own pointer file names, else the last one. */
 CKPT_PUBLIC int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_steps, size_t *ret_n,
                                struct ckpt_err *err);
 /* Free a snapshot of n steps. */
 CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
 
-/* Find the step that a user means by `want`: the full name of a step, or the number at the end of
- * its name ("200" finds "iter_0000200"); NULL: the latest step. *ret_name is a new string that the
- * caller frees; it is "" for a run that is one checkpoint. MISSING: no step matches. CONFLICT:
- * several match. USAGE: `want` was given, but the run is one checkpoint. */
+/* A symbolic link in the folder of a run that leads to one of its steps ("checkpoint-best"), and so
+ * is a second name of that step. */
+struct ckpt_step_link {
+    char *name;
+    char *step; /* name of the step */
+};
+/* Get a snapshot of these links: *ret_n of them in *ret_links, which the caller frees with
+ * ckpt_step_links_free. */
+CKPT_PUBLIC int ckpt_run_links(struct ckpt_run *run, struct ckpt_step_link **ret_links,
+                               size_t *ret_n, struct ckpt_err *err);
+/* Free a snapshot of n links. */
+CKPT_PUBLIC void ckpt_step_links_free(struct ckpt_step_link *links, size_t n);
+
+/* Find the step that a user means by `want`: the full name of a step or of a link to one, or the
+ * number at the end of its name ("200" finds "iter_0000200"); NULL: the latest step. *ret_name is a
+ * new string that the caller frees; it is "" for a run that is one checkpoint. MISSING: no step
+ * matches. CONFLICT: several match. USAGE: `want` was given, but the run is one checkpoint. */
 CKPT_PUBLIC int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
                                    struct ckpt_err *err);
 
-/* Get the view of a step (NULL: the latest). The first call opens the view, for which it reads the
- * headers of all shards in parallel; later calls return the same view while it is held. The caller
- * must call ckpt_view_release. Errors: if the step cannot be read, every call returns the reason.
- * MISSING: the step does not exist or was deleted. CONFLICT: the step's shards come from two saves,
- * or a save is in progress. After a read of a view has failed with STALE, the next call opens the
- * step anew instead of returning that view. */
+/* Get the view of a step, by its name or that of a link to it (NULL: the latest). The first call
+ * opens the view, for which it reads the headers of all shards in parallel; later calls return the
+ * same view while it is held. The caller must call ckpt_view_release. Errors: if the step cannot be
+ * read, every call returns the reason. MISSING: the step does not exist or was deleted. CONFLICT:
+ * the step's shards come from two saves, or a save is in progress. After a read of a view has
+ * failed with STALE, the next call opens the step anew instead of returning that view. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
 /* Get the view of a step only if it is open already; NULL if it would have to be opened or the step
@@ -199,9 +214,10 @@ struct ckpt_tensor_info {
 
 /* The number of tensors. Tensors are numbered in the order of the model's state dict. */
 CKPT_PUBLIC size_t ckpt_view_tensors(const struct ckpt_view *view);
-/* Describe tensor i, which must be less than ckpt_view_tensors. */
-CKPT_PUBLIC void ckpt_view_tensor(const struct ckpt_view *view, size_t i,
-                                  struct ckpt_tensor_info *ret);
+/* Describe tensor i, which must be less than ckpt_view_tensors. Fails only if ret->size is not set
+ * (USAGE). */
+CKPT_PUBLIC int ckpt_view_tensor(const struct ckpt_view *view, size_t i,
+                                 struct ckpt_tensor_info *ret, struct ckpt_err *err);
 /* Find the number of a tensor by its name; false, and *ret_i unchanged, if there is none. */
 CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name,
                                        size_t *ret_i);
@@ -242,6 +258,14 @@ CKPT_PUBLIC void ckpt_view_will_read(struct ckpt_view *view);
  * files that the view holds open still contain the old save). STALE: only some shards have changed,
  * so the data may mix two saves. Call this after the last read and before reporting success. */
 CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err);
+
+/* Is the save that the view shows at rest? *ret: the file that ends a save of this format is there,
+ * and not older than its shards, or no shard has changed for quiet_ms. A caller that copies the
+ * view as soon as its step appears asks again until it is: a writer may give files their size
+ * before it writes their bytes. STALE: a shard has changed since the view was opened; the next
+ * ckpt_run_view opens the step anew. */
+CKPT_PUBLIC int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, bool *ret,
+                                  struct ckpt_err *err);
 
 /* ---- views: facts, as JSON text in a new string that the caller frees ---- */
 
@@ -289,7 +313,8 @@ struct ckpt_stats {
     size_t size; /* sizeof(struct ckpt_stats), set before the call */
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;
 };
-CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
+/* Get them. Fails only if ret->size is not set (USAGE). */
+CKPT_PUBLIC int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err);
 
 /* What this process has done with buckets so far, as JSON text that the caller frees: {"endpoint",
  * "region", "credentials" (their kind), "requests", "bytes", "retries", "connections"}. NULL if no

@@ -342,9 +342,10 @@ struct ckpt_want_info {
 };
 /* The number of wants that were declared. */
 CKPT_PUBLIC size_t ckpt_load_wants(const struct ckpt_load *load);
-/* Describe a want. All members but size are zero if there is no such want. */
-CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
-                                     struct ckpt_want_info *ret);
+/* Describe a want. All members but size are zero if there is no such want. Fails only if ret->size
+ * is not set (USAGE). */
+CKPT_PUBLIC int ckpt_load_want_info(const struct ckpt_load *load, size_t want,
+                                    struct ckpt_want_info *ret, struct ckpt_err *err);
 
 /* Set the destination of a want, before ckpt_load_start. The dtype, if given, must be that of the
  * declaration. */
@@ -449,9 +450,10 @@ struct ckpt_load_stats {
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
  * of the job are sums over all ranks, except that buffer_bytes, device_bytes, kept_bytes, wall_s,
  * first_s and setup_s are the largest of any rank, unique_bytes and skipped_tensors are counted
- * once, and plan_s is this rank's. They are known only after the load has succeeded. */
-CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
-                                 struct ckpt_load_stats *job);
+ * once, and plan_s is this rank's. They are known only after the load has succeeded. Fails only if
+ * a struct's size is not set (USAGE). */
+CKPT_PUBLIC int ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
+                                struct ckpt_load_stats *job, struct ckpt_err *err);
 
 /* Which ranks read, as the plan decided: "each", "node" or "once". Static storage. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);

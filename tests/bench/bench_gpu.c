@@ -214,7 +214,7 @@ static void declare(struct bench *b, const struct method *m, struct ckpt_load *l
     for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
         const struct ckpt_dest later = {.size = sizeof later, .dtype = m->dtype};
         struct ckpt_tensor_info t = {.size = sizeof t};
-        ckpt_view_tensor(b->view, i, &t);
+        (void)ckpt_view_tensor(b->view, i, &t, NULL);
         good(ckpt_load_want(load, t.name, NULL, NULL, &later, NULL, &err), &err, t.name);
     }
 }
@@ -226,7 +226,7 @@ static void *allocate(struct bench *b, const struct method *m, struct ckpt_load 
     uint64_t stride[CKPT_LOAD_RANK], numel = 1, step = 1;
     void *mem;
 
-    ckpt_load_want_info(load, i, &info);
+    (void)ckpt_load_want_info(load, i, &info, NULL);
     for (uint32_t d = info.rank; d-- > 0;) {
         stride[d] = step;
         step = step * info.n[d] + (m->strided && d + 1 == info.rank ? HOLE : 0);
@@ -261,7 +261,7 @@ static void run_load(struct bench *b, const struct method *m, struct result *r)
     good(ckpt_load_wait(load, UINT32_MAX, &err), &err, "loading");
     struct ckpt_load_stats own = {.size = sizeof own};
     r->job.size = sizeof r->job;
-    ckpt_load_stats(load, &own, &r->job);
+    (void)ckpt_load_stats(load, &own, &r->job, NULL);
     r->bytes = own.needed_bytes;
     r->readers = ckpt_load_readers(load);
     ckpt_load_free(load);
@@ -344,7 +344,7 @@ static void open_run(struct bench *b, const char *path)
     ckpt_run_close(run);
     for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
         struct ckpt_tensor_info t = {.size = sizeof t};
-        ckpt_view_tensor(b->view, i, &t);
+        (void)ckpt_view_tensor(b->view, i, &t, NULL);
         b->bytes += t.nbytes;
     }
 }

@@ -130,7 +130,7 @@ static int read_content(const char *path, const struct ckpt_options *opt, struct
     c->data = calloc(c->n + 1, sizeof *c->data);
     for (size_t i = 0; i < c->n && rc == 0; i++) {
         struct ckpt_tensor_info t = {.size = sizeof t};
-        ckpt_view_tensor(c->view, i, &t);
+        (void)ckpt_view_tensor(c->view, i, &t, NULL);
         c->data[i] = malloc(t.nbytes + 1);
         rc = ckpt_view_tensor_pread(c->view, i, c->data[i], t.nbytes, 0, err);
     }
@@ -173,8 +173,8 @@ static bool same_tensor(const struct content *a, size_t i, const struct content 
 {
     struct ckpt_tensor_info s = {.size = sizeof s}, t = {.size = sizeof t};
 
-    ckpt_view_tensor(a->view, i, &s);
-    ckpt_view_tensor(b->view, k, &t);
+    (void)ckpt_view_tensor(a->view, i, &s, NULL);
+    (void)ckpt_view_tensor(b->view, k, &t, NULL);
     return s.rank == t.rank && strcmp(s.dtype, t.dtype) == 0 &&
            memcmp(s.shape, t.shape, s.rank * sizeof *s.shape) == 0 &&
            memcmp(a->data[i], b->data[k], s.nbytes) == 0;
@@ -184,7 +184,7 @@ static const char *name_of(const struct content *c, size_t i)
 {
     struct ckpt_tensor_info t = {.size = sizeof t};
 
-    ckpt_view_tensor(c->view, i, &t);
+    (void)ckpt_view_tensor(c->view, i, &t, NULL);
     return t.name;
 }
 

@@ -60,6 +60,17 @@ static void map_twice(struct tree *t) { index_text(t, "{\"a\":\"" F1 "\",\"a\":\
 
 static void index_array(struct tree *t) { tree_text(t, INDEX, "[]"); }
 
+/* Its files hold changes, whatever stands before that in the index. */
+static void map_of_changes(struct tree *t)
+{
+    char text[8192];
+    (void)snprintf(text, sizeof text,
+                   "{\"x\":\"%05000d\",\"weight_map\":{\"a\":\"" F1
+                   "\"},\"metadata\":{\"version\":\"1\",\"delta_encoding\":\"xor\"}}",
+                   0);
+    tree_text(t, INDEX, text);
+}
+
 static void index_garbage(struct tree *t) { tree_text(t, INDEX, "{"); }
 
 static void file_is_dir(struct tree *t)
@@ -115,6 +126,7 @@ static const struct lie lies[] = {
     {"map_absent", map_absent, CKPT_FORMAT, INDEX, "weight_map"},
     {"map_of_numbers", map_of_numbers, CKPT_FORMAT, INDEX, "'a' is not a name"},
     {"map_twice", map_twice, CKPT_FORMAT, INDEX, "duplicate"},
+    {"map_of_changes", map_of_changes, CKPT_UNSUPPORTED, INDEX, "delta_encoding"},
     {"index_array", index_array, CKPT_FORMAT, INDEX, "not a JSON object"},
     {"index_garbage", index_garbage, CKPT_FORMAT, INDEX, "not valid JSON"},
     {"link_out", link_out, CKPT_UNSUPPORTED, F2, "leads out of"},

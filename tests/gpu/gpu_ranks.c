@@ -225,7 +225,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
         uint64_t step = 1, numel = 1;
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         for (uint32_t d = info.rank; d-- > 0;) {
             w->stride[d] = step;
             step = step * (info.n[d] ? info.n[d] : 1) + (random ? random_range(&rng, 0, 3) : 0);
@@ -263,7 +263,7 @@ static int load_again(struct rank *r, struct ckpt_load *load, struct want *want,
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
         struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         if (!(w->expect = malloc(w->len)) || !(w->got = malloc(w->len)))
             die("comparing", "no memory");
         memset(w->expect, GARBAGE, w->len);
@@ -285,7 +285,7 @@ static int wrong(const struct ckpt_load *load, size_t i, const struct want *w, s
     struct ckpt_want_info info = {.size = sizeof info};
     size_t at = 0;
 
-    ckpt_load_want_info(load, i, &info);
+    (void)ckpt_load_want_info(load, i, &info, NULL);
     while (w->got[at] == w->expect[at])
         at++;
     err->code = CKPT_CONFLICT;
@@ -434,7 +434,7 @@ static void tell(const struct rank *r, const struct job *j, struct ckpt_load *lo
 {
     struct ckpt_load_stats s = {.size = sizeof s};
 
-    ckpt_load_stats(load, NULL, &s);
+    (void)ckpt_load_stats(load, NULL, &s, NULL);
     (void)printf("%s %u ranks %s over %s needed %" PRIu64 " unique %" PRIu64 " read %" PRIu64
                  " sent %" PRIu64 " buffers %" PRIu64 "\n",
                  j->layout, r->size, ckpt_load_readers(load), ckpt_comm_transport(r->comm),

@@ -5,6 +5,7 @@ The versions are made here as the frameworks make them (numpy, zstandard, xxhash
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -285,6 +286,67 @@ class Delta(unittest.TestCase):
             c.write(1, *c.step(), **more)
             self.assertRegex(run("info", c.top, "-o", f"base={self.base}").stderr, text)
 
+    def test_what_a_folder_holds_is_decided_by_parsing(self):
+        """Where in the index or manifest a word stands, or in what, does not matter."""
+        for kind, file in (("slime", INDEX), ("skyrl", "manifest.json")):
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            c = self.chain(kind)
+            c.step()
+            path = os.path.join(c.folder(1), file)
+            with open(path) as f:
+                good = json.load(f)
+            last = "metadata" if kind == "slime" else "base_version"
+            for padding in (0, 5000, 70000, 2000000):
+                dump({"padding": "x" * padding} | {k: v for k, v in good.items() if k != last} | {last: good[last]}, path)
+                self.check(c, 1, "-o", f"base={self.base}")
+            if kind == "slime":  # within the metadata, too
+                dump({"metadata": {"padding": [{"x": "y" * 5000}]} | good["metadata"], "weight_map": good["weight_map"]}, path)
+                self.check(c, 1, "-o", f"base={self.base}")
+                done = run("info", self.base, "-o", f"base={c.folder(1)}")
+                self.assertRegex(done.stderr, "weight_v000001/model.safetensors.index.json': its metadata has delta_encoding: the files hold what has changed since another version")
+                dump(dict(version=1, base_version=0, tensors=[], payload_files=[]), os.path.join(c.folder(1), "manifest.json"))
+                self.assertRegex(run("info", self.run_dir, "-o", f"base={self.base}").stderr, "has slime's model.safetensors.index.json and SkyRL's manifest.json: it holds two versions")
+        # a model in whose index or manifest the words are names or texts is a model
+        whole = os.path.join(self.dir, "whole")
+        shutil.copytree(self.base, whole)
+        with open(os.path.join(whole, INDEX)) as f:
+            index = json.load(f)
+        dump({"metadata": {"note": "\"delta_encoding\"", "total_size": 1, "x": {"delta_encoding": 1}}, "delta_encoding": 2} | index, os.path.join(whole, INDEX))
+        dump({"note": "\"base_version\": 1", "x": {"base_version": 1}}, os.path.join(whole, "manifest.json"))
+        self.assertEqual(json.loads(run("info", "--json", whole).stdout)["format"], "hf")
+
+    def test_a_manifest_that_names_too_little(self):
+        """Each would have shown the base's tensors in the place of changed ones."""
+        def records(keep):
+            return lambda m: m | {"tensors": [r for r in m["tensors"] if keep(r)]}
+
+        cases = {
+            "a record less": (lambda m: m | {"tensors": m["tensors"][1:]}, "manifest.json names [0-9]+ tensors, its files have [0-9]+"),
+            "a file less": (records(lambda r: r["payload_file"].endswith("0.safetensors")), "manifest.json names [0-9]+ tensors, its files have [0-9]+"),
+            "none": (lambda m: m | {"tensors": []}, "manifest.json names 0 tensors"),
+            "no list": (lambda m: {k: v for k, v in m.items() if k != "tensors"}, "manifest.json': tensors is not there, expected a list of records"),
+            "no list of records": (lambda m: m | {"tensors": {r["name"]: r for r in m["tensors"]}}, "tensors is not a list"),
+            "no list of files": (lambda m: m | {"payload_files": 2}, "payload_files is not a list"),
+            "no names of files": (lambda m: m | {"payload_files": [2]}, r"payload_files\[0\] is not the name"),
+            "a file more": (lambda m: m | {"payload_files": [*m["payload_files"], "x.safetensors"]}, "x.safetensors"),
+        }
+        c = self.chain("skyrl", seed=1)
+        while len((made := c.step(write=False))[0]) < 6:
+            c.states.pop()
+        c.write(1, *made)
+        path = os.path.join(c.folder(1), "manifest.json")
+        with open(path) as f:
+            good = json.load(f)
+        for what, (spoil, text) in cases.items():
+            with self.subTest(what):
+                dump(spoil(good), path)
+                done = run("info", c.top, "-o", f"base={self.base}")
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, text)
+        dump({k: v for k, v in good.items() if k != "payload_files"}, path)  # the records say it all
+        shutil.copy(os.path.join(c.folder(1), "delta-rank00000-file000000.safetensors"), os.path.join(c.folder(1), "delta-rank00000-file000009.safetensors"))
+        self.assertRegex(run("info", c.top, "-o", f"base={self.base}").stderr, "file000009.safetensors' is left out: manifest.json does not name it")
+
     def test_without_a_base(self):
         c = self.chain()
         c.step()
@@ -539,6 +601,45 @@ with open(f"{out}.{rank}", "w") as f:
                         self.assertEqual(stats["needed_bytes"] + stats["skipped_bytes"], size * sum(map(c.size, whole)))
                         self.assertEqual(stats["read_bytes"] == 0, skipped == whole)
                         self.assertEqual(any("as a whole" in text for text in log), rank == 0 and not skipped)
+
+    def test_two_at_once(self):
+        """One of two deltas into one folder fails, and the other's is whole; what an interrupted one leaves is not in the way."""
+        c = self.chain()
+        c.step(write=False)
+        whole = os.path.join(self.dir, "whole")
+        c.write_whole(whole)
+        for kind in ("slime", "skyrl"):
+            c.kind = kind
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            for _ in range(5):  # the folders above it are made, too
+                args = [CKPT, "delta", self.base, whole, c.folder(1), "--format", kind, "-q"]
+                both = [subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+                said = [p.communicate(timeout=300)[1] for p in both]
+                self.assertEqual(sorted(p.returncode != 0 for p in both), [False, True], said)
+                self.assertRegex("".join(said), "another ckpt delta is writing to|has a finished version already")
+                self.assertFalse([n for n in os.listdir(c.folder(1)) if n.startswith(".")])
+                self.check(c, 1, "-o", f"base={self.base}")
+                shutil.rmtree(c.folder(1))
+            os.mkdir(c.folder(1))
+            with open(os.path.join(c.folder(1), ".ckptfs-delta"), "w") as lock:
+                with open(os.path.join(c.folder(1), "model-00009-of-00010.safetensors"), "w"):
+                    pass  # as an interrupted one leaves them
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self.assertRegex(run(*args[1:]).stderr, "another ckpt delta is writing to")
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                self.assertEqual(run(*args[1:]).returncode, 0)
+            self.assertFalse([n for n in os.listdir(c.folder(1)) if n.startswith(".") or "00009" in n])
+            self.check(c, 1, "-o", f"base={self.base}")
+        other = os.path.join(self.dir, "other", "v1")
+        shutil.copytree(whole, other)
+        os.remove(os.path.join(other, INDEX))
+        before = sorted(os.listdir(other))
+        self.assertRegex(run("delta", self.base, whole, other).stderr, "is not empty: it holds ")
+        self.assertEqual(sorted(os.listdir(other)), before)
+        less = Chain(self.run_dir, shapes={**SHAPES, "model.norm.weight": (33,)})
+        less.write_whole(os.path.join(self.dir, "less"))
+        self.assertEqual(run("delta", self.base, os.path.join(self.dir, "less"), os.path.join(self.dir, "n", "e", "w1")).returncode, 1)
+        self.assertFalse(os.path.exists(os.path.join(self.dir, "n")))  # what failed leaves nothing
 
     def test_written(self):
         """ckpt delta: what it writes leads from A to B, also where B is in another form; and what can't be said is an error."""

@@ -77,7 +77,7 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         struct ckpt_want_info info = {.size = sizeof info};
         struct want *w = &want[i];
         uint64_t step = 1;
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         (void)ckpt_dtype_parse(info.dtype, strlen(info.dtype), &w->dtype);
         for (uint32_t d = info.rank; d-- > 0;) {
             w->stride[d] = step;
@@ -103,7 +103,7 @@ static void print_wants(const struct rank *r, struct ckpt_load *load)
         struct ckpt_want_info info = {.size = sizeof info};
         char box[CKPT_LOAD_RANK * 48] = "";
         size_t len = 0;
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         for (uint32_t d = 0; d < info.rank; d++)
             len += (size_t)snprintf(box + len, sizeof box - len, "%s%" PRIu64 "+%" PRIu64,
                                     d ? "," : "", info.lo[d], info.n[d]);
@@ -167,11 +167,11 @@ static int check(struct rank *r, struct ckpt_load *load, const struct want *want
         uint64_t unit[CKPT_LOAD_RANK], step = 1;
         enum ckpt_dtype from;
         size_t index;
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         struct ckpt_view *view = r->job->view[0]; /* whose files are well */
         if (!ckpt_view_find_tensor(view, info.tensor, &index))
             return -1;
-        ckpt_view_tensor(view, index, &t);
+        (void)ckpt_view_tensor(view, index, &t, NULL);
         unsigned char *whole;
         if (read_unrounded(view, index, &whole, &from, &r->err) < 0)
             return -1;
@@ -241,7 +241,7 @@ static int load_rank(struct rank *r, struct ckpt_load *load)
     if (rc == 0)
         rc = check(r, load, want);
     r->all.size = sizeof r->all;
-    ckpt_load_stats(load, NULL, &r->all);
+    (void)ckpt_load_stats(load, NULL, &r->all, NULL);
     r->readers = ckpt_load_readers(load);
     for (size_t i = 0; i < ckpt_load_wants(load); i++)
         free(want[i].mem);

@@ -100,7 +100,7 @@ static int prepare(struct ckpt_view *view, struct ckpt_comm *comm, const char *l
     *ret_mem = calloc(n, sizeof **ret_mem);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info w = {.size = sizeof w};
-        ckpt_load_want_info(*ret, i, &w);
+        (void)ckpt_load_want_info(*ret, i, &w, NULL);
         (*ret_mem)[i] = malloc(w.nbytes + 1);
         const struct ckpt_dest dest = {.size = sizeof dest, .ptr = (*ret_mem)[i], .dtype = w.dtype};
         if (ckpt_load_set_dest(*ret, i, &dest, err) < 0)
@@ -180,7 +180,7 @@ static void check_all(struct ckpt_view *view, struct ckpt_load *load, unsigned c
 
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info w = {.size = sizeof w};
-        ckpt_load_want_info(load, i, &w);
+        (void)ckpt_load_want_info(load, i, &w, NULL);
         if (w.nbytes &&
             (alone ? memcmp(alone[i], mem[i], w.nbytes) : check(view, &w, mem[i], &err))) {
             (void)fprintf(stderr, "mpi_user: '%s' is wrong\n", w.tensor);

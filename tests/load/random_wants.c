@@ -68,7 +68,7 @@ int random_wants(struct ckpt_load *load, struct ckpt_view *view, uint32_t ranks,
 
     for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
         struct ckpt_tensor_info t = {.size = sizeof t};
-        ckpt_view_tensor(view, i, &t);
+        (void)ckpt_view_tensor(view, i, &t, NULL);
         if (random_want(load, &t, ranks, &shared, &own, err) < 0)
             return -1;
     }

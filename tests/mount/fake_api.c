@@ -274,6 +274,22 @@ void ckpt_steps_free(struct ckpt_step *steps, size_t n)
     free(steps);
 }
 
+int ckpt_run_links(struct ckpt_run *r, struct ckpt_step_link **ret_links, size_t *ret_n,
+                   struct ckpt_err *err)
+{
+    (void)r;
+    (void)err;
+    *ret_links = NULL;
+    *ret_n = 0;
+    return 0;
+}
+
+void ckpt_step_links_free(struct ckpt_step_link *links, size_t n)
+{
+    (void)n;
+    free(links);
+}
+
 static struct ckpt_node *add_child(struct ckpt_node *dir, const char *name, size_t len)
 {
     size_t i = dir->nchild;
@@ -459,8 +475,10 @@ int ckpt_node_pread(struct ckpt_view *v, const struct ckpt_node *file, void *buf
 
 size_t ckpt_view_tensors(const struct ckpt_view *v) { return v->root.nchild; }
 
-void ckpt_view_tensor(const struct ckpt_view *v, size_t i, struct ckpt_tensor_info *ret)
+int ckpt_view_tensor(const struct ckpt_view *v, size_t i, struct ckpt_tensor_info *ret,
+                     struct ckpt_err *err)
 {
+    (void)err;
     const struct ckpt_node *n = v->root.child[i];
     *ret = (struct ckpt_tensor_info){.size = sizeof *ret,
                                      .name = n->name,
@@ -469,6 +487,7 @@ void ckpt_view_tensor(const struct ckpt_view *v, size_t i, struct ckpt_tensor_in
                                      .rank = 1,
                                      .nbytes = n->size,
                                      .file = n};
+    return 0;
 }
 
 int ckpt_view_tensor_pread(struct ckpt_view *v, size_t i, void *buf, size_t len, uint64_t off,
@@ -492,10 +511,12 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
     return 0;
 }
 
-void ckpt_run_stats(struct ckpt_run *r, struct ckpt_stats *ret)
+int ckpt_run_stats(struct ckpt_run *r, struct ckpt_stats *ret, struct ckpt_err *err)
 {
+    (void)err;
     (void)r;
     *ret = (struct ckpt_stats){.size = sizeof *ret};
+    return 0;
 }
 
 const char *ckpt_view_source(const struct ckpt_view *v)

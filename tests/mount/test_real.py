@@ -241,6 +241,26 @@ class Real(Case):
             self.assertIn("resumed", done.stdout)
             self.assertEqual(ckpt("verify", self.run_dir, dest).returncode, 0)
 
+    def test_words_links_and_unfinished_saves_beside_numbered_steps(self):
+        self.model("checkpoint-9", "checkpoint-100", "checkpoint-final", "tmp-checkpoint-120", "checkpoint-130_incomplete")
+        os.symlink("checkpoint-9", os.path.join(self.run_dir, "checkpoint-best"))
+        shown = ["checkpoint-100", "checkpoint-9", "checkpoint-best", "checkpoint-final", "latest"]
+        with self.mount():
+            self.assertEqual(sorted(os.listdir(self.mnt)), shown)
+            self.assertEqual(os.readlink(self.at("latest")), "checkpoint-100")
+            self.assertEqual(os.readlink(self.at("checkpoint-best")), "checkpoint-9")
+            self.assertEqual(sorted(e.name for e in os.scandir(self.mnt) if e.is_symlink()), ["checkpoint-best", "latest"])
+            self.assertTrue(os.path.samefile(self.at("checkpoint-best", "config.json"), self.at("checkpoint-9", "config.json")))
+            os.unlink(os.path.join(self.run_dir, "checkpoint-best"))
+            os.symlink("checkpoint-100", os.path.join(self.run_dir, "checkpoint-best"))
+            wait_until(lambda: os.readlink(self.at("checkpoint-best")) == "checkpoint-100", "the link to move")
+        done = ckpt("info", self.run_dir)
+        self.assertIn("is no step: its name says that its save is in progress, or was interrupted (and 1 more)", done.stderr)
+        self.assertRegex(done.stdout, "steps +3: checkpoint-final, checkpoint-9, checkpoint-100\nlink +checkpoint-best -> checkpoint-100\n")
+        self.assertEqual(json.loads(ckpt("info", "--json", self.run_dir).stdout)["links"], {"checkpoint-best": "checkpoint-100"})
+        self.assertEqual(ckpt("export", self.run_dir, os.path.join(self.tmp, "best"), "--step=checkpoint-best").returncode, 0)
+        self.assertEqual(ckpt("verify", self.run_dir, os.path.join(self.tmp, "best")).returncode, 0)
+
     def test_steps_are_exported_one_by_one(self):
         out = os.path.join(self.tmp, "out")
         self.model("step-5", "step-10", "step-20", "step-30")
@@ -250,7 +270,7 @@ class Real(Case):
         self.assertEqual([json.loads(line)["step"] for line in done.stdout.splitlines()], ["step-10", "step-30"])
         self.assertIn("ckpt: step 'step-10': sh: exit status 3\n", done.stderr)
         self.assertRegex(done.stderr, "ckpt: step 'step-20': .*model.safetensors")
-        self.assertEqual(sorted(os.listdir(out)), ["step-10", "step-30"])
+        self.assertEqual(sorted(os.listdir(out)), [".ckptfs-exports", "step-10", "step-30"])
         self.assertEqual(ckpt("verify", self.run_dir, os.path.join(out, "step-10"), "--step", "10").returncode, 0)
         # unfinished and absent ones are new; what is finished is left alone, and no command runs
         with open(os.path.join(out, "step-10", "model.safetensors"), "r+b") as f:
@@ -286,7 +306,111 @@ class Real(Case):
             p.terminate()
         self.assertEqual(p.wait(60), 0, text(said))
         self.assertEqual(text(said).count("did "), 2, text(said))
-        self.assertEqual(sorted(os.listdir(out)), ["10", "20"])
+        self.assertTrue(text(said).startswith(f"ckpt: note: watching '{run}' until SIGINT or SIGTERM\n"), text(said))
+        self.assertEqual(sorted(os.listdir(out)), [".ckptfs-exports", "10", "20"])
+
+    def watch(self, *args, **kw):
+        """Export every step of the run into `out` and go on; what it says is in the file `said`."""
+        out, said = os.path.join(self.tmp, "out"), os.path.join(self.tmp, "said")
+        with open(said, "w") as f:
+            p = subprocess.Popen([CKPT, "export", self.run_dir, out, "--steps=all", "--watch", *args], stdout=f, stderr=subprocess.STDOUT, **kw)
+        self.addCleanup(lambda: p.poll() is not None or (p.kill(), p.wait()))
+        return p, out, said
+
+    def test_a_watch_tries_a_failed_step_again(self):
+        """Only the contents of a file that no folder's time tells of change; it is told once."""
+        model = self.model("10")
+        name = "model-00001-of-00001.safetensors"
+        os.rename(os.path.join(model, "model.safetensors"), os.path.join(model, name))
+        with open(os.path.join(model, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": dict.fromkeys(self.tensors, name)}, f)
+        whole = os.path.getsize(os.path.join(model, name))
+        with open(os.path.join(model, name), "rb") as f:
+            tail = f.read()[1 << 20:]
+        os.truncate(os.path.join(model, name), 1 << 20)
+        p, out, said = self.watch()
+        wait_until(lambda: "ckpt: step '10': " in text(said), "the failure")
+        time.sleep(5)
+        self.assertEqual(text(said).count("step '10': "), 1, text(said))
+        with open(os.path.join(model, name), "r+b") as f:
+            f.seek(1 << 20)
+            f.write(tail)
+        wait_until(lambda: "/10: " in text(said), "the export")
+        p.terminate()
+        self.assertEqual(p.wait(60), 0, text(said))
+        self.assertEqual(os.path.getsize(os.path.join(out, "10", name)), whole)
+        self.assertEqual(ckpt("verify", self.run_dir, os.path.join(out, "10")).returncode, 0)
+
+    def test_a_watch_ends_by_sigterm_whatever_is_ignored(self):
+        self.model("10")
+
+        def ignore():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        p, out, said = self.watch(preexec_fn=ignore)
+        wait_until(lambda: "/10: " in text(said), "the export")
+        self.assertIn("until SIGTERM (it was started with SIGINT ignored", text(said).splitlines()[0])
+        p.send_signal(signal.SIGINT)
+        time.sleep(1)
+        self.assertIsNone(p.poll())
+        p.terminate()
+        self.assertEqual(p.wait(60), 0, text(said))
+
+    def test_a_watch_waits_for_files_that_have_their_size_before_their_bytes(self):
+        write_model(os.path.join(self.tmp, "made"), 5)
+        made, step = os.path.join(self.tmp, "made", "model.safetensors"), os.path.join(self.run_dir, "10")
+        with open(made, "rb") as f:
+            data = f.read()
+        p, out, said = self.watch()
+        os.mkdir(step)
+        with open(os.path.join(step, "model.safetensors"), "wb") as f:
+            f.truncate(len(data))
+            for name in ("config.json", "tokenizer.json"):
+                shutil.copy(os.path.join(self.tmp, "made", name), step)
+            for part in range(0, len(data), 1 << 20):
+                f.write(data[part:part + (1 << 20)])
+                f.flush()
+                time.sleep(0.4)
+                self.assertFalse(os.path.exists(os.path.join(out, "10")))
+            f.flush()
+            written = time.monotonic()
+            with mmap.mmap(os.open(f.name, os.O_RDWR), 0) as m:  # and once more through a mapping
+                while time.monotonic() < written + 6:
+                    m[-8:] = m[-8:]
+                    m.flush()
+                    time.sleep(0.3)
+                self.assertFalse(os.path.exists(os.path.join(out, "10")))
+        wait_until(lambda: "/10: " in text(said), "the export")
+        p.terminate()
+        self.assertEqual(p.wait(60), 0, text(said))
+        with open(os.path.join(out, "10", "model.safetensors"), "rb") as f:
+            self.assertEqual(f.read(), data)
+        self.assertEqual(text(said).count("step '10' is being written: it is exported when its files have not changed for 5 s"), 1)
+
+    def test_a_step_that_was_saved_again_is_named(self):
+        self.model("10")
+        out = os.path.join(self.tmp, "out")
+        self.assertEqual(ckpt("export", self.run_dir, out, "--steps=new").returncode, 0)
+        with open(os.path.join(self.run_dir, "10", "trainer_state.json"), "w") as f:
+            f.write("{}")  # the folder changes, the model does not
+        os.unlink(f.name)
+        done = ckpt("export", self.run_dir, out, "--steps=new")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("every byte was compared", done.stdout)
+        self.assertEqual(ckpt("export", self.run_dir, out, "--steps=new").stdout, "")
+        for rows in (4000, 4008):  # of the same size, and of another one
+            shutil.rmtree(os.path.join(self.run_dir, "10"))
+            write_model(os.path.join(self.run_dir, "10"), rows + 1, rows)
+            done = ckpt("export", self.run_dir, out, "--steps=new")
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(f"step '10': it was saved again since it was exported, and '{out}/10' holds the save of before: remove that directory", done.stderr)
+        shutil.rmtree(os.path.join(out, "10"))
+        self.assertEqual(ckpt("export", self.run_dir, out, "--steps=new").returncode, 0)
+        self.assertEqual(ckpt("verify", self.run_dir, os.path.join(out, "10")).returncode, 0)
+        # another view of the same save is what it was: another export
+        done = ckpt("export", self.run_dir, out, "--steps=all", "-o", "dtype=float32")
+        self.assertIn("is not empty", done.stderr)
 
     def test_a_file_that_may_not_grow_is_an_error(self):
         """ulimit -f: of the export, its journal, and what a command prints."""
@@ -324,6 +448,22 @@ class Real(Case):
         self.assertEqual(done.returncode, 1)
         self.assertIn("something else", done.stderr)
         self.assertEqual(os.listdir(out), [".ckptfs-export"])
+
+    def test_folders_above_an_export_are_made(self):
+        one = self.model("10")
+        for dest, *more in (("a/b/c",), ("d/e//f/",), ("g/h", "--steps=all")):
+            run, at = (self.run_dir if more else one), os.path.join(self.tmp, dest)
+            self.assertEqual(ckpt("export", run, at, *more).returncode, 0)
+            self.assertEqual(ckpt("verify", one, os.path.join(at, "10" if more else "")).returncode, 0)
+        os.truncate(os.path.join(one, "model.safetensors"), 1 << 20)
+        os.mkdir(self.at("..", "kept"))
+        self.assertEqual(ckpt("export", one, self.at("..", "kept", "x", "y")).returncode, 1)
+        self.assertEqual(os.listdir(self.at("..", "kept")), [])  # what failed leaves nothing
+        with open(self.at("..", "file"), "w"):
+            pass
+        for name in ("file", "file/x"):
+            self.assertRegex(ckpt("export", self.model("20"), self.at("..", name)).stderr, f"making the folder '.*{name}': (File exists|Not a directory)")
+            shutil.rmtree(os.path.join(self.run_dir, "20"))
 
     def test_an_export_onto_its_finished_self_is_compared(self):
         step = self.model("10")

@@ -49,6 +49,14 @@ class Tree(Case):
             self.assertEqual(stat.S_IMODE(st.st_mode), 0o640)
             self.assertEqual(stat.S_IMODE(os.stat(self.at("100")).st_mode), 0o750)
             self.assertEqual(st.st_mtime_ns, os.stat(os.path.join(self.run_dir, "100", "files")).st_mtime_ns)
+            for folder in ("", "100", os.path.join("100", "sub"), ".ckptfs"):
+                self.assertEqual(os.stat(self.at(folder)).st_nlink, 1)  # unknown: find looks into every folder
+                with self.assertRaises(FileNotFoundError):
+                    os.stat(self.at(folder, "x" * 255))
+                for n in (256, 1000, 2000):
+                    with self.assertRaises(OSError) as error:
+                        os.stat(self.at(folder, "x" * n))
+                    self.assertEqual(error.exception.errno, errno.ENAMETOOLONG, (folder, n))
             with self.assertRaises(FileNotFoundError):
                 os.stat(self.at("100", "nothing"))
             with self.assertRaises(FileNotFoundError):

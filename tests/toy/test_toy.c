@@ -112,7 +112,7 @@ TEST(toy, a_step_shows_its_tensor_and_its_side_files)
     CHECK_OK(ckpt_run_view(run, "step_10", &view, &err));
     CHECK_STR(ckpt_view_source(view), "toy, step step_10");
     CHECK_EQ(ckpt_view_tensors(view), 1);
-    ckpt_view_tensor(view, 0, &info);
+    (void)ckpt_view_tensor(view, 0, &info, NULL);
     CHECK_STR(info.name, "model.embed_tokens.weight");
     CHECK(info.rank == 2 && info.shape[0] == 4 && info.shape[1] == 2);
     CHECK_OK(ckpt_view_tensor_pread(view, 0, data, sizeof data, 0, &err));

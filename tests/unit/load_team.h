@@ -156,7 +156,7 @@ static inline int loading_begin(struct member *m, const char *layout,
     l->mem = calloc(l->n + 1, sizeof *l->mem);
     for (size_t i = 0; i < l->n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
-        ckpt_load_want_info(l->load, i, &info);
+        (void)ckpt_load_want_info(l->load, i, &info, NULL);
         l->mem[i] = malloc(info.nbytes + 1);
         const struct ckpt_dest dest = {.size = sizeof dest, .ptr = l->mem[i]};
         if (ckpt_load_set_dest(l->load, i, &dest, &m->err) < 0)
@@ -170,7 +170,7 @@ static inline int check_bytes(struct member *m, const struct loading *l)
     for (size_t i = 0; i < l->n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
         size_t index;
-        ckpt_load_want_info(l->load, i, &info);
+        (void)ckpt_load_want_info(l->load, i, &info, NULL);
         unsigned char *want = malloc(info.nbytes + 1);
         bool good = ckpt_view_find_tensor(m->view, info.tensor, &index) &&
                     (info.nbytes == 0 ||
@@ -201,7 +201,7 @@ static inline int load_once(struct member *m, const char *layout,
     if (rc == 0)
         rc = check_bytes(m, &l);
     m->stats.size = sizeof m->stats;
-    ckpt_load_stats(l.load, NULL, &m->stats);
+    (void)ckpt_load_stats(l.load, NULL, &m->stats, NULL);
     loading_end(&l);
     return rc;
 }

@@ -289,16 +289,19 @@ TEST(sized, a_caller_s_struct_is_used_as_far_as_it_goes)
     struct sized large = {sizeof large + 8, 7, 8}, none = {0, 7, 8};
     struct ckpt_err err = {0};
 
-    ckpt_sized_give(&small, &given, sizeof given);
+    CHECK_OK(ckpt_sized_give(&small, &given, sizeof given, "sized", &err));
     CHECK(small.size == offsetof(struct sized, second) && small.first == 1 && small.second == 8);
-    ckpt_sized_give(&large, &given, sizeof given);
+    CHECK_OK(ckpt_sized_give(&large, &given, sizeof given, "sized", &err));
     CHECK(large.size == sizeof large + 8 && large.first == 1 && large.second == 2);
-    ckpt_sized_give(&none, &given, sizeof given);
+    CHECK_FAILS(ckpt_sized_give(&none, &given, sizeof given, "sized", &err), CKPT_USAGE,
+                "the caller's struct sized has size 0");
+    err = (struct ckpt_err){0};
     CHECK(none.size == 0 && none.first == 7 && none.second == 8);
     CHECK_OK(ckpt_sized_take(&own, sizeof own, &small, "sized", &err));
     CHECK(own.size == sizeof own && own.first == 1 && own.second == 8);
     CHECK_FAILS(ckpt_sized_take(&own, sizeof own, &none, "sized", &err), CKPT_USAGE,
-                "struct sized has 24 bytes here, the caller's 0");
+                "the caller's struct sized has size 0: set its size to sizeof(struct sized)");
+    err = (struct ckpt_err){0};
     CHECK_FAILS(ckpt_sized_take(&own, sizeof own, &large, "sized", &err), CKPT_USAGE, "32");
 }
 

@@ -397,7 +397,7 @@ static int load_all(struct rank *r, struct ckpt_comm *comm)
     if (rc == 0)
         rc = ckpt_load_plan(load, &r->err);
     for (n = 0; rc == 0 && n < ckpt_load_wants(load); n++) {
-        ckpt_load_want_info(load, n, &w);
+        (void)ckpt_load_want_info(load, n, &w, NULL);
         mem[n] = malloc(w.nbytes + 1);
         const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem[n]};
         rc = ckpt_load_set_dest(load, n, &dest, &r->err);

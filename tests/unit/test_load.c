@@ -41,7 +41,7 @@ static unsigned char *whole(struct ckpt_view *view, const char *name, struct ckp
 
     if (!ckpt_view_find_tensor(view, name, &i))
         fail_msg("no tensor %s", name);
-    ckpt_view_tensor(view, i, t);
+    (void)ckpt_view_tensor(view, i, t, NULL);
     data = malloc(t->nbytes);
     if (ckpt_view_tensor_pread(view, i, data, t->nbytes, 0, &err) < 0)
         fail_msg("%s", err.text);
@@ -234,7 +234,7 @@ TEST(load, layouts_follow_the_marks_of_the_model_file)
         CHECK_OK(ckpt_load_want_layout(load, expect[i].layout, &err));
         for (size_t w = 0; w < ckpt_load_wants(load); w++) {
             struct ckpt_want_info info = {.size = sizeof info};
-            ckpt_load_want_info(load, w, &info);
+            (void)ckpt_load_want_info(load, w, &info, NULL);
             if (strcmp(info.tensor, expect[i].tensor) != 0)
                 continue;
             found = true;
@@ -276,7 +276,7 @@ TEST(load, cancelled_at_any_moment)
         CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
         for (size_t i = 0; i < n; i++) {
             struct ckpt_tensor_info t = {.size = sizeof t};
-            ckpt_view_tensor(view, i, &t);
+            (void)ckpt_view_tensor(view, i, &t, NULL);
             mem[i] = malloc(t.nbytes + 1);
             const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem[i]};
             CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
@@ -314,7 +314,7 @@ static void *start_rank(void *arg)
     struct ckpt_tensor_info t = {.size = sizeof t};
     struct ckpt_load *load = NULL;
 
-    ckpt_view_tensor(s->view, 0, &t);
+    (void)ckpt_view_tensor(s->view, 0, &t, NULL);
     unsigned char *mem = malloc(t.nbytes);
     const struct ckpt_dest dest = {.size = sizeof dest, .ptr = s->forgetful ? NULL : mem};
     s->rc = ckpt_load_new(s->view, s->comm, NULL, &load, &s->err);
@@ -379,11 +379,11 @@ TEST(load, a_layout_that_fails_half_way_leaves_no_wants)
     CHECK_FAILS(ckpt_load_want_layout(load, "tp=3", &err), CKPT_USAGE, "no multiple");
     memset(&err, 0, sizeof err);
     CHECK_EQ(ckpt_load_wants(load), 0);
-    ckpt_load_want_info(load, 0, &info);
+    (void)ckpt_load_want_info(load, 0, &info, NULL);
     CHECK(info.tensor == NULL && info.dtype == NULL && info.nbytes == 0);
     CHECK_OK(ckpt_load_want(load, name, NULL, NULL, &dest, &want, &err));
     CHECK_EQ(want, 0);
-    ckpt_load_want_info(load, want, &info);
+    (void)ckpt_load_want_info(load, want, &info, NULL);
     CHECK_STR(info.tensor, name);
     CHECK_EQ(info.nbytes, t.nbytes);
     ckpt_load_free(load);
@@ -393,7 +393,7 @@ TEST(load, a_layout_that_fails_half_way_leaves_no_wants)
     CHECK_OK(
         ckpt_load_want_layout(load, "fsdp=3", &err)); /* and another one is all that is wanted */
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        ckpt_load_want_info(load, i, &info);
+        (void)ckpt_load_want_info(load, i, &info, NULL);
         CHECK(strcmp(info.tensor, name) != 0 || info.n[0] == (t.shape[0] + 2) / 3);
     }
     ckpt_load_free(load);
@@ -427,7 +427,7 @@ TEST(load, that_failed_to_start_is_not_started_again)
     struct ckpt_comm *comm;
     struct ckpt_tensor_info t = {.size = sizeof t};
 
-    ckpt_view_tensor(view, 0, &t);
+    (void)ckpt_view_tensor(view, 0, &t, NULL);
     unsigned char *mem = malloc(t.nbytes);
     const struct ckpt_dest dest = {.size = sizeof dest, .ptr = mem};
     const struct ckpt_load_options opt = {.size = sizeof opt, .threads = 2};
@@ -505,7 +505,46 @@ TEST(load, fails_if_a_file_that_it_read_was_saved_again)
     tree_close(&t);
 }
 
-TESTS(T(load, a_layout_that_fails_half_way_leaves_no_wants),
+TEST(load, a_struct_whose_size_is_not_set_is_named)
+{
+    static const char name[] = "model.norm.weight";
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied", "hf");
+    const struct ckpt_load_options options = {0};
+    const struct ckpt_mesh mesh = {0};
+    const struct ckpt_dest dest = {0}, good = {.size = sizeof good};
+    struct ckpt_load_stats stats = {0};
+    struct ckpt_want_info info = {0};
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    size_t want;
+
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    CHECK_FAILS(ckpt_load_new(view, comm, &options, &load, &err), CKPT_USAGE,
+                "struct ckpt_load_options has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want(load, name, NULL, NULL, &dest, &want, &err), CKPT_USAGE,
+                "struct ckpt_dest has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &mesh, NULL, &good, &want, &err),
+                CKPT_USAGE, "struct ckpt_mesh has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_load_want_info(load, 0, &info, &err), CKPT_USAGE,
+                "struct ckpt_want_info has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_load_stats(load, &stats, NULL, &err), CKPT_USAGE,
+                "struct ckpt_load_stats has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_load_stats(load, NULL, &stats, &err), CKPT_USAGE,
+                "struct ckpt_load_stats has size 0");
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, a_struct_whose_size_is_not_set_is_named),
+      T(load, a_layout_that_fails_half_way_leaves_no_wants),
       T(load, that_failed_to_start_is_not_started_again),
       T(load, layouts_follow_the_marks_of_the_model_file),
       T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),

@@ -146,14 +146,14 @@ static int run(struct member *m, struct loading *l, struct ckpt_view *view)
 
     for (size_t i = 0; i < l->n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
-        ckpt_load_want_info(l->load, i, &info);
+        (void)ckpt_load_want_info(l->load, i, &info, NULL);
         memset(l->mem[i], 0xee, info.nbytes);
     }
     m->view = view;
     if (ckpt_load_start(l->load, &m->err) < 0 || ckpt_load_wait(l->load, UINT32_MAX, &m->err) < 0 ||
         check_bytes(m, l) < 0)
         return -1;
-    ckpt_load_stats(l->load, NULL, &s);
+    (void)ckpt_load_stats(l->load, NULL, &s, NULL);
     return s.read_bytes >= s.unique_bytes && s.read_bytes < 2 * s.unique_bytes && s.wall_s > 0
                ? 0
                : ckpt_fail(&m->err, CKPT_CONFLICT, "the statistics are not of this run");
@@ -226,19 +226,19 @@ static int unchanged(struct member *m, struct loading *l)
         return ckpt_fail(&m->err, CKPT_CONFLICT, "a destination moved");
     for (size_t i = 0; i < l->n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
-        ckpt_load_want_info(l->load, i, &info);
+        (void)ckpt_load_want_info(l->load, i, &info, NULL);
         memset(l->mem[i], 0xee, info.nbytes);
     }
     if (ckpt_load_start(l->load, &m->err) < 0 || ckpt_load_wait(l->load, UINT32_MAX, &m->err) < 0)
         return -1;
     for (size_t i = 0, want; i < l->n; i++) {
         struct ckpt_want_info info = {.size = sizeof info};
-        ckpt_load_want_info(l->load, i, &info);
+        (void)ckpt_load_want_info(l->load, i, &info, NULL);
         for (uint64_t k = 0; k < info.nbytes; k++)
             touched |= l->mem[i][k] != 0xee;
         touched |= ckpt_load_next(l->load, UINT32_MAX, &want, &m->err) != 0;
     }
-    ckpt_load_stats(l->load, NULL, &s);
+    (void)ckpt_load_stats(l->load, NULL, &s, NULL);
     return !touched && s.skipped_tensors == 3 && s.skipped_bytes && !s.needed_bytes &&
                    !s.unique_bytes && !s.read_bytes && !s.sent_bytes
                ? 0
@@ -385,11 +385,11 @@ static int pause_once(struct member *m, struct loading *l, bool *ret_over)
     if (rc < 0)
         return -1;
     *ret_over = ckpt_load_wait(l->load, 0, &m->err) == 0;
-    ckpt_load_stats(l->load, &before, NULL);
+    (void)ckpt_load_stats(l->load, &before, NULL, NULL);
     if (ckpt_comm_rank(m->comm) % 2)
         (void)usleep(2000);
     meet(m);
-    ckpt_load_stats(l->load, &after, NULL);
+    (void)ckpt_load_stats(l->load, &after, NULL, NULL);
     if (after.sent_bytes != before.sent_bytes || after.received_bytes != before.received_bytes)
         atomic_fetch_add(&stray, 1);
     return ckpt_load_resume(l->load, &m->err);

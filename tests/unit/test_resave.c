@@ -103,7 +103,7 @@ static int read_all(struct ckpt_view *v, struct ckpt_err *err)
     unsigned char buf[4096];
     for (size_t i = 0; i < ckpt_view_tensors(v); i++) {
         struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(v, i, &info);
+        (void)ckpt_view_tensor(v, i, &info, NULL);
         if (ckpt_node_pread(v, info.file, buf, (size_t)info.nbytes, info.file_off, &(size_t){0},
                             err) < 0)
             return -1;

@@ -31,6 +31,25 @@ static struct ckpt_run *open_run(const struct tree *t, const char *below)
     return run;
 }
 
+static void keep_line(void *text, enum ckpt_log_severity severity, const char *line)
+{
+    (void)severity;
+    (void)strncat(strncat(text, line, 900), "\n", 2);
+}
+
+/* Open the folder; messages are appended to the text, which has room for 2048 bytes. */
+static struct ckpt_run *open_logged(const struct tree *t, char *log)
+{
+    struct ckpt_options *opt = raw();
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    ckpt_options_set_log(opt, keep_line, log);
+    if (ckpt_run_open(t->path, opt, &run, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_options_free(opt);
+    return run;
+}
+
 /* "2 10* 100": names in order, a star on the latest. */
 static const char *steps(struct ckpt_run *run)
 {
@@ -67,6 +86,170 @@ TEST(run, steps_are_in_natural_order_and_latest_txt_decides)
     CHECK_STR(steps(run), "2 10* 100");
     CHECK_OK(ckpt_run_scan(run, &changed, &err));
     CHECK(!changed);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+/* Set the times of a step's folder and of all that is in it. */
+static void set_time(const struct tree *t, const char *step, long seconds)
+{
+    char command[5000];
+    (void)snprintf(command, sizeof command, "find '%s/%s' -exec touch -d @%ld {} +", t->path, step,
+                   seconds);
+    TREE_MUST(system(command) == 0);
+}
+
+TEST(run, the_latest_is_the_highest_number_or_the_newest_word)
+{
+    static const struct {
+        const char *names[5], *steps, *note;
+    } cases[] = {
+        /* the first is the newest */
+        {{"checkpoint-best", "checkpoint-9", "checkpoint-100", "checkpoint-10"},
+         "checkpoint-best checkpoint-9 checkpoint-10 checkpoint-100*",
+         NULL},
+        {{"b", "c", "a"}, "a c b*", "newest save is the latest, 'b'"},
+        {{"last2x", "step1000-unsharded", "step900-unsharded"},
+         "last2x step900-unsharded step1000-unsharded*",
+         NULL},
+        {{"step_3", "epoch_200", "step_1", "epoch_30"},
+         "step_1 step_3 epoch_30 epoch_200*",
+         "highest number is the latest, 'epoch_200'"},
+        {{"epoch_3", "step_200", "10"}, "epoch_3 10 step_200*", NULL},
+        {{"0000009", "0000010"}, "0000009 0000010*", NULL},
+        {{"99999999999999999999999", "100000000000000000000000"},
+         "99999999999999999999999 100000000000000000000000*",
+         NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tree t;
+        char at[64], log[2048] = "";
+        tree_open(&t);
+        for (size_t k = 0; cases[i].names[k]; k++) {
+            (void)snprintf(at, sizeof at, "%s/", cases[i].names[k]);
+            nt_checkpoint(&t, at);
+            set_time(&t, cases[i].names[k], 1700000000 - 100 * (long)k);
+        }
+        struct ckpt_run *run = open_logged(&t, log);
+        CHECK_STR(steps(run), cases[i].steps);
+        if (cases[i].note)
+            CHECK(strstr(log, cases[i].note) != NULL);
+        else
+            CHECK_STR(log, "");
+        ckpt_run_close(run);
+        tree_close(&t);
+    }
+}
+
+TEST(run, a_link_to_another_step_is_a_second_name_of_it)
+{
+    struct ckpt_step_link *link;
+    struct ckpt_err err = {0};
+    struct ckpt_view *v, *w;
+    struct tree t;
+    char *name;
+    size_t n;
+    bool changed;
+    tree_open(&t);
+    nt_checkpoint(&t, "step-9/");
+    nt_checkpoint(&t, "step-10/");
+    nt_checkpoint(&t, "elsewhere/steps/11/");
+    tree_link(&t, "elsewhere/steps/11", "step-8"); /* of one folder elsewhere, both are steps */
+    tree_link(&t, "step-9", "best");
+    tree_link(&t, "best", "step-99");
+    tree_link(&t, "step-10", "latest");
+    tree_link(&t, "elsewhere/steps/11", "step-11");
+    tree_text(&t, "notes/readme", "x");
+    tree_link(&t, "notes", "other");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_STR(steps(run), "step-8 step-9 step-10 step-11*");
+    CHECK_OK(ckpt_run_links(run, &link, &n, &err));
+    CHECK_EQ(n, 2);
+    CHECK_STR(link[0].name, "best");
+    CHECK_STR(link[0].step, "step-9");
+    CHECK_STR(link[1].name, "step-99");
+    CHECK_STR(link[1].step, "step-9");
+    ckpt_step_links_free(link, n);
+    CHECK_OK(ckpt_run_find_step(run, "best", &name, &err));
+    CHECK_STR(name, "step-9");
+    free(name);
+    CHECK_OK(ckpt_run_view(run, "best", &v, &err));
+    CHECK_OK(ckpt_run_view(run, "step-9", &w, &err));
+    CHECK(v == w);
+    ckpt_view_release(v);
+    ckpt_view_release(w);
+    tree_delete(&t, "latest");
+    tree_text(&t, "latest", "best"); /* DeepSpeed's pointer file names the link */
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(steps(run), "step-8 step-9* step-10 step-11");
+    tree_delete(&t, "best");
+    tree_link(&t, "step-10", "best"); /* a link that has moved is a change */
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(steps(run), "step-8 step-9 step-10* step-11");
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
+{
+    static const char *const names[] = {
+        "tmp-checkpoint-20", "checkpoint-30.tmp", "checkpoint-30_incomplete",
+        "50.tmp.1234",       "60_partial",        "70.orbax-checkpoint-tmp-80",
+        "90-unfinished",
+    };
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    struct tree t;
+    char at[64], log[2048] = "";
+    tree_open(&t);
+    nt_checkpoint(&t, "checkpoint-10/");
+    nt_checkpoint(&t, "tmpl-9/"); /* another word */
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        (void)snprintf(at, sizeof at, "%s/", names[i]);
+        nt_checkpoint(&t, at);
+    }
+    tree_link(&t, "checkpoint-30.tmp", "newest-40");
+    tree_text(&t, "tmp-data/readme", "x");
+    run = open_logged(&t, log);
+    CHECK_STR(steps(run), "tmpl-9 checkpoint-10*");
+    CHECK(strstr(log, "'tmp-checkpoint-20' is no step") || strstr(log, "is no step: its name"));
+    CHECK(strstr(log, "(and 6 more)") != NULL);
+    ckpt_run_close(run);
+    (void)renameat(t.fd, "checkpoint-30.tmp", t.fd, "checkpoint-30");
+    run = open_run(&t, "");
+    CHECK_STR(steps(run), "tmpl-9 checkpoint-10 checkpoint-30*");
+    ckpt_run_close(run);
+    tree_close(&t);
+
+    tree_open(&t); /* alone, it is what the error names */
+    nt_checkpoint(&t, "tmp-checkpoint-20/");
+    CHECK_FAILS(ckpt_run_open(t.path, NULL, &run, &err), CKPT_MISSING,
+                "the save of tmp-checkpoint-20 (nanotron)");
+    tree_close(&t);
+}
+
+TEST(run, a_struct_whose_size_is_not_set_is_named)
+{
+    struct ckpt_tensor_info info = {0};
+    struct ckpt_change change = {0};
+    struct ckpt_stats stats = {0};
+    struct ckpt_err err = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "7/");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_OK(ckpt_run_view(run, NULL, &v, &err));
+    CHECK_FAILS(ckpt_view_tensor(v, 0, &info, &err), CKPT_USAGE,
+                "struct ckpt_tensor_info has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_run_stats(run, &stats, &err), CKPT_USAGE, "struct ckpt_stats has size 0");
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_view_change(v, v, 0, false, &change, &err), CKPT_USAGE,
+                "struct ckpt_change has size 0");
+    ckpt_view_release(v);
     ckpt_run_close(run);
     tree_close(&t);
 }
@@ -159,7 +342,7 @@ TEST(run, a_generation_lasts_until_the_step_is_saved_again)
 static size_t open_files(struct ckpt_run *run)
 {
     struct ckpt_stats stats = {.size = sizeof stats};
-    ckpt_run_stats(run, &stats);
+    (void)ckpt_run_stats(run, &stats, NULL);
     return (size_t)stats.open_files;
 }
 
@@ -235,7 +418,7 @@ static void put_index(const struct tree *t, struct ckpt_view *view)
     ckpt_str_puts(&text, "{\"weight_map\": {");
     for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
         struct ckpt_tensor_info info = {.size = sizeof info};
-        ckpt_view_tensor(view, i, &info);
+        (void)ckpt_view_tensor(view, i, &info, NULL);
         ckpt_str_printf(&text, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "",
                         info.name);
     }
@@ -446,6 +629,10 @@ TEST(base, it_is_looked_up_in_the_local_hub_cache)
 }
 
 TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
+      T(run, the_latest_is_the_highest_number_or_the_newest_word),
+      T(run, a_link_to_another_step_is_a_second_name_of_it),
+      T(run, a_folder_that_is_named_as_unfinished_is_no_step),
+      T(run, a_struct_whose_size_is_not_set_is_named),
       T(run, an_unfinished_step_is_hidden_until_it_is_complete),
       T(run, a_single_checkpoint_is_one_step_without_a_name),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),

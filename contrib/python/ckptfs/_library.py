@@ -275,7 +275,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_view_source": (c_char_p, [P]),
     "ckpt_view_generation": (c_uint64, [P]),
     "ckpt_view_tensors": (c_size_t, [P]),
-    "ckpt_view_tensor": (None, [P, c_size_t, POINTER(TensorInfo)]),
+    "ckpt_view_tensor": (c_int, [P, c_size_t, POINTER(TensorInfo), E]),
     "ckpt_view_info": (c_int, [P, POINTER(P), E]),
     "ckpt_view_unchanged": (c_bool, [P, P, c_size_t]),
     "ckpt_view_objects": (c_int, [P, POINTER(P), E]),
@@ -320,7 +320,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_want_layout": (c_int, [P, c_char_p, E]),
     "ckpt_load_wants": (c_size_t, [P]),
     "ckpt_load_set_dest": (c_int, [P, c_size_t, POINTER(Dest), E]),
-    "ckpt_load_want_info": (None, [P, c_size_t, POINTER(WantInfo)]),
+    "ckpt_load_want_info": (c_int, [P, c_size_t, POINTER(WantInfo), E]),
     "ckpt_load_plan": (c_int, [P, E]),
     "ckpt_load_start": (c_int, [P, E]),
     "ckpt_load_wait": (c_int, [P, c_uint32, E]),
@@ -329,7 +329,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_pause": (c_int, [P, c_uint32, E]),
     "ckpt_load_resume": (c_int, [P, E]),
     "ckpt_load_reload": (c_int, [P, P, c_bool, E]),
-    "ckpt_load_stats": (None, [P, POINTER(Stats), POINTER(Stats)]),
+    "ckpt_load_stats": (c_int, [P, POINTER(Stats), POINTER(Stats), E]),
     "ckpt_load_readers": (c_char_p, [P]),
 }
 _lib = None

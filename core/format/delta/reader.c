@@ -30,7 +30,8 @@
 
 enum {
     MOST_LEVELS = 64,
-    HEAD = 4096, /* of a file, in which a probe looks */
+    HEAD = 4096, /* bytes of a file that a probe reads at first, and then GROWTH times as many */
+    GROWTH = 16,
     MAX_INDEX = 256 << 20,
 };
 
@@ -83,19 +84,76 @@ static void load_release(struct load *l)
 
 /* ---- which versions ---- */
 
-static bool has_word(const struct ckpt_dir *dir, const char *file, const char *word)
-{
-    char head[HEAD + 1];
+enum answer { NO, YES, CUT_OFF }; /* CUT_OFF: the text ends before that can be said */
 
-    head[ckpt_dir_read_head(dir, file, head, HEAD)] = '\0';
-    return strstr(head, word) != NULL;
+/* Does the object that comes next have one of these members? */
+static enum answer has_member(struct ckpt_json_pull *p, const char *const *names)
+{
+    const char *key;
+
+    if (ckpt_json_pull_peek(p) != '{') {
+        ckpt_json_pull_skip(p);
+        return p->failed ? CUT_OFF : NO;
+    }
+    (void)ckpt_json_pull_object(p);
+    while ((key = ckpt_json_pull_member(p))) {
+        if (ckpt_one_of(key, names))
+            return YES;
+        ckpt_json_pull_skip(p);
+    }
+    return p->failed ? CUT_OFF : NO;
+}
+
+/* Is this the beginning of slime's index: does its metadata have delta_encoding? */
+static enum answer says_slime(struct ckpt_json_pull *p)
+{
+    static const char *const names[] = {"delta_encoding", NULL};
+    const char *key;
+
+    if (ckpt_json_pull_peek(p) != '{')
+        return NO;
+    (void)ckpt_json_pull_object(p);
+    while ((key = ckpt_json_pull_member(p))) {
+        if (strcmp(key, "metadata") == 0)
+            return has_member(p, names);
+        ckpt_json_pull_skip(p);
+    }
+    return p->failed ? CUT_OFF : NO;
+}
+
+/* Is this the beginning of SkyRL's manifest? */
+static enum answer says_skyrl(struct ckpt_json_pull *p)
+{
+    static const char *const names[] = {"base_version", "payload_files", NULL};
+
+    return ckpt_json_pull_peek(p) == '{' ? has_member(p, names) : NO;
+}
+
+/* Ask about a JSON file. The answer is near its beginning as a rule, so that the first bytes are
+ * read, and more as long as they do not say it. A file that is not JSON says no: whoever reads it
+ * will report that. */
+static bool says(const struct ckpt_dir *dir, const char *file,
+                 enum answer (*ask)(struct ckpt_json_pull *p))
+{
+    struct ckpt_json_pull p;
+
+    for (size_t cap = HEAD; cap <= MAX_INDEX; cap *= GROWTH) {
+        ckpt_cleanup(ckpt_freep) char *text = malloc(cap + 1);
+        const size_t len = text ? ckpt_dir_read_head(dir, file, text, cap) : 0;
+        if (len == 0)
+            return false;
+        text[len] = '\0';
+        ckpt_json_pull_init(&p, text, len, file);
+        const enum answer answer = ask(&p);
+        if (answer != CUT_OFF || len < cap)
+            return answer == YES;
+    }
+    return false;
 }
 
 static enum kind kind_of(const struct ckpt_dir *dir)
 {
-    return has_word(dir, INDEX, "\"delta_encoding\"")    ? SLIME
-           : has_word(dir, MANIFEST, "\"base_version\"") ? SKYRL
-                                                         : WHOLE;
+    return says(dir, INDEX, says_slime) ? SLIME : says(dir, MANIFEST, says_skyrl) ? SKYRL : WHOLE;
 }
 
 static enum ckpt_evidence delta_probe(struct ckpt_dir *dir)
@@ -267,12 +325,45 @@ static int find_payload(struct load *l, struct level *v, payloads *all, const ch
     return 0;
 }
 
+static bool is_open(const payloads *files, const char *name)
+{
+    for (size_t i = 0; i < files->len; i++)
+        if (strcmp(files->ptr[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* Do the index or the manifest tell of all tensors of the files? Files that they do not name are
+ * left out with a warning. */
+static int check_count(struct load *l, const struct level *v, const char *list,
+                       const payloads *files, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    size_t n = 0;
+
+    for (size_t i = 0; i < files->len; i++)
+        n += files->ptr[i].st.ntensor;
+    if (v->blobs.len != n)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': %s names %zu tensors, its files have %zu: it is damaged, or of "
+                         "another version: write or copy the version again",
+                         ckpt_dir_path(v->dir), list, v->blobs.len, n);
+    if (ckpt_entries_read(v->dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_FILE && e.name[0] != '.' &&
+            ckpt_has_suffix(e.name, ".safetensors") && !is_open(files, e.name))
+            ckpt_catalog_warn(l->cat, "'%s/%s' is left out: %s does not name it",
+                              ckpt_dir_path(v->dir), e.name, list);
+    return 0;
+}
+
 static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
 {
     ckpt_cleanup(payloads_release) payloads files = {0};
     const json_t *meta, *file;
     const char *tensor;
-    size_t n = 0;
 
     if (ckpt_config_read(v->dir, INDEX, MAX_INDEX, &v->index, err) < 0)
         return -1;
@@ -318,25 +409,45 @@ static int read_slime(struct load *l, struct level *v, struct ckpt_err *err)
         if (place(&b, &p->st.tensor[k], p->source, v, err) < 0 || add_blob(l, v, &b, err) < 0)
             return -1;
     }
-    for (size_t i = 0; i < files.len; i++)
-        n += files.ptr[i].st.ntensor;
-    if (v->blobs.len != n)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s': " INDEX " names %zu tensors, its files have %zu",
-                         ckpt_dir_path(v->dir), v->blobs.len, n);
+    return check_count(l, v, INDEX, &files, err);
+}
+
+/* Open the files that the manifest lists, also those of which no record tells. */
+static int open_listed(struct load *l, struct level *v, payloads *files, struct ckpt_err *err)
+{
+    const json_t *list = json_object_get(v->index, "payload_files"), *name;
+    struct payload *p;
+    size_t i;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s/" MANIFEST "': payload_files is not a list of files",
+                         ckpt_dir_path(v->dir));
+    json_array_foreach(list, i, name) {
+        if (!json_is_string(name))
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "'%s/" MANIFEST "': payload_files[%zu] is not the name of a file",
+                             ckpt_dir_path(v->dir), i);
+        if (find_payload(l, v, files, json_string_value(name), &p, err) < 0)
+            return -1;
+    }
     return 0;
 }
 
 static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
 {
     ckpt_cleanup(payloads_release) payloads files = {0};
-    const json_t *record;
+    const json_t *record, *records;
     size_t i;
 
     if (ckpt_config_read(v->dir, MANIFEST, MAX_INDEX, &v->index, err) < 0 ||
         read_numbers(v, MANIFEST, v->index, err) < 0)
         return -1;
-    json_array_foreach(json_object_get(v->index, "tensors"), i, record) {
+    if (!json_is_array(records = json_object_get(v->index, "tensors")))
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s/" MANIFEST "': tensors is %s, expected a list of records",
+                         ckpt_dir_path(v->dir), records ? "not a list" : "not there");
+    json_array_foreach(records, i, record) {
         const char *file = ckpt_json_str(record, "payload_file");
         const char *key = ckpt_json_str(record, "payload_key");
         struct blob b = {
@@ -363,7 +474,7 @@ static int read_skyrl(struct load *l, struct level *v, struct ckpt_err *err)
         if (place(&b, &p->st.tensor[k], p->source, v, err) < 0 || add_blob(l, v, &b, err) < 0)
             return -1;
     }
-    return 0;
+    return open_listed(l, v, &files, err) < 0 ? -1 : check_count(l, v, MANIFEST, &files, err);
 }
 
 /* Read the version in `dir` and those before it. */
@@ -385,6 +496,11 @@ static int read_levels(struct load *l, struct ckpt_dir *dir, struct ckpt_err *er
             return ckpt_nomem(err);
         v->dir = ckpt_steal(&next);
         v->kind = kind;
+        if (kind == SLIME && says(v->dir, MANIFEST, says_skyrl))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' has slime's " INDEX " and SkyRL's " MANIFEST
+                             ": it holds two versions, and only one of them can be meant",
+                             ckpt_dir_path(v->dir));
         if (!(v->name = keep(l, slash ? slash + 1 : path)))
             return ckpt_nomem(err);
         if ((kind == SLIME ? read_slime(l, v, err) : read_skyrl(l, v, err)) < 0 ||

@@ -39,7 +39,7 @@ static int make_sharded(struct ckpt_view *view, struct sharded *s, uint64_t laye
 
     if (!ckpt_view_find_tensor(view, s->key, &i))
         return -1;
-    ckpt_view_tensor(view, i, &t);
+    (void)ckpt_view_tensor(view, i, &t, NULL);
     if (t.rank != RANK || t.shape[dim] % size != 0)
         return -1;
     memcpy(s->shape, t.shape, sizeof s->shape);
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
         return die(&err);
     if (!ckpt_view_find_tensor(view, keys[0].name, &first))
         return 1;
-    ckpt_view_tensor(view, first, &t);
+    (void)ckpt_view_tensor(view, first, &t, NULL);
     for (uint64_t layer = 0; layer < t.shape[0]; layer++)
         for (int k = 0; k < KEYS * STATES && n < 64; k++, n++) {
             struct sharded *s = &shards[n];

@@ -56,7 +56,7 @@ static bool find(const struct ckpt_view *view, int layer, int k, struct ckpt_ten
     (void)snprintf(name, sizeof name, names[k], layer);
     if (!ckpt_view_find_tensor(view, name, &i))
         return false;
-    ckpt_view_tensor(view, i, ret);
+    (void)ckpt_view_tensor(view, i, ret, NULL);
     return true;
 }
 
