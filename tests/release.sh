@@ -6,6 +6,7 @@
 #
 #   strict     tests/run.sh --strict
 #   chroots    README's two commands in bare bookworm and trixie
+#   everything tests/run.sh --all in bare bookworm and trixie
 #   packages   Debian packages and wheel: made, installed, used and removed in bare bookworm and trixie
 #   container  the image of contrib/Dockerfile: made, an export and a mount in it (buildah)
 #   arm64      cross build, unit tests under emulation
@@ -18,7 +19,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict chroots packages container arm64 faults ceiling soak fuzz saves malloc)
+((${#stages[@]})) || stages=(strict chroots everything packages container arm64 faults ceiling soak fuzz saves malloc)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -44,6 +45,7 @@ for s in "${stages[@]}"; do
   case $s in
     strict) stage strict tests/run.sh --strict ;;
     chroots) for suite in bookworm trixie; do stage "chroot-$suite" tests/chroot.sh "$suite"; done ;;
+    everything) for suite in bookworm trixie; do stage "everything-$suite" tests/chroot.sh "$suite" 'tests/run.sh --all'; done ;;
     packages) for suite in bookworm trixie; do stage "packages-$suite" tests/chroot.sh "$suite" tests/packages.sh; done ;;
     container) stage container tests/container.sh ;;
     arm64) stage arm64 tests/chroot.sh trixie tests/arm64.sh ;;
@@ -59,7 +61,7 @@ for s in "${stages[@]}"; do
         stage saves "$python" tests/interop/megatron_saves.py
       ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
-    *) sed -n '3,18p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,19p' "$0" >&2; exit 2 ;;
   esac
 done
 printf '\n'
