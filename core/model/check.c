@@ -215,6 +215,26 @@ static int finish_report(struct ckpt_opening *o, struct report *r, struct ckpt_e
     return 0;
 }
 
+/* None of the base's names is among the tensors: the base is another model, or the names have a
+ * prefix. Whoever loads the model would initialise all of it. */
+static int tell_none(struct ckpt_opening *o, const struct names *n, struct ckpt_err *err)
+{
+    const char *base = ckpt_dir_path(o->shared->base->dir), *ours = o->cat->tensors.ptr[0].name;
+
+    if (!o->shared->opt->allow_partial)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the checkpoint does not fit base '%s': none of its %zu tensors ('%s' "
+                         "...) is among the %zu of the checkpoint ('%s' ...); is base another "
+                         "model's? (view=raw shows the tensors as they are, key_mapping renames "
+                         "the base's)",
+                         base, n->list.len, n->list.ptr[0], o->cat->tensors.len, ours);
+    ckpt_catalog_warn(o->cat,
+                      "compared with base '%s': none of its tensors ('%s' ...) is among those of "
+                      "the checkpoint ('%s' ...)",
+                      base, n->list.ptr[0], ours);
+    return 0;
+}
+
 static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(names_release) struct names n = {0};
@@ -225,9 +245,11 @@ static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
     for (size_t i = 0; n.list.len && i < o->cat->tensors.len; i++)
         if (compare_tensor(o, &o->cat->tensors.ptr[i], &n, &r, err) < 0)
             return -1;
-    if (n.list.len == 0 || (r.common && sort_missing(o, &n, &r, err) < 0))
-        return n.list.len ? -1 : 0;
-    return finish_report(o, &r, err);
+    if (n.list.len == 0 || o->cat->tensors.len == 0)
+        return 0;
+    if (r.common == 0)
+        return tell_none(o, &n, err);
+    return sort_missing(o, &n, &r, err) < 0 ? -1 : finish_report(o, &r, err);
 }
 
 /* ---- config.json ---- */
