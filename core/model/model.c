@@ -75,7 +75,7 @@ static int match_names(struct ckpt_opening *o, const struct ckpt_catalog *base,
 
 /* ---- missing=base: tensors of the base ---- */
 
-enum { MOST_SHOWN = 3 };
+enum { MOST_SHOWN = 5 };
 
 struct taking {
     struct ckpt_opening *o;
@@ -159,6 +159,8 @@ static int take_missing(struct ckpt_opening *o, struct ckpt_err *err)
                          "option missing=base: the weights of base '%s' are quantised: export it "
                          "with the option dequantize, and give the result as base=",
                          ckpt_dir_path(base->dir));
+    if (ckpt_opening_check_taking(o, err) < 0)
+        return -1;
     t.first_source = (uint32_t)o->cat->sources.len;
     if (!t.taken || !(t.names = reverse(o->base_names)))
         return ckpt_nomem(err);

@@ -246,10 +246,12 @@ CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_e
 /* ---- views: facts, as JSON text in a new string that the caller frees ---- */
 
 /* Facts about the view as one JSON object: {"format", "step", "model_type", "recipe",
- * "architectures", "dtype", "tensors", "parameters", "bytes", "files", "shard_files",
+ * "architectures", "tensors", "parameters", "bytes", "files", "shard_files",
  * "stored_bytes" (of these files), "saved_ns" (the newest time of them, since 1970), "pieces",
  * "warnings": [...], "notes": [...] (lines that tell of nothing wrong), "view": the word of that
- * option, "tied": {other name in the model's class: the tensor that it is tied to}, ...} */
+ * option, "tied": {other name in the model's class: the tensor that it is tied to}, "dtype" and
+ * "stored_dtype": of most elements, in torch's spelling, "dtypes" and "stored_dtypes": {dtype:
+ * number of tensors}, ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
 /* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are
