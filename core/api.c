@@ -393,18 +393,22 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *out = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *ties = ckpt_describe_ties(view);
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
     struct ckpt_tensor_info info = {.size = sizeof info};
+    const char *tied = t ? NULL : ckpt_json_str(ties, tensor);
 
+    if (tied)
+        t = ckpt_catalog_find(view->cat, tied);
     if (!t)
         return fail_no_tensor(view->cat, tensor, err);
-    if (ckpt_describe_rule(view, tensor, &rule, err) < 0)
+    if (ckpt_describe_rule(view, t->name, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
     out = json_pack("{s:s, s:s, s:o, s:s?, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
                     "shape", shape_list(t), "file", info.file ? ckpt_node_name(info.file) : NULL,
                     "file_offset", (json_int_t)info.file_off, "rule", rule);
-    if (!out)
+    if (!out || (tied && json_object_set_new(out, "is_the_same_as", json_string(tensor)) < 0))
         return ckpt_nomem(err);
     if (t->value ? add_computed(out, view->cat, t, err) < 0
                  : json_object_set_new(out, "pieces", piece_list(view->cat, t)) < 0)

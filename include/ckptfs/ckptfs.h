@@ -255,7 +255,9 @@ CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_e
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
 /* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are
- * read from each shard file. MISSING: there is no such tensor. */
+ * read from each shard file. Of a tensor that the model's class ties to another, which alone is
+ * stored, the other is explained, with the name that was asked for under "is_the_same_as". MISSING:
+ * there is no such tensor. */
 CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                                   struct ckpt_err *err);
 

@@ -181,6 +181,16 @@ class Missing(TensorCase):
         text = subprocess.run([CKPT, "info", self.dcp("mixed", mixed)], capture_output=True, text=True).stdout
         self.assertRegex(text, r"weights .*, bfloat16, 5 float32\n")
 
+    def test_a_tied_head_is_explained(self):
+        self.model("tied_model", tie_word_embeddings=True)
+        command = [CKPT, "explain", self.path("tied_model"), "lm_head.weight"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("model.embed_tokens.weight: BF16 [64, 32]", done.stdout)
+        self.assertIn("is the same as: lm_head.weight", done.stdout)
+        told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+        self.assertEqual((told["tensor"], told["is_the_same_as"]), ("model.embed_tokens.weight", "lm_head.weight"))
+
     def test_a_load_gets_them(self):
         have, want = self.holes()
         run = self.dcp("run", have)
