@@ -266,6 +266,24 @@ int ckpt_bucket_info(char **ret_json, struct ckpt_err *err)
     return j ? dump(j, ret_json, err) : 0;
 }
 
+/* Count tensors by torch's name of their dtype: a new object, in the order of first tensors; NULL:
+ * out of memory. stored: the dtype from which those are made. */
+static json_t *count_dtypes(const struct ckpt_catalog *cat, bool stored)
+{
+    size_t n[CKPT_NDTYPE] = {0};
+    json_t *counts = json_object();
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        n[(stored ? ckpt_tensor_stored(t) : t)->dtype]++;
+    }
+    for (int t = 0; t < CKPT_NDTYPE; t++)
+        if (n[t])
+            ckpt_json_set(&counts, ckpt_dtype_torch_name((enum ckpt_dtype)t),
+                          json_integer((json_int_t)n[t]));
+    return counts;
+}
+
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
@@ -276,10 +294,10 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
 
     totals(view->cat, &parameters, &bytes, &pieces);
     more = json_pack(
-        "{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
+        "{s:s, s:s, s:s?, s:O?, s:O?, s:s?, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
         "source", view->source, "view", word_of(view->shared->opt), "recipe", view->recipe,
         "model_type", json_object_get(config, "model_type"), "architectures",
-        json_object_get(config, "architectures"), "dtype", json_object_get(config, "dtype"),
+        json_object_get(config, "architectures"), "dtype", ckpt_main_dtype(view->cat, false),
         "stored_dtype", ckpt_main_dtype(view->cat, true), "tensors",
         (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes, "files",
         (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files", shards, "stored_bytes",
@@ -287,6 +305,8 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
         json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0 ||
+        json_object_set_new(info, "dtypes", count_dtypes(view->cat, false)) < 0 ||
+        json_object_set_new(info, "stored_dtypes", count_dtypes(view->cat, true)) < 0 ||
         (bucket && json_object_set(info, "bucket", bucket) < 0))
         return ckpt_nomem(err);
     return dump(info, ret_json, err);
@@ -395,18 +415,22 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *out = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *ties = ckpt_describe_ties(view);
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
     struct ckpt_tensor_info info = {.size = sizeof info};
+    const char *tied = t ? NULL : ckpt_json_str(ties, tensor);
 
+    if (tied)
+        t = ckpt_catalog_find(view->cat, tied);
     if (!t)
         return fail_no_tensor(view->cat, tensor, err);
-    if (ckpt_describe_rule(view, tensor, &rule, err) < 0)
+    if (ckpt_describe_rule(view, t->name, &rule, err) < 0)
         return -1;
     (void)ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info, NULL);
     out = json_pack("{s:s, s:s, s:o, s:s?, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
                     "shape", shape_list(t), "file", info.file ? ckpt_node_name(info.file) : NULL,
                     "file_offset", (json_int_t)info.file_off, "rule", rule);
-    if (!out)
+    if (!out || (tied && json_object_set_new(out, "is_the_same_as", json_string(tensor)) < 0))
         return ckpt_nomem(err);
     if (t->value ? add_computed(out, view->cat, t, err) < 0
                  : json_object_set_new(out, "pieces", piece_list(view->cat, t)) < 0)

@@ -124,6 +124,32 @@ static void put_saved(const json_t *info)
         line("saved", "%s", text);
 }
 
+/* Print a line with the number of the names, and a line for each. */
+__attribute__((format(printf, 2, 0))) static void put_names(const char *label, const char *format,
+                                                            const json_t *names)
+{
+    const json_t *name;
+    size_t i;
+
+    if (json_array_size(names))
+        line(label, format, json_array_size(names));
+    json_array_foreach(names, i, name)
+        line("", "%s", json_string_value(name));
+}
+
+/* Print "bfloat16, 3 float32": the dtype of most elements, then the others with the number of their
+ * tensors. */
+static void put_dtypes(const char *most, const json_t *counts)
+{
+    const char *dtype;
+    json_t *n;
+
+    (void)fputs(most, stdout);
+    json_object_foreach((json_t *)counts, dtype, n)
+        if (strcmp(dtype, most) != 0)
+            (void)printf(", %" JSON_INTEGER_FORMAT " %s", json_integer_value(n), dtype);
+}
+
 static void put_model(const json_t *info)
 {
     const json_t *architectures = json_object_get(info, "architectures");
@@ -138,9 +164,8 @@ static void put_model(const json_t *info)
              recipe ? recipe : "");
     if (type && ckpt_json_str(info, "config_from"))
         line("config", "from %s", ckpt_json_str(info, "config_from"));
-    if (json_array_size(json_object_get(info, "from_base")))
-        line("base", "has %zu of the tensors (--verbose lists them)",
-             json_array_size(json_object_get(info, "from_base")));
+    put_names("base", "has %zu of the tensors:", json_object_get(info, "from_base"));
+    put_names("left out", "%zu tensors that the base has not:", json_object_get(info, "left_over"));
 }
 
 static void put_weights(const json_t *info)
@@ -148,14 +173,25 @@ static void put_weights(const json_t *info)
     const json_int_t tensors = number_of(info, "tensors"), files = number_of(info, "files"),
                      shards = number_of(info, "shard_files");
     const char *dtype = ckpt_json_str(info, "dtype"), *stored = ckpt_json_str(info, "stored_dtype");
+    const json_t *dtypes = json_object_get(info, "dtypes"),
+                 *were = json_object_get(info, "stored_dtypes");
     char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE], disk[CKPT_OUT_SIZE];
 
-    line("weights", "%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s%s%s",
-         count_text(number_of(info, "parameters"), count), tensors, plural(tensors),
-         ckpt_out_size((uint64_t)number_of(info, "bytes"), size), dtype ? ", " : "",
-         dtype ? dtype : "");
-    if (dtype && stored && strcmp(dtype, stored) != 0)
-        line("stored", "as %s (dtype=stored shows that)", stored);
+    put_label("weights");
+    (void)printf("%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s",
+                 count_text(number_of(info, "parameters"), count), tensors, plural(tensors),
+                 ckpt_out_size((uint64_t)number_of(info, "bytes"), size));
+    if (dtype) {
+        (void)fputs(", ", stdout);
+        put_dtypes(dtype, dtypes);
+    }
+    (void)putchar('\n');
+    if (dtype && stored && !json_equal(dtypes, were)) {
+        put_label("stored");
+        (void)fputs("as ", stdout);
+        put_dtypes(stored, were);
+        (void)puts(" (dtype=stored shows that)");
+    }
     line("files",
          "%" JSON_INTEGER_FORMAT " file%s, from %" JSON_INTEGER_FORMAT
          " file%s of the checkpoint with %s",

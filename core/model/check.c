@@ -11,7 +11,7 @@
 #include "base/str.h"
 #include "recipe/language/name.h"
 
-enum { SHOWN = 4 }; /* number of names that a text lists of each kind */
+enum { SHOWN = 5 }; /* number of names that a text lists of each kind */
 
 /* A text such as "3 ('a', 'b', ...)" that grows name by name. */
 struct list {
@@ -215,6 +215,26 @@ static int finish_report(struct ckpt_opening *o, struct report *r, struct ckpt_e
     return 0;
 }
 
+/* None of the base's names is among the tensors: the base is another model, or the names have a
+ * prefix. Whoever loads the model would initialise all of it. */
+static int tell_none(struct ckpt_opening *o, const struct names *n, struct ckpt_err *err)
+{
+    const char *base = ckpt_dir_path(o->shared->base->dir), *ours = o->cat->tensors.ptr[0].name;
+
+    if (!o->shared->opt->allow_partial)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the checkpoint does not fit base '%s': none of its %zu tensors ('%s' "
+                         "...) is among the %zu of the checkpoint ('%s' ...); is base another "
+                         "model's? (view=raw shows the tensors as they are, key_mapping renames "
+                         "the base's)",
+                         base, n->list.len, n->list.ptr[0], o->cat->tensors.len, ours);
+    ckpt_catalog_warn(o->cat,
+                      "compared with base '%s': none of its tensors ('%s' ...) is among those of "
+                      "the checkpoint ('%s' ...)",
+                      base, n->list.ptr[0], ours);
+    return 0;
+}
+
 static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(names_release) struct names n = {0};
@@ -225,9 +245,77 @@ static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
     for (size_t i = 0; n.list.len && i < o->cat->tensors.len; i++)
         if (compare_tensor(o, &o->cat->tensors.ptr[i], &n, &r, err) < 0)
             return -1;
-    if (n.list.len == 0 || (r.common && sort_missing(o, &n, &r, err) < 0))
-        return n.list.len ? -1 : 0;
-    return finish_report(o, &r, err);
+    if (n.list.len == 0 || o->cat->tensors.len == 0)
+        return 0;
+    if (r.common == 0)
+        return tell_none(o, &n, err);
+    return sort_missing(o, &n, &r, err) < 0 ? -1 : finish_report(o, &r, err);
+}
+
+/* ---- missing=base ---- */
+
+/* May the model have the tensor although its base has it not: an output matrix of its own, or what
+ * is no parameter? */
+static bool may_be_more(const struct ckpt_opening *o, const char *name)
+{
+    const struct ckpt_type *type = ckpt_opening_type(o);
+
+    return ckpt_texts_end(&type->output, name) || ckpt_texts_end(&type->buffers, name) ||
+           ckpt_texts_end(&type->computed, name) || ckpt_texts_end(&type->absent, name);
+}
+
+/* Leave the tensors out whose name[] is NULL, of which `left` has the names. */
+static int leave_out(struct ckpt_opening *o, const char *const *name, json_t *left,
+                     const struct list *shown, struct ckpt_err *err)
+{
+    ckpt_catalog_warn(o->cat, "left out: %zu tensors of the checkpoint that base '%s' has not: %s",
+                      shown->n, ckpt_dir_path(o->shared->base->dir), ckpt_str_get(&shown->text));
+    return json_object_set(o->cat->about, "left_over", left) < 0
+               ? ckpt_nomem(err)
+               : ckpt_catalog_select(o->cat, name, err);
+}
+
+static int fail_left(const struct ckpt_opening *o, const struct list *left, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "missing=base: base '%s' has not %zu tensor%s of the checkpoint, so its own "
+                     "might stand in for what was only renamed: %s; is a name misspelt, or has it "
+                     "a prefix? (allow_leftover leaves such tensors out, key_mapping renames the "
+                     "base's)",
+                     ckpt_dir_path(o->shared->base->dir), left->n, left->n == 1 ? "" : "s",
+                     ckpt_str_get(&left->text));
+}
+
+int ckpt_opening_check_taking(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *base = o->shared->base->cat;
+    const bool by_recipe = o->decision.way == CKPT_WAY_RECIPE; /* then it knows all names */
+    ckpt_cleanup(report_release) struct report r = {0};
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(o->cat);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *left = json_array();
+
+    for (size_t i = 0; name && left && i < o->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
+        const struct ckpt_tensor *b =
+            ckpt_catalog_find(base, ckpt_json_str_or(o->base_names, t->name, t->name));
+        if (b && !fits(o, t, b))
+            add_shape(&r.shapes, t, "the base", b->dim, b->rank);
+        if (b || by_recipe || may_be_more(o, t->name))
+            continue;
+        list_add(&r.extra, t->name);
+        ckpt_json_append(&left, json_string(t->name));
+        name[i] = NULL;
+    }
+    if (!name || !left)
+        return ckpt_nomem(err);
+    if (r.shapes.n)
+        return ckpt_fail(
+            err, CKPT_CONFLICT, "the checkpoint does not fit base '%s': %zu of another shape: %s",
+            ckpt_dir_path(o->shared->base->dir), r.shapes.n, ckpt_str_get(&r.shapes.text));
+    if (r.extra.n == 0)
+        return 0;
+    return o->shared->opt->allow_leftover ? leave_out(o, name, left, &r.extra, err)
+                                          : fail_left(o, &r.extra, err);
 }
 
 /* ---- config.json ---- */

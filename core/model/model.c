@@ -75,7 +75,7 @@ static int match_names(struct ckpt_opening *o, const struct ckpt_catalog *base,
 
 /* ---- missing=base: tensors of the base ---- */
 
-enum { MOST_SHOWN = 3 };
+enum { MOST_SHOWN = 5 };
 
 struct taking {
     struct ckpt_opening *o;
@@ -159,6 +159,8 @@ static int take_missing(struct ckpt_opening *o, struct ckpt_err *err)
                          "option missing=base: the weights of base '%s' are quantised: export it "
                          "with the option dequantize, and give the result as base=",
                          ckpt_dir_path(base->dir));
+    if (ckpt_opening_check_taking(o, err) < 0)
+        return -1;
     t.first_source = (uint32_t)o->cat->sources.len;
     if (!t.taken || !(t.names = reverse(o->base_names)))
         return ckpt_nomem(err);
@@ -221,36 +223,6 @@ static int names_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 
 /* ---- names ---- */
 
-/* Are all tensors there that config.json describes? A directory without an index says nothing of a
- * file that is not there. */
-static int check_complete(struct ckpt_opening *o, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_lacks_release) struct ckpt_lacks lacks = {0};
-
-    if (o->facts.is_adapter || ckpt_options_memory(o->shared->opt))
-        return 0;
-    if (!o->config)
-        lacks.unchecked = "there is no config.json";
-    else if (ckpt_is_quantized(o->cat))
-        lacks.unchecked = "the model is quantised";
-    else if (ckpt_recipe_lacks(o->shared->recipes, o->cat, o->config, &lacks, err) < 0)
-        return -1;
-    if (lacks.unchecked && json_object_set_new(o->cat->about, "completeness_not_checked",
-                                               json_string(lacks.unchecked)) < 0)
-        return ckpt_nomem(err);
-    if (lacks.n && !o->shared->opt->allow_partial)
-        return ckpt_fail(
-            err, CKPT_MISSING,
-            "'%s' lacks %zu tensor%s of the model that config.json describes: %s; is "
-            "a file missing? (-o allow_partial shows it without them, missing=base takes "
-            "them from base=)",
-            ckpt_dir_path(o->dir), lacks.n, lacks.n == 1 ? "" : "s", ckpt_str_get(&lacks.names));
-    if (lacks.n)
-        ckpt_catalog_warn(o->cat, "tensors of the model are left out (%zu): %s", lacks.n,
-                          ckpt_str_get(&lacks.names));
-    return 0;
-}
-
 static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_base *base = o->shared->base;
@@ -260,14 +232,13 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     if (o->decision.check && ckpt_opening_check(o, err) < 0)
         return -1;
-    return o->facts.is_hub_dir ? check_complete(o, err)
-                               : 0; /* NeMo Automodel's names may be mixed */
+    return ckpt_opening_check_config(o, err);
 }
 
 static int model_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 {
     if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 || take_missing(o, err) < 0 ||
-        ckpt_opening_check(o, err) < 0 || check_complete(o, err) < 0)
+        ckpt_opening_check(o, err) < 0 || ckpt_opening_check_config(o, err) < 0)
         return -1;
     return o->adapter ? match_names(o, o->cat, err)
                       : 0; /* the checkpoint has the names in memory */

@@ -145,6 +145,7 @@ struct naming {
     const struct ckpt_type *any; /* the facts about a type that no file lists */
     const char *bare; /* the tensor that shows a model without a head; NULL: it may have one */
     bool allow_leftover;
+    bool fills;        /* tensors of the base stand in for missing ones */
     const char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
     const char *anchor;
@@ -280,6 +281,12 @@ static bool is_composite(const json_t *config)
  */
 static int check_dropped(const struct naming *n, const char *first, struct ckpt_err *err)
 {
+    if (n->fills && !n->allow_leftover)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "missing=base: '%s' is not below '%s', where the model is, so the base's "
+                         "tensors might stand in for what was only renamed (allow_leftover leaves "
+                         "such tensors out)",
+                         first, n->prefix);
     if (n->type != n->any || n->allow_leftover || !is_composite(n->config))
         return 0;
     return ckpt_fail(
@@ -440,6 +447,7 @@ int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_e
         .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
         .any = ckpt_types_any(types),
         .allow_leftover = o->shared->opt->allow_leftover,
+        .fills = o->shared->opt->missing == CKPT_LACKS_FROM_BASE,
     };
 
     *ret_found = false;

@@ -103,6 +103,17 @@ int ckpt_generation_config(const json_t *config, const struct ckpt_type *type, j
  */
 int ckpt_opening_check(struct ckpt_opening *o, struct ckpt_err *err);
 
+/* Check, before tensors are taken from the base, that those of o->cat fit it. CONFLICT: one has
+ * another shape there, or the base has no tensor of its name; with allow_leftover it is left out,
+ * with a warning, and listed in the facts under "left_over". */
+int ckpt_opening_check_taking(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Check that the tensors, under Hugging Face's names, are those that config.json describes.
+ * CONFLICT: tensors of another shape, or without elements. MISSING: tensors that the model file of
+ * its type lists, or all of them. Nothing is checked of an adapter. What cannot be told is in the
+ * facts. */
+int ckpt_opening_check_config(struct ckpt_opening *o, struct ckpt_err *err);
+
 /* Merge o->adapter, if there is one, into o->cat and o->config. */
 int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err);
 

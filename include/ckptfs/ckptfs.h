@@ -270,14 +270,18 @@ CKPT_PUBLIC int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, boo
 /* ---- views: facts, as JSON text in a new string that the caller frees ---- */
 
 /* Facts about the view as one JSON object: {"format", "step", "model_type", "recipe",
- * "architectures", "dtype", "tensors", "parameters", "bytes", "files", "shard_files",
+ * "architectures", "tensors", "parameters", "bytes", "files", "shard_files",
  * "stored_bytes" (of these files), "saved_ns" (the newest time of them, since 1970), "pieces",
  * "warnings": [...], "notes": [...] (lines that tell of nothing wrong), "view": the word of that
- * option, "tied": {other name in the model's class: the tensor that it is tied to}, ...} */
+ * option, "tied": {other name in the model's class: the tensor that it is tied to}, "dtype" and
+ * "stored_dtype": of most elements, in torch's spelling, "dtypes" and "stored_dtypes": {dtype:
+ * number of tensors}, ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
 /* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are
- * read from each shard file. MISSING: there is no such tensor. */
+ * read from each shard file. Of a tensor that the model's class ties to another, which alone is
+ * stored, the other is explained, with the name that was asked for under "is_the_same_as". MISSING:
+ * there is no such tensor. */
 CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                                   struct ckpt_err *err);
 

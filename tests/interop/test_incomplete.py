@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model directories that lack tensors: refused where transformers reports them as missing, and shown where it does not. For every type
-that a model file lists and transformers has; one tensor of each kind (of all layers and experts) is taken out in turn. What is not checked
-says so in `ckpt info`."""
+that a model file lists and transformers has; one tensor of each kind (of all layers and experts) is taken out in turn; and tensors of other
+shapes are refused. What is not checked says so in `ckpt info`."""
 
 import json
 import os
@@ -77,6 +77,12 @@ class Incomplete(TensorCase):
             for name in kinds.values():
                 save_file({k: t for k, t in tensors.items() if k != name}, os.path.join(source, "model.safetensors"), metadata={"format": "pt"})
                 self.check(kind, source, name)
+            grown = {k: t.new_zeros((t.shape[0] + 1, *t.shape[1:])) if t.dim() else t for k, t in tensors.items()}
+            save_file(grown, os.path.join(source, "model.safetensors"), metadata={"format": "pt"})
+            done = subprocess.run([CKPT, "info", source], capture_output=True, text=True)
+            with self.subTest(type=kind, shapes="larger"):
+                self.assertEqual(done.returncode, 1)
+                self.assertGreater(int(re.search(r"(\d+) tensors are of another shape", done.stderr)[1]), len(tensors) * 0.8)
             shutil.rmtree(source)
             checked += 1
         self.assertGreater(checked, 15)

@@ -50,7 +50,7 @@ class Missing(TensorCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.same(read_all(out), want, run)
         shutil.rmtree(out)
-        done = subprocess.run([CKPT, "info", "--json", run, "-o", f"base={self.base}", "-o", "missing=base"], capture_output=True, text=True)
+        done = subprocess.run([CKPT, "info", "--json", run, *(w for o in (f"base={self.base}", "missing=base", *options) for w in ("-o", o))], capture_output=True, text=True)
         self.assertEqual(sorted(json.loads(done.stdout).get("from_base", [])), sorted(taken), run)
         for name in sorted(taken)[:3]:
             self.assertIn(f"'{name}'", done.stderr)
@@ -118,6 +118,78 @@ class Missing(TensorCase):
         self.filled(run, have, ())
         tf.LlamaConfig(**SIZES, tie_word_embeddings=False).save_pretrained(self.base)
         self.filled(run, have | {"lm_head.weight": self.theirs["lm_head.weight"]}, ["lm_head.weight"])
+
+    def test_a_misspelling_is_no_hole(self):
+        right, wrong = HOLES[1], HOLES[1].replace("weight", "weigth")
+        for extra in ([wrong], [wrong, "foo.layers.0.mlp.up_proj.weight"]):
+            have = {wrong if k == right else k: t for k, t in self.ours.items()} | {k: self.ours[right].clone() for k in extra[1:]}
+            folder = self.path("trained")
+            save_file(have, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+            for run in (folder, self.dcp(f"run{len(extra)}", have)):
+                done = export(run, self.path("refused"), f"base={self.base}", "missing=base")
+                self.assertEqual(done.returncode, 1, done.stdout)
+                for word in (*extra, "allow_leftover"):
+                    self.assertIn(word, done.stderr)
+                want = {k: self.theirs[k] if k == right else t for k, t in self.ours.items()}
+                self.filled(run, want, [right], "allow_leftover")
+
+    def test_what_is_beside_the_model_is_no_hole(self):
+        right = HOLES[1]
+        run = self.path("beside")
+        tensors = {"m." + ("x." if k == right else "") + k: t for k, t in self.ours.items()}
+        tensors["x.up_proj.weight"] = tensors.pop(f"m.x.{right}")
+        dcp.save(tensors, checkpoint_id=run, no_dist=True)
+        done = export(run, self.path("refused"), f"base={self.base}", "missing=base")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        for word in ("x.up_proj.weight", "allow_leftover"):
+            self.assertIn(word, done.stderr)
+        self.filled(run, {k: self.theirs[k] if k == right else t for k, t in self.ours.items()}, [right], "allow_leftover")
+
+    def test_shapes_are_the_base_s(self):
+        have, _ = self.holes(HOLES[:1])
+        have[HOLES[1]] = have[HOLES[1]][:, :16].contiguous()
+        folder = self.path("trained")
+        save_file(have, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+        for run in (folder, self.dcp("run", have)):
+            done = export(run, self.path("refused"), f"base={self.base}", "missing=base")
+            self.assertEqual(done.returncode, 1, done.stdout)
+            for word in (HOLES[1], "[32, 16]", "[32, 64]"):
+                self.assertIn(word, done.stderr)
+
+    def test_every_name_is_told(self):
+        holes = [k for k in self.ours if "layers.1." in k]
+        have, _ = self.holes(holes)
+        run = self.dcp("run", have)
+        done = subprocess.run([CKPT, "info", run, "-o", f"base={self.base}", "-o", "missing=base"], capture_output=True, text=True)
+        for name in holes:
+            self.assertIn(name, done.stdout)
+        warning = export(run, self.path("out"), f"base={self.base}", "missing=base").stderr
+        self.assertIn(f"{len(holes)} tensors", warning)
+        self.assertEqual(sum(f"'{name}'" in warning for name in holes), 5, warning)
+
+    def test_both_dtypes_are_told(self):
+        masters = {k: t.float() for k, t in self.ours.items()}
+        run = self.dcp("masters", masters)
+        command = [CKPT, "info", run, "-o", f"base={self.base}"]
+        text = subprocess.run(command, capture_output=True, text=True).stdout
+        self.assertRegex(text, r"weights .*, bfloat16\n")
+        self.assertRegex(text, r"stored +as float32 ")
+        info = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+        self.assertEqual((info["dtype"], info["stored_dtype"]), ("bfloat16", "float32"))
+        self.assertEqual((info["dtypes"], info["stored_dtypes"]), ({"bfloat16": len(masters)}, {"float32": len(masters)}))
+        mixed = {k: t.float() if k.endswith("norm.weight") else t for k, t in self.ours.items()}
+        text = subprocess.run([CKPT, "info", self.dcp("mixed", mixed)], capture_output=True, text=True).stdout
+        self.assertRegex(text, r"weights .*, bfloat16, 5 float32\n")
+
+    def test_a_tied_head_is_explained(self):
+        self.model("tied_model", tie_word_embeddings=True)
+        command = [CKPT, "explain", self.path("tied_model"), "lm_head.weight"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("model.embed_tokens.weight: BF16 [64, 32]", done.stdout)
+        self.assertIn("is the same as: lm_head.weight", done.stdout)
+        told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+        self.assertEqual((told["tensor"], told["is_the_same_as"]), ("model.embed_tokens.weight", "lm_head.weight"))
 
     def test_a_load_gets_them(self):
         have, want = self.holes()

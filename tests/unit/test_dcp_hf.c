@@ -226,8 +226,10 @@ TEST(dcp_hf, a_key_mapping_leads_from_the_base_to_the_run)
     base(&t, "BF16", hub, 8);
     tree_text(&t, "map.json", "{\"^hub\\\\.(\\\\d+)\": \"model.layers.\\\\1\"}");
     (void)snprintf(path, sizeof path, "%s/map.json", t.path);
-    CHECK_OK(open_view(&t, "run", NULL, NULL, &v, &err));
+    open_fails(state_, &t, CKPT_CONFLICT, "none of its 2 tensors ('hub.0.a.weight' ...) is among");
+    CHECK_OK(open_view(&t, "run", "allow_partial", NULL, &v, &err));
     CHECK_EQ(v->cat->tensors.ptr[0].dtype, CKPT_F32);
+    CHECK(strstr(warnings_of(v), "none of its tensors ('hub.0.a.weight' ...)"));
     ckpt_view_release(v);
     CHECK_OK(open_view(&t, "run", "key_mapping", path, &v, &err));
     CHECK_EQ(v->cat->tensors.ptr[0].dtype, CKPT_BF16);

@@ -107,6 +107,36 @@ static const struct ckpt_reader *model_beside(struct ckpt_dir *dir)
     return NULL;
 }
 
+/* Has the model beside the tag no values: no tensors, or tensors without elements, which stage 3 of
+ * ZeRO leaves where a trainer saves a model that it has not gathered? */
+static bool is_hollow(const struct ckpt_catalog *cat)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (cat->tensors.ptr[i].numel == 0 && ckpt_dtype_is_castable(cat->tensors.ptr[i].dtype))
+            return true;
+    return cat->tensors.len == 0;
+}
+
+/* Does the folder of the checkpoint have the model itself, with its values? *ret is then its
+ * reader, else NULL; *ret_hollow tells of a model without values. The files are read twice; only
+ * their headers count. */
+static int find_model(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                      const struct ckpt_reader **ret, bool *ret_hollow, struct ckpt_err *err)
+{
+    const struct ckpt_reader *beside = model_beside(dir);
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts facts = {0};
+
+    *ret = beside;
+    if (!beside || beside == &ckpt_reader_peft)
+        return 0;
+    if (ckpt_catalog_new(&cat, err) < 0 || beside->load(dir, opt, &facts, cat, err) < 0)
+        return -1;
+    if ((*ret_hollow = is_hollow(cat)))
+        *ret = NULL;
+    return 0;
+}
+
 static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                     struct ckpt_catalog *cat, struct ckpt_err *err)
 {
@@ -128,16 +158,24 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
     const enum place place = find_place(dir, &tag);
     const struct ckpt_reader *beside = NULL;
+    bool hollow = false;
 
-    if (place != TAG && !opt->masters && !opt->states)
-        beside = model_beside(dir);
+    if (place != TAG && !opt->masters && !opt->states &&
+        find_model(dir, opt, &beside, &hollow, err) < 0)
+        return -1;
     if (beside)
         return beside->load(dir, opt, facts, cat, err);
     if (place == DANGLING)
         return refuse_latest(dir, err);
-    return ckpt_dir_open_below(dir, place == ABOVE ? tag : ".", &below, err) < 0
-               ? -1
-               : load_tag(below, opt, cat, err);
+    if (ckpt_dir_open_below(dir, place == ABOVE ? tag : ".", &below, err) < 0 ||
+        load_tag(below, opt, cat, err) < 0)
+        return -1;
+    if (hollow)
+        ckpt_catalog_note(cat,
+                          "the model's files in '%s' have placeholders without values: the model "
+                          "is read from '%s' below it",
+                          ckpt_dir_path(dir), tag ? tag : ".");
+    return 0;
 }
 
 /* The values besides tensors in the model's first file. */

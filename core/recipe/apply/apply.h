@@ -88,9 +88,10 @@ struct ckpt_apply {
         uint64_t at;
     } loop[CKPT_FAMILY_LOOPS];
     size_t nloop;
-    uint32_t blocks, block; /* number of blocks so far; block of the tensors being added, or 0 */
-    size_t ntarget, nleft;  /* numbers of targets that were added and left out */
-    struct ckpt_str *lacks; /* not NULL: the first names of missing tensors, instead of warnings */
+    uint32_t blocks, block;   /* number of blocks so far; block of the tensors being added, or 0 */
+    size_t ntarget, nleft;    /* numbers of targets that were added and left out */
+    struct ckpt_lacks *lacks; /* not NULL: it is told what is missing or has another shape, instead
+                                 of warnings and errors */
     const char *tied; /* while tied tensors are left out: the tensor that they are copies of */
     struct ckpt_tied_copies copies;
     const char *explain; /* the target to explain, or NULL */
@@ -124,6 +125,10 @@ int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)
 /* For a recipe that is read backwards: MISSING if the checkpoint lacks a tensor of the list (a
  * warning with allow_partial). Copies of tied tensors must be equal, and are marked as used. */
 int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
+
+/* Does the checkpoint have the tensor below another prefix, by the tails of its names, of which the
+ * table exists? */
+bool ckpt_lacks_relates(const struct ckpt_lacks *l, const char *name);
 
 /* Add the tensors of the checkpoint that are not marked as used yet and whose names begin with one
  * of the recipe's prefixes: parts that a list does not describe. */

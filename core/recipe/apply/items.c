@@ -63,20 +63,62 @@ static int leave_out_missing(struct ckpt_apply *ap, const char *missing)
         return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", CKPT_APPLY_LEFT);
     if (ap->lacks) {
         if (ap->nleft++ < CKPT_APPLY_LACKS)
-            ckpt_str_printf(ap->lacks, "%s'%s'", ap->nleft > 1 ? ", " : "", missing);
+            ckpt_str_printf(&ap->lacks->names, "%s'%s'", ap->nleft > 1 ? ", " : "", missing);
     } else if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
         ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
                           ckpt_str_get(&ap->name), missing);
     return 0;
 }
 
+/* The shape that the list gives a tensor, in want[0..rank). A size that is not known is the
+ * tensor's own. False: the list says nothing about tensors of this form. */
+static bool listed_shape(const struct ckpt_model_item *it, const struct ckpt_sizes *sizes,
+                         const struct ckpt_tensor *t, uint64_t *want)
+{
+    uint32_t var;
+
+    if (it->shape.rest_at >= 0 || it->shape.ndim > CKPT_MAX_RANK)
+        return false;
+    for (uint32_t d = 0; d < it->shape.ndim; d++)
+        switch (ckpt_factor_size(&it->shape.dim[d], sizes, &want[d], &var)) {
+        case CKPT_SIZE_KNOWN:
+            break;
+        case CKPT_SIZE_OVERFLOW:
+            return false;
+        case CKPT_SIZE_UNKNOWN:
+            if (d >= t->rank)
+                return false;
+            want[d] = t->dim[d];
+        }
+    return true;
+}
+
+/* Compare the shape of a tensor that is there with the list's. */
+static int compare_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                         const struct ckpt_sizes *sizes, const struct ckpt_tensor *t)
+{
+    uint64_t want[CKPT_MAX_RANK];
+
+    if (!listed_shape(it, sizes, t, want) ||
+        (t->rank == it->shape.ndim && memcmp(want, t->dim, t->rank * sizeof *want) == 0))
+        return 0;
+    return ckpt_lacks_add_shape(ap->lacks, t, want, it->shape.ndim, ap->err);
+}
+
 /* Is the model's tensor there? */
-static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
+static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                        const struct ckpt_sizes *sizes)
 {
     const struct ckpt_tensor *t = stored(ap);
 
-    if (t && ap->lacks)
+    if (ap->lacks && ap->lacks->tails) {
+        ap->lacks->related |= ckpt_lacks_relates(ap->lacks, ckpt_str_get(&ap->name));
+        return 0;
+    }
+    if (t && ap->lacks) {
         ap->used[t - ap->src->tensors.ptr] = true;
+        return compare_shape(ap, it, sizes, t);
+    }
     if (it->optional || t || ap->opt->allow_missing)
         return 0;
     if (ap->opt->allow_partial)
@@ -114,7 +156,7 @@ static int walk_tensor(const struct walk *w, const struct ckpt_model_item *it)
     if (w->pass == PASS_PROBE)
         return probe_tensor(ap, it, w->tally);
     if (w->pass == PASS_CHECK)
-        return check_tensor(ap, it);
+        return check_tensor(ap, it, &sizes);
     if (w->pass == PASS_CHECK_COPIES)
         return check_copy(ap);
     if (ckpt_apply_resolve(ap, w->pass == PASS_LEAVE_OUT, &r) < 0)

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/map.h"
 #include "base/str.h"
 #include "tensor/catalog.h"
 
@@ -98,19 +99,36 @@ int ckpt_recipe_lost(const struct ckpt_recipes *set, const struct ckpt_model *ma
                      const json_t *config, const char *format, struct ckpt_str *out,
                      struct ckpt_err *err);
 
-/* Which tensors a model under the hub's names lacks of those that its config describes. The measure
- * is what transformers' from_pretrained reports as missing: model files list what it needs, and
- * mark as optional what it can do without. */
+/* Where a model under the hub's names contradicts its config: tensors that it lacks, and tensors of
+ * another shape. The measure of the first is what transformers' from_pretrained reports as missing:
+ * model files list what it needs, and mark as optional what it can do without. */
 struct ckpt_lacks {
-    size_t n;              /* the number of missing tensors */
-    struct ckpt_str names; /* the first of them: "'a', 'b', 'c', ..." */
-    const char *unchecked; /* why nothing can be said, a static text; NULL: it was checked */
+    size_t n;               /* the number of missing tensors */
+    struct ckpt_str names;  /* the first of them: "'a', 'b', 'c', ..." */
+    const char *unchecked;  /* why nothing can be said of missing tensors, a static text; NULL: they
+                               were counted */
+    size_t nshape;          /* the number of tensors of another shape than the list gives them */
+    struct ckpt_str shapes; /* the first of them: "'a' in 'FILE' is [8], not [16]; ..." */
+    bool none;      /* there is a list, and none of its names is among the tensors, in whole or in
+                       part */
+    bool quantized; /* given by the caller: only vectors keep their shape, and names may differ */
+    bool related;   /* used while names are compared */
+    struct ckpt_map *tails; /* used while names are compared; or NULL */
 };
 
 /* Release the names. */
 void ckpt_lacks_release(struct ckpt_lacks *l);
 
-/* Compare the tensors of cat with the model file of the config's model_type. *ret is all zero
- * before; the caller releases it, on failure too. -1: out of memory, or a model file is wrong. */
+/* Count tensor t as one of another shape than want[0..rank). */
+int ckpt_lacks_add_shape(struct ckpt_lacks *l, const struct ckpt_tensor *t, const uint64_t *want,
+                         uint32_t rank, struct ckpt_err *err);
+
+/* Append "'NAME' in 'FILE' is [SHAPE]"; the file is left out where the tensor has no bytes. NOMEM.
+ */
+int ckpt_lacks_put_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, struct ckpt_err *err);
+
+/* Compare the tensors of cat with the model file of the config's model_type. All of *ret but what
+ * the caller gives is zero before; the caller releases it, on failure too. -1: out of memory, or a
+ * model file is wrong. */
 int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
                       const json_t *config, struct ckpt_lacks *ret, struct ckpt_err *err);

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Comparing a model's tensors with those that its config.json describes: are all of them there, and
+ * have they the shapes that it gives them? */
+#include <string.h>
+
+#include "base/str.h"
+#include "model/dequantize.h"
+#include "model/opening.h"
+
+enum { MOST_SHOWN = 3 };
+
+/* ---- tensors without elements ---- */
+
+/* Does a key of config.json count or measure something, so that 0 means that the model has none? */
+static bool is_size(const char *key)
+{
+    static const char *const begins[] = {"num_", "n_"}, *const ends[] = {"_size",   "_dim",
+                                                                         "_rank",   "_heads",
+                                                                         "_layers", "_width",
+                                                                         "_experts"};
+
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (ckpt_has_prefix(key, begins[i]))
+            return true;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ckpt_has_suffix(key, ends[i]))
+            return true;
+    return false;
+}
+
+static bool says_zero(const json_t *config)
+{
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)config, key, v)
+        if ((json_is_integer(v) && json_integer_value(v) == 0 && is_size(key)) ||
+            (json_is_object(v) && says_zero(v)))
+            return true;
+    return false;
+}
+
+/* Is it a parameter without elements, as a save that has only a part of each tensor leaves in the
+ * place of the values? */
+static bool is_empty(const struct ckpt_opening *o, const struct ckpt_tensor *t)
+{
+    const struct ckpt_type *type = ckpt_opening_type(o);
+
+    return t->numel == 0 && ckpt_dtype_is_castable(t->dtype) &&
+           !ckpt_texts_end(&type->buffers, t->name) && !ckpt_texts_end(&type->computed, t->name) &&
+           !ckpt_texts_end(&type->absent, t->name);
+}
+
+static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    size_t n = 0;
+
+    for (size_t i = 0; i < o->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
+        if (!is_empty(o, t) || n++ >= MOST_SHOWN)
+            continue;
+        ckpt_str_puts(&text, n > 1 ? ", " : "");
+        if (ckpt_lacks_put_tensor(&text, t, err) < 0)
+            return -1;
+    }
+    if (n == 0 || says_zero(o->config))
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s': %zu parameter%s of the model %s no elements: %s%s; a save of a sharded "
+                     "model leaves such placeholders: the values are in the trainer's own "
+                     "checkpoint, if it wrote one (view=raw shows the tensors as they are)",
+                     ckpt_dir_path(o->dir), n, n == 1 ? "" : "s", n == 1 ? "has" : "have",
+                     ckpt_str_get(&text), n > MOST_SHOWN ? ", ..." : "");
+}
+
+/* ---- shapes and names that are listed ---- */
+
+/* A class of the checkpoint's own code may have other shapes under the names of a known type. */
+static int tell_shapes(struct ckpt_opening *o, const struct ckpt_lacks *lacks, struct ckpt_err *err)
+{
+    const char *dir = ckpt_dir_path(o->dir), *names = ckpt_str_get(&lacks->shapes);
+    const bool one = lacks->nshape == 1;
+
+    if (lacks->nshape == 0)
+        return 0;
+    if (json_object_get(o->config, "auto_map")) {
+        ckpt_catalog_warn(o->cat,
+                          "%zu tensor%s of another shape than config.json gives %s, if the code "
+                          "in 'auto_map' does not say otherwise: %s",
+                          lacks->nshape, one ? " is" : "s are", one ? "it" : "them", names);
+        return 0;
+    }
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s': %zu tensor%s of another shape than config.json gives %s: %s; is "
+                     "config.json another model's, or are these parts or placeholders of a sharded "
+                     "save? (view=raw shows the tensors as they are)",
+                     dir, lacks->nshape, one ? " is" : "s are", one ? "it" : "them", names);
+}
+
+static int tell_lacks(struct ckpt_opening *o, const struct ckpt_lacks *lacks, struct ckpt_err *err)
+{
+    if (lacks->n && !o->shared->opt->allow_partial)
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "'%s' lacks %zu tensor%s of the model that config.json describes: %s; is "
+            "a file missing? (-o allow_partial shows it without them, missing=base takes "
+            "them from base=)",
+            ckpt_dir_path(o->dir), lacks->n, lacks->n == 1 ? "" : "s", ckpt_str_get(&lacks->names));
+    if (lacks->n)
+        ckpt_catalog_warn(o->cat, "tensors of the model are left out (%zu): %s", lacks->n,
+                          ckpt_str_get(&lacks->names));
+    return 0;
+}
+
+/* Does a name contain the word between dots? */
+static bool has_word(const char *name, const char *word, size_t len)
+{
+    for (const char *at = name; at; at = strchr(at, '.')) {
+        at += *at == '.';
+        if (strncmp(at, word, len) == 0 && (at[len] == '.' || at[len] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+/* The tensor that shows a model of this type without a head, if it is a weight in a module: one of
+ * a bare parameter may be left out by a config. NULL: it is not known. */
+static const char *anchor_of(const struct ckpt_type *type, const char *model_type)
+{
+    for (size_t i = 0; model_type && i < type->bare.n; i++)
+        if (strcmp(type->bare.pair[i].from, model_type) == 0)
+            return ckpt_has_suffix(type->bare.pair[i].to, ".weight") ? type->bare.pair[i].to : NULL;
+    return NULL;
+}
+
+/* Is none of the names among the tensors that every model of this type has? What is known of a type
+ * without a list is the first module of its base model. */
+static bool has_none(const struct ckpt_opening *o)
+{
+    const struct ckpt_type *type = ckpt_opening_type(o);
+    const char *anchor = anchor_of(type, ckpt_json_str(o->config, "model_type"));
+
+    for (size_t i = 0; anchor && i < o->cat->tensors.len; i++) {
+        const char *name = o->cat->tensors.ptr[i].name;
+        if (has_word(name, anchor, strcspn(anchor, ".")) || ckpt_texts_end(&type->output, name) ||
+            ckpt_texts_end(&type->embedding, name))
+            return false;
+    }
+    return anchor && type->renames.n == 0;
+}
+
+static int tell_none(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(o->config, "model_type"), *dir = ckpt_dir_path(o->dir),
+               *first = o->cat->tensors.ptr[0].name;
+
+    if (!o->shared->opt->allow_partial)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has none of the tensors of the model that config.json describes "
+                         "(model_type '%s'); its first is '%s': is config.json another model's, or "
+                         "have the names a prefix? (view=raw shows the tensors as they are)",
+                         dir, type ? type : "?", first);
+    ckpt_catalog_warn(o->cat,
+                      "none of the tensors is one of the model that config.json describes "
+                      "(model_type '%s'): the first is '%s'",
+                      type ? type : "?", first);
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+static int compare(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_lacks_release) struct ckpt_lacks lacks = {.quantized =
+                                                                    ckpt_is_quantized(o->cat)};
+
+    if (!o->config)
+        lacks.unchecked = "there is no config.json";
+    else if (ckpt_recipe_lacks(o->shared->recipes, o->cat, o->config, &lacks, err) < 0)
+        return -1;
+    /* where names were compared with a base's, they fit */
+    const bool compared = o->decision.check && o->shared->base &&
+                          ckpt_base_name_at(o->shared->base->cat, o->shared->base->weight_map, 0);
+    if (!compared && (lacks.none || (o->config && lacks.unchecked && has_none(o))))
+        return tell_none(o, err);
+    if (!o->facts.is_hub_dir && o->decision.way == CKPT_WAY_HUB)
+        return 0; /* NeMo Automodel's names may be mixed */
+    if (lacks.unchecked && json_object_set_new(o->cat->about, "completeness_not_checked",
+                                               json_string(lacks.unchecked)) < 0)
+        return ckpt_nomem(err);
+    return tell_shapes(o, &lacks, err) < 0 ? -1 : tell_lacks(o, &lacks, err);
+}
+
+int ckpt_opening_check_config(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const bool memory = ckpt_options_memory(o->shared->opt);
+
+    if (o->facts.is_adapter)
+        return 0;
+    if (o->facts.is_hub_dir && o->config && o->cat->tensors.len == 0)
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "the weight files of '%s' have no tensors, though config.json describes a "
+            "model: a save of a sharded model that did not gather it leaves such files",
+            ckpt_dir_path(o->dir));
+    /* names in memory are not those of the lists */
+    if (o->cat->tensors.len && !(memory && o->decision.way == CKPT_WAY_MEMORY) &&
+        compare(o, err) < 0)
+        return -1;
+    return check_empty(o, err);
+}
