@@ -9,6 +9,7 @@
 #include "model/lora.h"
 #include "model/names.h"
 #include "model/opening.h"
+#include "model/wrappers.h"
 #include "recipe/library/types.h"
 
 /* The facts that hold for all types of models: an adapter does not say of which one it is. */
@@ -22,8 +23,11 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_options *opt = o->shared->opt;
     bool found;
 
-    if (opt->raw || o->facts.names != CKPT_NAMES_FRAMEWORK ||
-        ckpt_recipes_forced(o->shared->recipes))
+    if (opt->raw || ckpt_recipes_forced(o->shared->recipes))
+        return 0;
+    if (o->facts.names == CKPT_NAMES_HUB && !o->facts.is_adapter)
+        return ckpt_wrappers_clean(o, err);
+    if (o->facts.names != CKPT_NAMES_FRAMEWORK)
         return 0;
     if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,
                            err) < 0)
