@@ -248,6 +248,9 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     struct ckpt_decide in = {.facts = &o->facts, .opt = opt, .base = o->shared->base};
     bool done = false;
 
+    if (o->facts.is_adapter && !opt->raw &&
+        ckpt_adapter_clean(o->cat, any_type(o), &o->facts, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(o->dir));
     if (o->facts.has_adapter && !opt->raw && !ckpt_recipes_forced(o->shared->recipes) &&
         divide(o, joins, &done, err) < 0)
         return -1;

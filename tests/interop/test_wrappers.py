@@ -16,6 +16,7 @@ try:
     import torch
     import torch.distributed as dist
     import transformers
+    from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import load_file, save_file
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.nn.parallel import DistributedDataParallel
@@ -189,6 +190,86 @@ class Wrappers(unittest.TestCase):
             self.assertIn(f"'{part}model.norm.weight'", done.stderr)
             self.assertIn("are both 'model.norm.weight'", done.stderr)
             self.assertEqual(self.run_ckpt("info", run, "-o", "view=raw").returncode, 0)
+
+    # ---- adapters ----
+
+    def adapter(self, **lora):
+        """A base in a folder, and a PeftModel over it with trained matrices."""
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+        base = os.path.join(self.tmp, f"base{len(os.listdir(self.tmp))}")
+        model.save_pretrained(base)
+        peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **lora))
+        with torch.no_grad():
+            for name, p in peft.named_parameters():
+                if p.requires_grad:
+                    p.copy_(torch.randn(p.shape))
+        return base, peft
+
+    def saved(self, peft, state):
+        """What a script writes that saves the tensors that `state` gives beside PEFT's config."""
+        run = os.path.join(self.tmp, f"adapter{len(os.listdir(self.tmp))}")
+        peft.save_pretrained(run)
+        file = os.path.join(run, "adapter_model.safetensors")
+        want = load_file(file)
+        save_file({k: v.detach().clone() for k, v in state(peft).items()}, file, {"format": "pt"})
+        return run, want
+
+    def same_adapter(self, base, run, want):
+        out, said = self.ours(run)
+        got = load_file(os.path.join(out, "adapter_model.safetensors"))
+        self.assertEqual(set(got), set(want))
+        model = PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained(base), out)
+        loaded = get_peft_model_state_dict(model)
+        self.assertEqual(set(loaded), set(want))
+        for name, t in want.items():
+            self.assertTrue(torch.equal(got[name], t) and torch.equal(loaded[name], t), name)
+        return said
+
+    def test_adapters_under_other_names(self):
+        def renamed(f):
+            return lambda peft: {f(k): v for k, v in get_peft_model_state_dict(peft).items()}
+
+        def trained(module):
+            return {k: p for k, p in module.named_parameters() if p.requires_grad}
+
+        def layers(peft):
+            inner = peft.base_model.model.model.layers
+            inner[0] = torch.compile(checkpoint_wrapper(inner[0]))
+            return trained(torch.compile(DistributedDataParallel(peft)))
+
+        ways = {
+            "with the adapter's name": lambda peft: trained(peft),
+            "compiled": lambda peft: trained(torch.compile(peft)),
+            "ddp": lambda peft: trained(DistributedDataParallel(peft)),
+            "layers wrapped": layers,
+            "the root twice": renamed(lambda k: "base_model.model." + k),
+            "no root": renamed(lambda k: k.removeprefix("base_model.model.")),
+            "half a root": renamed(lambda k: k.removeprefix("base_model.")),
+            "below a prefix": renamed(lambda k: "policy." + k),
+            "wrapped inside": renamed(lambda k: k.replace("base_model.model.", "base_model.model.module._orig_mod.")),
+            "the whole model": lambda peft: DistributedDataParallel(peft).state_dict(),
+        }
+        for name, state in ways.items():
+            for lora in (dict(target_modules=["q_proj", "v_proj"]), dict(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"])):
+                with self.subTest(name, **lora):
+                    base, peft = self.adapter(**lora)
+                    run, want = self.saved(peft, state)
+                    said = self.same_adapter(base, run, want)
+                    self.assertIn("as PEFT writes them", said)
+                    self.assertEqual("left out" in said, name == "the whole model")
+
+    def test_an_adapter_of_peft_stays_as_it_is(self):
+        base, peft = self.adapter(target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"], use_dora=False)
+        run, want = self.saved(peft, get_peft_model_state_dict)
+        self.assertNotIn("as PEFT writes them", self.same_adapter(base, run, want))
+
+    def test_two_adapters_in_one_file_are_an_error(self):
+        base, peft = self.adapter(target_modules=["q_proj"])
+        peft.add_adapter("other", LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"]))
+        run, _ = self.saved(peft, lambda peft: {k: v for k, v in peft.state_dict().items() if "lora_" in k})
+        done = self.run_ckpt("export", run, os.path.join(self.tmp, "no"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("two adapters", done.stderr)
 
     def test_raw_names_stay(self):
         run = os.path.join(self.tmp, "raw")
