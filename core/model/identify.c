@@ -6,6 +6,7 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "model/adapter.h"
+#include "model/adapter_check.h"
 #include "model/lora.h"
 #include "model/names.h"
 #include "model/opening.h"
@@ -241,6 +242,56 @@ static int find_lora(struct ckpt_opening *o, bool *ret_merged, struct ckpt_err *
     return merge_begin(o, err);
 }
 
+/* ---- does the adapter do something? ---- */
+
+/* What an error about an adapter without values adds, if a folder beside its file holds a
+ * checkpoint, in which trainers keep them: a new text, "" if there is none. NULL: out of memory. */
+static char *advice_of(const struct ckpt_opening *o)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    (void)ckpt_entries_read(o->dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+        if (e.kind != CKPT_ENTRY_DIR || ckpt_dir_open_below(o->dir, e.name, &sub, NULL) < 0)
+            continue;
+        const struct ckpt_reader *reader = ckpt_reader_probe(sub, NULL);
+        if (reader)
+            return ckpt_asprintf("; the folder '%s' beside it is a checkpoint of format %s, which "
+                                 "may have them: give that",
+                                 e.name, reader->name);
+    }
+    return strdup("");
+}
+
+/* Check the adapter that is shown or merged. One that a recipe makes of a framework's tensors has
+ * the shapes that the recipe gives it. */
+static int check_adapter(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    struct ckpt_catalog *cat = o->adapter ? o->adapter : o->facts.is_adapter ? o->cat : NULL;
+    const struct ckpt_base *base = o->shared->base;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *config = NULL;
+    ckpt_cleanup(ckpt_freep) char *advice = NULL;
+    struct ckpt_err own = {0};
+
+    if (!cat || o->shared->opt->raw || o->facts.has_adapter)
+        return 0;
+    if (read_config(o, "adapter_config.json", &config, err) < 0)
+        return -1;
+    const struct ckpt_adapter_facts facts = {
+        .config = config,
+        .base = base,
+        .type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                                base ? ckpt_json_str(base->config, "model_type") : NULL),
+        .allow_partial = o->shared->opt->allow_partial};
+    if (ckpt_adapter_check(cat, &facts, &own) == 0)
+        return 0;
+    if (!(advice = advice_of(o)))
+        return ckpt_nomem(err);
+    return ckpt_fail(err, own.code, "'%s': %s%s", ckpt_dir_path(o->dir), own.text, advice);
+}
+
 int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = o->shared->opt;
@@ -259,6 +310,8 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     if (opt->lora == CKPT_LORA_ADAPTER && !o->facts.is_adapter)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",
                          ckpt_dir_path(o->dir));
+    if (check_adapter(o, err) < 0)
+        return -1;
     in.has_config = o->cat->config != NULL;
     in.has_home = o->home.dir != NULL;
     o->decision = ckpt_decide(&in);
