@@ -95,25 +95,6 @@ static int describe(struct ckpt_opening *o, struct ckpt_err *err)
     return map ? ckpt_weight_map_copy(map, &f->weight_map, err) : 0;
 }
 
-/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
- * a new catalogue of the base. o->facts become those of the merged model. */
-static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
-{
-    struct ckpt_catalog *model;
-    bool found = o->facts.is_adapter;
-
-    if (!found && ckpt_adapter_apply(o->cat, any_type(o), true, &o->facts, &found, err) < 0)
-        return -1;
-    if (!found)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
-                         ckpt_dir_path(o->dir));
-    if (ckpt_lora_base(o->shared->base, &model, err) < 0)
-        return -1;
-    o->adapter = ckpt_steal(&o->cat);
-    o->cat = model;
-    return describe(o, err);
-}
-
 const char *ckpt_merge_folder(const struct ckpt_opening *o)
 {
     return o->facts.files == CKPT_FILES_COMPLETE ? o->facts.files_at : "";
@@ -138,6 +119,56 @@ static int read_config(const struct ckpt_opening *o, const char *name, json_t **
     if (!*ret && strcmp(name, "adapter_config.json") == 0)
         *ret = json_incref(o->facts.adapter_config);
     return 0;
+}
+
+/* Say which base an adapter's config named where no option did, or could have named. USAGE: it is
+ * not there. CONFLICT: this step's adapter names another than the first. */
+static int tell_base(const struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *config = NULL;
+
+    if (opt->base && !opt->base_named)
+        return 0;
+    if (read_config(o, "adapter_config.json", &config, err) < 0)
+        return -1;
+    const char *name = ckpt_json_str_or(config, "base_model_name_or_path", "");
+    if (!opt->base && *name)
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "option lora=merge needs base=DIR: adapter_config.json of '%s' names '%s', "
+            "which is neither a directory nor in the local hub cache",
+            ckpt_dir_path(o->dir), name);
+    if (opt->base && strcmp(name, opt->base_named) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "adapter_config.json of '%s' names the base '%s', that of another step "
+                         "'%s': open the step alone, or give base=DIR",
+                         ckpt_dir_path(o->dir), name, opt->base_named);
+    if (opt->base)
+        ckpt_catalog_note(o->cat,
+                          "the base is '%s', which adapter_config.json names; base=DIR gives "
+                          "another",
+                          ckpt_dir_path(o->shared->base->dir));
+    return 0;
+}
+
+/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
+ * a new catalogue of the base. o->facts become those of the merged model. */
+static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    struct ckpt_catalog *model;
+    bool found = o->facts.is_adapter;
+
+    if (!found && ckpt_adapter_apply(o->cat, any_type(o), true, &o->facts, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
+                         ckpt_dir_path(o->dir));
+    if (tell_base(o, err) < 0 || ckpt_lora_base(o->shared->base, &model, err) < 0)
+        return -1;
+    o->adapter = ckpt_steal(&o->cat);
+    o->cat = model;
+    return describe(o, err);
 }
 
 int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err)

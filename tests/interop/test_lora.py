@@ -329,6 +329,38 @@ class Lora(unittest.TestCase):
             self.assertNotEqual(done.returncode, 0, (source, option))
             self.assertIn(words, done.stderr)
 
+    def test_the_base_that_the_adapter_names(self):
+        """Without base=: a directory, or a model in the hub's cache; for one adapter, and for a run of them."""
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=4, target_modules=LINEAR)
+        want = self.theirs(torch.bfloat16)
+        cache = os.path.join(self.tmp.name, "cache")
+        snapshot = os.path.join(cache, "models--some--base", "snapshots", "abc")
+        shutil.copytree(self.base, snapshot)
+        os.makedirs(os.path.join(cache, "models--some--base", "refs"))
+        with open(os.path.join(cache, "models--some--base", "refs", "main"), "w") as f:
+            f.write("abc")
+        os.environ["HF_HUB_CACHE"] = cache
+        self.addCleanup(os.environ.pop, "HF_HUB_CACHE")
+        run = os.path.join(self.tmp.name, "run")
+        for name in (self.base, "some/base"):
+            self.change(lambda file: file, {"base_model_name_or_path": name})
+            shutil.rmtree(run, ignore_errors=True)
+            for step in ("checkpoint-1", "checkpoint-2"):
+                shutil.copytree(self.adapter, os.path.join(run, step))
+            for source in (self.adapter, os.path.join(run, "checkpoint-2")):
+                out, said = self.shown(source, "lora=merge")
+                self.same(tensors(out), want)
+                self.assertIn("which adapter_config.json names", said)
+            out = os.path.join(self.tmp.name, f"latest{len(os.listdir(self.tmp.name))}")
+            done = self.run_ckpt("export", run, out, "-o", "lora=merge", check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.change(lambda file: file, {"base_model_name_or_path": "some/other"})
+        self.says(["needs base=DIR", "'some/other'", "local hub cache"], "lora=merge")
+        self.adapter = os.path.join(run, "checkpoint-2")
+        self.change(lambda file: file, {"base_model_name_or_path": self.base})
+        self.says(["names the base", "another step", "'some/base'"], "lora=merge", of=run)
+
     # ---- adapters that do nothing, or not what their config says ----
 
     FILE = "adapter_model.safetensors"
