@@ -409,6 +409,19 @@ class Lora(unittest.TestCase):
                     self.says(words, *options, f"base={self.base}")
                     self.run_ckpt("info", self.adapter, "-o", "view=raw")
 
+    def test_weights_beside_an_adapter_are_named(self):
+        """A projector or a value head that was trained with it, and not a trainer's states."""
+        self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj"])
+        for name in ("optimizer.pt", "training_args.bin", "rng_state.pth", "adapter_model.bin"):
+            torch.save({}, os.path.join(self.adapter, name))
+        for options in ((), ("lora=merge",)):
+            self.assertNotIn("beside", self.says([], *options, f"base={self.base}", code=0))
+        torch.save({"mm_projector.weight": torch.rand(4)}, os.path.join(self.adapter, "non_lora_trainables.bin"))
+        save_file({"v_head.weight": torch.rand(4)}, os.path.join(self.adapter, "value_head.safetensors"))
+        for options in ((), ("lora=merge",)):
+            said = self.says(["left out", "'non_lora_trainables.bin', 'value_head.safetensors'"], *options, f"base={self.base}", code=0)
+            self.assertEqual("not merged" in said, bool(options))
+
     def test_a_base_of_another_shape_is_refused(self):
         self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj"])
         other = os.path.join(self.tmp.name, "other")
