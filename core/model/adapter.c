@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/names.h"
+#include "model/wrappers.h"
 
 #define ROOT "base_model.model."
 #define FILE_NAME "adapter_model.safetensors"
@@ -90,11 +91,15 @@ static int canonical(const struct adapter *a, const char *name, const char **ret
     return keep_text(a, &s, ret, err);
 }
 
-/* Find ROOT at the beginning of the name or after a prefix; NULL: it is not there. */
+/* Find ROOT at the beginning of the name or after a prefix, the last if it is there twice; NULL: it
+ * is not there. */
 static const char *find_root(const char *name)
 {
-    const char *root = strstr(name, ROOT);
-    return root && (root == name || root[-1] == '.') ? root : NULL;
+    const char *root = NULL;
+
+    for (const char *p = name; (p = strstr(p, ROOT)); p++)
+        root = p == name || p[-1] == '.' ? p : root;
+    return root;
 }
 
 /* The base's own name of a name below ROOT. */
@@ -270,6 +275,156 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
     facts->is_adapter = true;
     *ret_found = true;
     return 0;
+}
+
+/* ---- an adapter's own files ---- */
+
+/* Has PEFT's file names like this one? Not those of a state dict: with the adapter's name after
+ * LoRA's words, with modules of which the adapter has a copy, or with another beginning. */
+static bool is_plain(const char *name)
+{
+    if (find_root(name) != name || has_word(name, "modules_to_save") ||
+        has_word(name, "original_module"))
+        return false;
+    for (const char *p = name; *p;) {
+        const size_t len = strcspn(p, ".");
+        const bool lora = ckpt_texts_have(&lora_words, p, len);
+        p += len + (p[len] == '.');
+        const size_t next = strcspn(p, ".");
+        if (lora && next && !is(p, next, "weight") && !is(p, next, "bias"))
+            return false;
+    }
+    return true;
+}
+
+/* What all names of an adapter's file have in common. */
+struct file_names {
+    bool rooted;  /* some are below ROOT */
+    bool wrapped; /* those are below ROOT and `module` */
+    bool halved;  /* all have the second word of ROOT alone, before the one that the base has */
+    bool whole;   /* it has weights of the base, too */
+};
+
+static int look_at_file(struct adapter *a, struct file_names *ret, bool *ret_lora,
+                        struct ckpt_err *err)
+{
+    static const char module[] = ROOT "module.", inner[] = "model.", twice[] = "model.model.";
+    struct evidence e = {0};
+    bool any_twice = false;
+
+    *ret = (struct file_names){.wrapped = true, .halved = true};
+    for (size_t i = 0; i < a->cat->tensors.len; i++) {
+        if (!(a->name[i] = ckpt_wrappers_strip(a->arena, a->name[i])))
+            return ckpt_nomem(err);
+        const char *root = find_root(a->name[i]);
+        ret->rooted |= root != NULL;
+        ret->wrapped &= !root || ckpt_has_prefix(root, module);
+        ret->halved &= ckpt_has_prefix(a->name[i], inner);
+        any_twice |= ckpt_has_prefix(a->name[i], twice);
+        if (collect_one(a, a->name[i], &e, err) < 0)
+            return -1;
+    }
+    ret->wrapped &= ret->rooted;
+    ret->halved &= any_twice;
+    ret->whole = e.adapted || e.original;
+    *ret_lora = e.lora > 0;
+    return 0;
+}
+
+/* Put ROOT, and nothing twice, before what the names of the base are. */
+static int set_root(struct adapter *a, size_t i, const struct file_names *f, struct ckpt_err *err)
+{
+    const char *name = a->name[i], *root = find_root(name);
+    struct ckpt_str s = {0};
+
+    if (root && !f->wrapped)
+        return 0;
+    if (root)
+        name = root + strlen(ROOT "module.");
+    else if (f->rooted)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s' is not below '" ROOT "', but other tensors of the adapter are",
+                         a->cat->tensors.ptr[i].name);
+    else if (f->halved)
+        name += strlen("model.");
+    ckpt_str_puts(&s, ROOT);
+    ckpt_str_puts(&s, name);
+    return keep_text(a, &s, &a->name[i], err);
+}
+
+/* The name in PEFT's file; NULL: the tensor is not the adapter's. */
+static int clean_one(struct adapter *a, size_t i, const struct file_names *f, struct ckpt_err *err)
+{
+    bool embedding = false;
+
+    if (set_root(a, i, f, err) < 0 ||
+        (f->whole && is_adapted_embedding(a, a->name[i], &embedding, err) < 0))
+        return -1;
+    if (f->whole && !embedding && !is_lora(a->name[i]) && !has_word(a->name[i], "modules_to_save"))
+        a->name[i] = NULL;
+    else if (!is_plain(a->name[i]))
+        return rename_one(a, i, err);
+    return 0;
+}
+
+/* Say what was done. CONFLICT: two names became one. */
+static int tell_names(const struct adapter *a, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = cat->tensors.ptr;
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map seen = {0};
+    size_t n = 0, first = 0, dropped = 0, first_dropped = 0;
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        if (!a->name[i]) {
+            if (dropped++ == 0)
+                first_dropped = i;
+            continue;
+        }
+        const uint32_t at = ckpt_map_add(&seen, a->name[i], (uint32_t)i);
+        if (at == CKPT_NONE)
+            return ckpt_nomem(err);
+        if (at != i)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' and '%s' are both '%s' in an adapter's file: are there two "
+                             "adapters? (view=raw shows both)",
+                             t[at].name, t[i].name, a->name[i]);
+        if (strcmp(a->name[i], t[i].name) != 0 && n++ == 0)
+            first = i;
+    }
+    if (n)
+        ckpt_catalog_note(cat,
+                          "%zu name%s as PEFT writes them, without what wrappers and a state dict "
+                          "add: '%s' is shown as '%s'",
+                          n, n == 1 ? " is shown" : "s are shown", t[first].name, a->name[first]);
+    if (dropped)
+        ckpt_catalog_warn(cat,
+                          "left out: %zu tensors of the model that the adapter changes ('%s' "
+                          "first), which an adapter's file does not have",
+                          dropped, t[first_dropped].name);
+    return n || dropped ? 1 : 0;
+}
+
+int ckpt_adapter_clean(struct ckpt_catalog *cat, const struct ckpt_type *type,
+                       struct ckpt_facts *facts, struct ckpt_err *err)
+{
+    ckpt_cleanup(adapter_release) struct adapter a = {
+        .cat = cat, .type = type, .arena = &cat->arena, .name = ckpt_catalog_names(cat)};
+    struct file_names f;
+    bool lora;
+
+    if (!a.name)
+        return ckpt_nomem(err);
+    if (look_at_file(&a, &f, &lora, err) < 0)
+        return -1;
+    for (size_t i = 0; lora && i < cat->tensors.len; i++)
+        if (clean_one(&a, i, &f, err) < 0)
+            return -1;
+    const int changed = tell_names(&a, cat, err);
+    if (changed <= 0)
+        return changed;
+    return ckpt_catalog_select(cat, a.name, err) < 0
+               ? -1
+               : ckpt_facts_map_all(facts, cat, FILE_NAME, err);
 }
 
 /* ---- the base ---- */

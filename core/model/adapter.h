@@ -20,6 +20,14 @@
 int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
                        struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err);
 
+/* Give the tensors of an adapter's own file the names that PEFT's save_pretrained writes: without
+ * wrappers, the adapter's name and copies of modules, below `base_model.model.` once. Weights of
+ * the base are left out. Names that PEFT writes stay, as do those of other adapters than LoRA but
+ * for wrappers; what is changed is a note or a warning. CONFLICT: two names become one. FORMAT:
+ * some names are below `base_model.model.`, others not. */
+int ckpt_adapter_clean(struct ckpt_catalog *cat, const struct ckpt_type *type,
+                       struct ckpt_facts *facts, struct ckpt_err *err);
+
 /* Make a new catalogue, over the same sources, of the base model's weights in a checkpoint of a
  * whole PeftModel. It has the names of the base without PEFT (no `base_model.model.`, `base_layer`,
  * `original_module`) and none of the adapter's tensors. *ret is NULL if the checkpoint has no LoRA

@@ -127,6 +127,39 @@ int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
     return (*ret_path = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
+/* The name of the base of the adapter in dir, if there is one. */
+static int named_in(struct ckpt_dir *dir, char **ret, struct ckpt_err *err)
+{
+    static const char *const configs[] = {"adapter_config.json", "model/adapter_config.json"};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *config = NULL;
+
+    if (ckpt_reader_peft.probe(dir) == CKPT_NOT_MINE)
+        return 0;
+    for (size_t i = 0; i < 2 && !config; i++)
+        if (ckpt_config_read_if(dir, configs[i], CKPT_CONFIG_MAX_BYTES, &config, err) < 0)
+            return -1;
+    const char *name = ckpt_json_str(config, "base_model_name_or_path");
+    return name && *name && !ckpt_is_bucket(name) && !(*ret = strdup(name)) ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_base_named(struct ckpt_dir *dir, bool below, char **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    *ret = NULL;
+    if (named_in(dir, ret, err) < 0 ||
+        (below && !*ret && ckpt_entries_read(dir, &entries, err) < 0))
+        return -1;
+    while (!*ret && ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+        if (e.kind == CKPT_ENTRY_DIR && ckpt_dir_open_below(dir, e.name, &sub, NULL) == 0 &&
+            named_in(sub, ret, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_fdpool *pool,
                    struct ckpt_base **ret, struct ckpt_err *err)
 {

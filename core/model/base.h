@@ -31,6 +31,11 @@ int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
+
+/* The name of the base in adapter_config.json of the adapter in `dir`, or with `below` of the first
+ * in one of its folders; *ret is new, or NULL: there is no adapter, or it names none on this
+ * machine. */
+int ckpt_base_named(struct ckpt_dir *dir, bool below, char **ret, struct ckpt_err *err);
 /* The i-th name of a model's tensors: in its catalogue or, if that is NULL, in its index. NULL:
  * there are no more. */
 const char *ckpt_base_name_at(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,

@@ -233,6 +233,59 @@ static int add_wanted(struct sides *s, struct ckpt_dir *dir, enum side_rule rule
     return 0;
 }
 
+/* Is it a file of weights of this model, as far as the catalogue was read from it? */
+static bool is_read(const struct ckpt_opening *o, const struct ckpt_dir *dir, const char *name)
+{
+    struct ckpt_file_id id, own;
+
+    if (!ckpt_dir_stat(dir, name, &id))
+        return false;
+    for (size_t i = 0; i < o->cat->sources.len; i++)
+        if (ckpt_source_file_id(o->cat->sources.ptr[i], &own) && ckpt_file_id_eq(&id, &own))
+            return true;
+    return false;
+}
+
+/* Does a file beside an adapter hold weights that were trained with it, such as a projector or a
+ * head? Not one of the trainer's own states, nor the adapter in another container. */
+static bool is_weights_beside(const char *name)
+{
+    static const char *const states[] = {"adapter_model.", "training_args.", "optimizer.",
+                                         "scheduler.", "scaler."};
+
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
+        if (ckpt_has_prefix(name, states[i]))
+            return false;
+    return name[0] != '.' &&
+           (ckpt_has_suffix(name, ".safetensors") || ckpt_has_suffix(name, ".bin"));
+}
+
+/* Warn about weights beside an adapter, which are neither shown nor merged. */
+static int warn_beside(struct sides *s, const char *below, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+    struct ckpt_opening *o = s->o;
+    struct ckpt_entry e;
+
+    if (*below && ckpt_dir_open_below(o->dir, below, &sub, err) < 0)
+        return -1;
+    if (ckpt_entries_read(sub ? sub : o->dir, &entries, err) < 0)
+        return -1;
+    while (ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_FILE && is_weights_beside(e.name) &&
+            !is_read(o, sub ? sub : o->dir, e.name))
+            ckpt_str_printf(&names, "%s'%s'", names.len ? ", " : "", e.name);
+    if (names.failed)
+        return ckpt_nomem(err);
+    if (names.len)
+        ckpt_catalog_warn(
+            o->cat, "left out: weights beside the adapter that are not the adapter's: %s%s",
+            ckpt_str_get(&names), o->decision.merge_files ? "; they are not merged" : "");
+    return 0;
+}
+
 /* Add the files of subdirectory `below` ("" for dir itself), except names that were added before;
  * or, if there is a name, that one of them, if it exists. */
 static int add_from(struct sides *s, struct ckpt_dir *dir, const char *below, const char *name,
@@ -283,6 +336,8 @@ static int collect_sides(struct sides *s, struct ckpt_err *err)
     const bool adapter = o->facts.is_adapter && !o->shared->opt->raw;
     const char *config = adapter ? "adapter_config.json" : "config.json", *at = o->facts.files_at;
 
+    if (o->facts.files == CKPT_FILES_COMPLETE && warn_beside(s, at, err) < 0)
+        return -1;
     if (d->merge_files) /* the base's files, but the adapter's tokenizer instead of the base's */
         return add_from(s, o->dir, ckpt_merge_folder(o), NULL, SIDE_TOKENIZER, err) < 0
                    ? -1

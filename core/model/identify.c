@@ -6,9 +6,11 @@
 #include "base/str.h"
 #include "container/config.h"
 #include "model/adapter.h"
+#include "model/adapter_check.h"
 #include "model/lora.h"
 #include "model/names.h"
 #include "model/opening.h"
+#include "model/wrappers.h"
 #include "recipe/library/types.h"
 
 /* The facts that hold for all types of models: an adapter does not say of which one it is. */
@@ -22,8 +24,11 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_options *opt = o->shared->opt;
     bool found;
 
-    if (opt->raw || o->facts.names != CKPT_NAMES_FRAMEWORK ||
-        ckpt_recipes_forced(o->shared->recipes))
+    if (opt->raw || ckpt_recipes_forced(o->shared->recipes))
+        return 0;
+    if (o->facts.names == CKPT_NAMES_HUB && !o->facts.is_adapter)
+        return ckpt_wrappers_clean(o, err);
+    if (o->facts.names != CKPT_NAMES_FRAMEWORK)
         return 0;
     if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,
                            err) < 0)
@@ -90,25 +95,6 @@ static int describe(struct ckpt_opening *o, struct ckpt_err *err)
     return map ? ckpt_weight_map_copy(map, &f->weight_map, err) : 0;
 }
 
-/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
- * a new catalogue of the base. o->facts become those of the merged model. */
-static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
-{
-    struct ckpt_catalog *model;
-    bool found = o->facts.is_adapter;
-
-    if (!found && ckpt_adapter_apply(o->cat, any_type(o), true, &o->facts, &found, err) < 0)
-        return -1;
-    if (!found)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
-                         ckpt_dir_path(o->dir));
-    if (ckpt_lora_base(o->shared->base, &model, err) < 0)
-        return -1;
-    o->adapter = ckpt_steal(&o->cat);
-    o->cat = model;
-    return describe(o, err);
-}
-
 const char *ckpt_merge_folder(const struct ckpt_opening *o)
 {
     return o->facts.files == CKPT_FILES_COMPLETE ? o->facts.files_at : "";
@@ -133,6 +119,56 @@ static int read_config(const struct ckpt_opening *o, const char *name, json_t **
     if (!*ret && strcmp(name, "adapter_config.json") == 0)
         *ret = json_incref(o->facts.adapter_config);
     return 0;
+}
+
+/* Say which base an adapter's config named where no option did, or could have named. USAGE: it is
+ * not there. CONFLICT: this step's adapter names another than the first. */
+static int tell_base(const struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *config = NULL;
+
+    if (opt->base && !opt->base_named)
+        return 0;
+    if (read_config(o, "adapter_config.json", &config, err) < 0)
+        return -1;
+    const char *name = ckpt_json_str_or(config, "base_model_name_or_path", "");
+    if (!opt->base && *name)
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "option lora=merge needs base=DIR: adapter_config.json of '%s' names '%s', "
+            "which is neither a directory nor in the local hub cache",
+            ckpt_dir_path(o->dir), name);
+    if (opt->base && strcmp(name, opt->base_named) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "adapter_config.json of '%s' names the base '%s', that of another step "
+                         "'%s': open the step alone, or give base=DIR",
+                         ckpt_dir_path(o->dir), name, opt->base_named);
+    if (opt->base)
+        ckpt_catalog_note(o->cat,
+                          "the base is '%s', which adapter_config.json names; base=DIR gives "
+                          "another",
+                          ckpt_dir_path(o->shared->base->dir));
+    return 0;
+}
+
+/* Move o->cat, the reader's catalogue of an adapter of any format, to o->adapter, and replace it by
+ * a new catalogue of the base. o->facts become those of the merged model. */
+static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    struct ckpt_catalog *model;
+    bool found = o->facts.is_adapter;
+
+    if (!found && ckpt_adapter_apply(o->cat, any_type(o), true, &o->facts, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
+                         ckpt_dir_path(o->dir));
+    if (tell_base(o, err) < 0 || ckpt_lora_base(o->shared->base, &model, err) < 0)
+        return -1;
+    o->adapter = ckpt_steal(&o->cat);
+    o->cat = model;
+    return describe(o, err);
 }
 
 int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err)
@@ -237,6 +273,56 @@ static int find_lora(struct ckpt_opening *o, bool *ret_merged, struct ckpt_err *
     return merge_begin(o, err);
 }
 
+/* ---- does the adapter do something? ---- */
+
+/* What an error about an adapter without values adds, if a folder beside its file holds a
+ * checkpoint, in which trainers keep them: a new text, "" if there is none. NULL: out of memory. */
+static char *advice_of(const struct ckpt_opening *o)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    (void)ckpt_entries_read(o->dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+        if (e.kind != CKPT_ENTRY_DIR || ckpt_dir_open_below(o->dir, e.name, &sub, NULL) < 0)
+            continue;
+        const struct ckpt_reader *reader = ckpt_reader_probe(sub, NULL);
+        if (reader)
+            return ckpt_asprintf("; the folder '%s' beside it is a checkpoint of format %s, which "
+                                 "may have them: give that",
+                                 e.name, reader->name);
+    }
+    return strdup("");
+}
+
+/* Check the adapter that is shown or merged. One that a recipe makes of a framework's tensors has
+ * the shapes that the recipe gives it. */
+static int check_adapter(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    struct ckpt_catalog *cat = o->adapter ? o->adapter : o->facts.is_adapter ? o->cat : NULL;
+    const struct ckpt_base *base = o->shared->base;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *config = NULL;
+    ckpt_cleanup(ckpt_freep) char *advice = NULL;
+    struct ckpt_err own = {0};
+
+    if (!cat || o->shared->opt->raw || o->facts.has_adapter)
+        return 0;
+    if (read_config(o, "adapter_config.json", &config, err) < 0)
+        return -1;
+    const struct ckpt_adapter_facts facts = {
+        .config = config,
+        .base = base,
+        .type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                                base ? ckpt_json_str(base->config, "model_type") : NULL),
+        .allow_partial = o->shared->opt->allow_partial};
+    if (ckpt_adapter_check(cat, &facts, &own) == 0)
+        return 0;
+    if (!(advice = advice_of(o)))
+        return ckpt_nomem(err);
+    return ckpt_fail(err, own.code, "'%s': %s%s", ckpt_dir_path(o->dir), own.text, advice);
+}
+
 int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = o->shared->opt;
@@ -244,6 +330,9 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     struct ckpt_decide in = {.facts = &o->facts, .opt = opt, .base = o->shared->base};
     bool done = false;
 
+    if (o->facts.is_adapter && !opt->raw &&
+        ckpt_adapter_clean(o->cat, any_type(o), &o->facts, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(o->dir));
     if (o->facts.has_adapter && !opt->raw && !ckpt_recipes_forced(o->shared->recipes) &&
         divide(o, joins, &done, err) < 0)
         return -1;
@@ -252,6 +341,8 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     if (opt->lora == CKPT_LORA_ADAPTER && !o->facts.is_adapter)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",
                          ckpt_dir_path(o->dir));
+    if (check_adapter(o, err) < 0)
+        return -1;
     in.has_config = o->cat->config != NULL;
     in.has_home = o->home.dir != NULL;
     o->decision = ckpt_decide(&in);

@@ -115,23 +115,42 @@ static int find_pattern(const json_t *patterns, const char *name, const json_t *
     return 0;
 }
 
+int ckpt_lora_rank(const json_t *config, const char *module, uint64_t *ret, struct ckpt_err *err)
+{
+    const json_t *r;
+
+    if (find_pattern(json_object_get(config, "rank_pattern"), module, &r, err) < 0)
+        return -1;
+    r = r ? r : json_object_get(config, "r");
+    *ret = json_is_integer(r) && json_integer_value(r) > 0 ? (uint64_t)json_integer_value(r) : 0;
+    return 0;
+}
+
+bool ckpt_lora_is_variant(const json_t *config)
+{
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (strcmp(refused[i], "fan_in_fan_out") != 0 &&
+            is_set(json_object_get(config, refused[i])))
+            return true;
+    return false;
+}
+
 /* The scale lora_alpha / r (or / sqrt(r)) of the module or parameter `name`, whose matrices have
  * this rank. CONFLICT: the config gives it another rank. */
 static int config_scale(const json_t *config, const char *name, uint64_t rank, double *ret,
                         struct ckpt_err *err)
 {
-    const json_t *r, *alpha;
+    const json_t *alpha;
+    uint64_t r;
 
-    if (find_pattern(json_object_get(config, "rank_pattern"), name, &r, err) < 0 ||
+    if (ckpt_lora_rank(config, name, &r, err) < 0 ||
         find_pattern(json_object_get(config, "alpha_pattern"), name, &alpha, err) < 0)
         return -1;
-    r = r ? r : json_object_get(config, "r");
     alpha = alpha ? alpha : json_object_get(config, "lora_alpha");
-    if (!json_is_integer(r) || json_integer_value(r) <= 0 ||
-        (uint64_t)json_integer_value(r) != rank)
+    if (r != rank)
         return ckpt_fail(err, CKPT_CONFLICT,
-                         "LoRA of '%s' has rank %" PRIu64 ", adapter_config.json says %lld", name,
-                         rank, (long long)json_integer_value(r));
+                         "LoRA of '%s' has rank %" PRIu64 ", adapter_config.json says %" PRIu64,
+                         name, rank, r);
     if (!json_is_number(alpha))
         return ckpt_fail(err, CKPT_FORMAT, "adapter_config.json: the alpha of '%s' is not a number",
                          name);

@@ -3,6 +3,9 @@
  */
 #pragma once
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "base/err.h"
 #include "base/json.h"
 #include "model/base.h"
@@ -18,6 +21,12 @@ struct ckpt_lora_options {
     json_t *config; /* config.json of the merged model, which is changed if the adapter resizes the
                        vocabulary or unties the output embedding; or NULL */
 };
+
+/* The rank of LoRA of a module by adapter_config.json; *ret is 0 if it does not say it. */
+int ckpt_lora_rank(const json_t *config, const char *module, uint64_t *ret, struct ckpt_err *err);
+
+/* Does the config say a variant whose matrices may have other shapes than those of LoRA? */
+bool ckpt_lora_is_variant(const json_t *config);
 
 /* Copy the base's catalogue. The copy points into the base's, which must outlive it. */
 int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err);

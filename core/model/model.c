@@ -429,12 +429,38 @@ static bool has_output_names(const struct ckpt_opening *o)
     return writer && writer->recipes;
 }
 
+static bool says_quantized(const json_t *config)
+{
+    return json_object_get(config, "quantization_config") ||
+           json_object_get(json_object_get(config, "text_config"), "quantization_config");
+}
+
+/* UNSUPPORTED: dtype= on quantised weights, whose scales and tables are floating tensors, too, in
+ * the dtypes that whoever dequantises them expects. */
+static int check_cast(const struct ckpt_opening *o, struct ckpt_err *err)
+{
+    bool packed = ckpt_is_quantized(o->cat);
+
+    for (size_t i = 0; i < o->cat->tensors.len; i++)
+        packed |= o->cat->tensors.ptr[i].dtype == CKPT_I32;
+    if (o->shared->opt->dtype_rule != CKPT_DTYPE_CAST || o->shared->opt->raw ||
+        o->facts.is_adapter || !packed || !says_quantized(o->config))
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "option dtype: the weights of '%s' are quantised, and it would cast their "
+                     "scales: leave it away, or add the option dequantize where they have a kind "
+                     "that it knows",
+                     ckpt_dir_path(o->dir));
+}
+
 static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const bool known = has_output_names(o); /* then each tensor says it */
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
 
+    if (check_cast(o, err) < 0)
+        return -1;
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
         enum ckpt_dtype want =
@@ -592,12 +618,6 @@ static uint64_t vocab_multiple(const struct ckpt_opening *o)
         own <= CKPT_CUT_MOST)
         return own;
     return output->writer->vocab_multiple ? output->writer->vocab_multiple : 1;
-}
-
-static bool says_quantized(const json_t *config)
-{
-    return json_object_get(config, "quantization_config") ||
-           json_object_get(json_object_get(config, "text_config"), "quantization_config");
 }
 
 /* Values that are computed have the hub's names: of the framework's tensors, which are parts of

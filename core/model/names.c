@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/experts.h"
+#include "model/wrappers.h"
 #include "recipe/apply/apply.h"
 #include "recipe/language/field.h"
 #include "tensor/read.h"
@@ -18,10 +19,6 @@ enum { MOST_NAMED = 3 };
 static const char *const other_roots[] = {"optimizer", "optimizers", "optim",      "lr_scheduler",
                                           "scheduler", "sched",      "dataloader", "train_state",
                                           "rng",       "ema"};
-
-/* Parts of names that wrappers add. */
-static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
-                                       "_fsdp_wrapped_module."};
 
 /* False for names of the state of an optimizer, a scheduler or a data loader, and of tensors that a
  * model of this type computes. */
@@ -157,21 +154,6 @@ static void naming_release(struct naming *n)
     free(n->prefix);
 }
 
-/* The name without the parts that wrappers add (torch.compile, FSDP ...): itself, or a copy in the
- * arena. NULL: out of memory. */
-static const char *unwrap(struct ckpt_arena *arena, const char *name)
-{
-    char *own = NULL;
-
-    for (size_t i = 0; i < sizeof wrappers / sizeof wrappers[0]; i++) {
-        if (!own && strstr(name, wrappers[i]) && !(own = ckpt_arena_strdup(arena, name)))
-            return NULL;
-        if (own)
-            ckpt_remove_word(own, wrappers[i]);
-    }
-    return own ? own : name;
-}
-
 int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                        struct ckpt_arena *arena, const char ***ret, struct ckpt_err *err)
 {
@@ -180,7 +162,7 @@ int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *t
     for (size_t i = 0; name && i < cat->tensors.len; i++)
         if (!is_weight(type, name[i]))
             name[i] = NULL;
-        else if (!(name[i] = unwrap(arena, name[i])))
+        else if (!(name[i] = ckpt_wrappers_strip(arena, name[i])))
             return ckpt_nomem(err);
     return name ? 0 : ckpt_nomem(err);
 }
@@ -206,6 +188,36 @@ static int collect(struct naming *n, struct ckpt_err *err)
     for (size_t i = 0; i < n->cat->tensors.len; i++)
         if (n->name[i] && is_unsaved(n, n->cat->tensors.ptr[i].name))
             n->name[i] = NULL;
+    return 0;
+}
+
+/* Does the name end with that of the type's embedding? */
+static bool has_anchor(const struct naming *n, const char *name)
+{
+    for (size_t i = 0; i < n->type->embedding.n; i++)
+        if (ckpt_name_before(name, n->type->embedding.text[i]) != SIZE_MAX)
+            return true;
+    return n->bare && ckpt_name_before(name, n->bare) != SIZE_MAX;
+}
+
+/* Remove the parts `module` inside names, if only then the type's embedding is there: a wrapper
+ * around a part of the model adds them. */
+static int drop_modules(struct naming *n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(n->cat);
+    size_t known = 0, then = 0;
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        name[i] = n->name[i] ? ckpt_wrappers_strip_all(&n->cat->arena, n->name[i]) : NULL;
+        if (n->name[i] && !name[i])
+            return ckpt_nomem(err);
+        known += n->name[i] && has_anchor(n, n->name[i]);
+        then += name[i] && has_anchor(n, name[i]);
+    }
+    if (known == 0 && then)
+        memcpy(n->name, name, n->cat->tensors.len * sizeof *name);
     return 0;
 }
 
@@ -319,6 +331,23 @@ static int strip(struct naming *n, struct ckpt_err *err)
                           "('%s' first)",
                           dropped, n->prefix, n->cat->tensors.ptr[first].name);
     return dropped ? check_dropped(n, n->cat->tensors.ptr[first].name, err) : 0;
+}
+
+/* Say that names are shown without the parts that wrappers add, but not which prefix a trainer has.
+ */
+static void note_wrappers(const struct naming *n)
+{
+    size_t count = 0, first = 0;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        const char *stored = n->cat->tensors.ptr[i].name, *name = n->name[i];
+        const bool ends = name && ckpt_has_suffix(stored, name);
+        if (name && (!ends || ckpt_wrappers_in(stored, strlen(stored) - strlen(name))) &&
+            count++ == 0)
+            first = i;
+    }
+    if (count)
+        ckpt_wrappers_note(n->cat, count, n->cat->tensors.ptr[first].name, n->name[first]);
 }
 
 /* Drop states of optimizers and the like, which no recipe uses, whatever the framework's names are.
@@ -452,11 +481,14 @@ int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_e
 
     *ret_found = false;
     n.bare = bare_anchor(n.type, config);
-    if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
+    if (collect(&n, err) < 0 || drop_modules(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
     if (!n.prefix)
         return drop_state(&n, err);
-    if (strip(&n, err) < 0 || drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
+    if (strip(&n, err) < 0)
+        return -1;
+    note_wrappers(&n);
+    if (drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
         ckpt_catalog_select(o->cat, n.name, err) < 0)
         return -1;
     *ret_found = true;

@@ -30,6 +30,7 @@ void ckpt_options_free(struct ckpt_options *opt)
     if (!opt)
         return;
     free(opt->base);
+    free(opt->base_named);
     free(opt->recipe);
     free(opt->key_mapping);
     ckpt_client_unref(opt->connected);
@@ -48,7 +49,8 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *copy = *opt;
     copy->recording = NULL;
     copy->connected = NULL; /* the original holds it */
-    char **const text[] = {&copy->base, &copy->recipe, &copy->key_mapping, &copy->bucket.cache};
+    char **const text[] = {&copy->base, &copy->base_named, &copy->recipe, &copy->key_mapping,
+                           &copy->bucket.cache};
     bool good = (copy->overrides = json_deep_copy(opt->overrides)) != NULL;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         if (*text[i] && !(*text[i] = strdup(*text[i])))
@@ -83,6 +85,21 @@ static int set_base(void *into, const struct ckpt_option *o, const char *value,
                                      .at = offsetof(struct ckpt_options, base)};
 
     return ckpt_option_set(&base, into, value, err);
+}
+
+int ckpt_options_take_base(const struct ckpt_options *opt, const char *named,
+                           struct ckpt_options **ret, struct ckpt_err *err)
+{
+    static const struct ckpt_option base = {.word = "base"};
+    ckpt_cleanup(ckpt_options_freep) struct ckpt_options *copy = NULL;
+
+    if (ckpt_options_copy(opt, &copy, err) < 0 || set_base(copy, &base, named, err) < 0)
+        return -1;
+    copy->recording = opt->recording;
+    if (!(copy->base_named = strdup(named)))
+        return ckpt_nomem(err);
+    *ret = ckpt_steal(&copy);
+    return 0;
 }
 
 /* Parse a dtype: a name that ckpt_dtype_parse accepts, or a common short one. */

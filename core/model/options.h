@@ -31,6 +31,7 @@ enum ckpt_lacks_rule { CKPT_LACKS_ERROR, CKPT_LACKS_FROM_BASE };
 
 struct ckpt_options {
     char *base;        /* directory, or ORG/NAME of the local hub cache */
+    char *base_named;  /* the adapter's config names the base so, and no option does; or NULL */
     char *recipe;      /* path of the recipe file */
     char *key_mapping; /* file with a JSON object {pattern: replacement} that renames the base's
                           tensors to ours */
@@ -54,6 +55,10 @@ struct ckpt_options {
     struct ckpt_log log;
     struct ckpt_recording *recording; /* for the directories that are opened; borrowed, or NULL */
 };
+
+/* Make a copy whose base is `named` (copied), which the adapter's config says. */
+int ckpt_options_take_base(const struct ckpt_options *opt, const char *named,
+                           struct ckpt_options **ret, struct ckpt_err *err);
 
 /* Make a deep copy, without the recording. */
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,

@@ -147,7 +147,10 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
 {
     ckpt_cleanup(walk_release) struct walk w = {
         .visit = visit, .ctx = ctx, .follow = opt->follow_symlinks, .err = err};
+    const struct ckpt_access how = ckpt_options_access(opt);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *base = NULL;
+    ckpt_cleanup(ckpt_freep) char *named = NULL;
     ckpt_cleanup(ckpt_freep) char *cache =
         opt->bucket.cache ? strdup(opt->bucket.cache) : ckpt_cache_default();
 
@@ -157,7 +160,11 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
         (opt->recipe && add(&w, opt->recipe) < 0) ||
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))
         return -1;
-    if (!opt->base || ckpt_base_find(opt->base, &base, NULL) < 0)
+    if (!opt->base && opt->lora == CKPT_LORA_MERGE && !ckpt_is_bucket(path) &&
+        ckpt_archive_open(path, &how, &dir, NULL) == 0)
+        (void)ckpt_base_named(dir, true, &named, NULL);
+    const char *name = opt->base ? opt->base : named;
+    if (!name || ckpt_base_find(name, &base, NULL) < 0)
         return 0; /* opening the run reports the error */
     return add_tree(&w, base);
 }

@@ -331,6 +331,23 @@ static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_
     return 0;
 }
 
+/* Make what all views share. With lora=merge and no base=, the base is that which the adapter's
+ * config names, if that is there. */
+static int share(struct ckpt_run *run, const struct ckpt_options *opt, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_options_freep) struct ckpt_options *own = NULL;
+    ckpt_cleanup(ckpt_freep) char *named = NULL;
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+
+    if (opt->lora == CKPT_LORA_MERGE && !opt->base &&
+        ckpt_base_named(run->dir, run->is_folder, &named, err) < 0)
+        return -1;
+    if (named && ckpt_base_find(named, &path, NULL) == 0 &&
+        ckpt_options_take_base(opt, named, &own, err) < 0)
+        return -1;
+    return ckpt_shared_new(own ? own : opt, &run->shared, err);
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
@@ -351,7 +368,7 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
         return -1;
     if (!opt->wait && check_found(run, path, &probe_err, err) < 0)
         return -1;
-    return ckpt_shared_new(opt, &run->shared, err);
+    return share(run, opt, err);
 }
 
 int ckpt_run_open(const char *path, const struct ckpt_options *opt, struct ckpt_run **ret,

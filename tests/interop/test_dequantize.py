@@ -140,7 +140,8 @@ class Dequantize(unittest.TestCase):
         for method, parts, needle in (("modelopt", {"": u8, "_scale": f8, "_scale_2": torch.tensor(0.5)}, "weight"),
                                       ("modelopt", {"": f8, "_scale": torch.tensor(0.5)}, "only block-scaled"),
                                       ("compressed-tensors", {"_packed": u8.to(torch.int32), "_scale": torch.ones(32, 1)}, "weight_packed' is I32"),
-                                      ("compressed-tensors", {"_packed": u8, "_scale": f8}, "only block-scaled")):
+                                      ("compressed-tensors", {"_packed": u8, "_scale": f8}, "only block-scaled"),
+                                      ("bitsandbytes", {"": u8, ".absmax": torch.ones(4), ".quant_map": torch.ones(16)}, "l.0.weight")):
             model = {"model.embed_tokens.weight": torch.ones(16, 8).bfloat16()} | {f"l.0.weight{x}": t for x, t in parts.items()}
             with tempfile.TemporaryDirectory() as tmp:
                 write_model(tmp, model, {"quant_method": method})
@@ -150,6 +151,9 @@ class Dequantize(unittest.TestCase):
                 with self.assertRaises(subprocess.CalledProcessError) as e:
                     export(tmp, "dequantize")
                 self.assertIn(needle, e.exception.stderr.decode())
+                with self.assertRaises(subprocess.CalledProcessError) as e:
+                    export(tmp, "dtype=bfloat16")
+                self.assertIn("cast their scales", e.exception.stderr.decode())
 
     def test_a_dcp_of_both(self):
         model = {**self.fp8_model([(200, 130)]), **self.mxfp4_model()}

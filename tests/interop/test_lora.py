@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """lora=merge gives the model that PEFT's merge_and_unload saves; LoRA keys in a DCP give PEFT's adapter."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -327,6 +328,124 @@ class Lora(unittest.TestCase):
             done = self.run_ckpt("info", source, "-o", option, "-o", f"base={lent}", check=False)
             self.assertNotEqual(done.returncode, 0, (source, option))
             self.assertIn(words, done.stderr)
+
+    def test_the_base_that_the_adapter_names(self):
+        """Without base=: a directory, or a model in the hub's cache; for one adapter, and for a run of them."""
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=4, target_modules=LINEAR)
+        want = self.theirs(torch.bfloat16)
+        cache = os.path.join(self.tmp.name, "cache")
+        snapshot = os.path.join(cache, "models--some--base", "snapshots", "abc")
+        shutil.copytree(self.base, snapshot)
+        os.makedirs(os.path.join(cache, "models--some--base", "refs"))
+        with open(os.path.join(cache, "models--some--base", "refs", "main"), "w") as f:
+            f.write("abc")
+        os.environ["HF_HUB_CACHE"] = cache
+        self.addCleanup(os.environ.pop, "HF_HUB_CACHE")
+        run = os.path.join(self.tmp.name, "run")
+        for name in (self.base, "some/base"):
+            self.change(lambda file: file, {"base_model_name_or_path": name})
+            shutil.rmtree(run, ignore_errors=True)
+            for step in ("checkpoint-1", "checkpoint-2"):
+                shutil.copytree(self.adapter, os.path.join(run, step))
+            for source in (self.adapter, os.path.join(run, "checkpoint-2")):
+                out, said = self.shown(source, "lora=merge")
+                self.same(tensors(out), want)
+                self.assertIn("which adapter_config.json names", said)
+            out = os.path.join(self.tmp.name, f"latest{len(os.listdir(self.tmp.name))}")
+            done = self.run_ckpt("export", run, out, "-o", "lora=merge", check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.change(lambda file: file, {"base_model_name_or_path": "some/other"})
+        self.says(["needs base=DIR", "'some/other'", "local hub cache"], "lora=merge")
+        self.adapter = os.path.join(run, "checkpoint-2")
+        self.change(lambda file: file, {"base_model_name_or_path": self.base})
+        self.says(["names the base", "another step", "'some/base'"], "lora=merge", of=run)
+
+    # ---- adapters that do nothing, or not what their config says ----
+
+    FILE = "adapter_model.safetensors"
+
+    def change(self, f, config=None):
+        """Replace the adapter's tensors by f of them, and keys of its config."""
+        file, said = os.path.join(self.adapter, self.FILE), os.path.join(self.adapter, "adapter_config.json")
+        save_file(f(load_file(file)), file, {"format": "pt"})
+        with open(said) as j:
+            now = json.load(j) | (config or {})
+        with open(said, "w") as j:
+            json.dump(now, j)
+
+    def says(self, words, *options, code=1, of=None):
+        done = self.run_ckpt("export", of or self.adapter, os.path.join(self.tmp.name, f"no{len(os.listdir(self.tmp.name))}"),
+                             *[a for o in options for a in ("-o", o)], check=False)
+        self.assertEqual(done.returncode != 0, code != 0, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        return done.stderr
+
+    def test_adapters_that_do_nothing_are_refused(self):
+        """PEFT loads these with a warning at most, and the model is the base's."""
+        def halved(file):
+            return {k: v for k, v in file.items() if "layers.1.self_attn.q_proj.lora_B" not in k}
+
+        def of_other_rank(file):
+            return {k: v[:2].contiguous() if "lora_A" in k else v[:, :2].contiguous() for k, v in file.items()}
+
+        cases = {
+            "no tensors": (lambda file: {}, {}, ["no tensors", "change nothing"]),
+            "placeholders": (lambda file: {k: torch.zeros(0) for k in file}, {}, ["is empty ([0])", "lora_A"]),
+            "no LoRA": (lambda file: {"base_model.model.lm_head.weight": torch.rand(96, 64)}, {}, ["LORA", "change nothing"]),
+            "half a pair": (halved, {}, ["layers.1.self_attn.q_proj.lora_A", "no 'model.layers.1.self_attn.q_proj.lora_B.weight'"]),
+            "another rank": (of_other_rank, {}, ["has rank 2", "says 4"]),
+            "another rank of one": (lambda file: file, {"rank_pattern": {"layers.1.self_attn.q_proj": 8}}, ["has rank 4", "says 8"]),
+            "no matrix": (lambda file: {k: v.flatten() for k, v in file.items()}, {}, ["not a matrix"]),
+            "other modules": (lambda file: file, {"target_modules": ["k_proj", "fc1"]}, ["targets 'k_proj' and others", "none of"]),
+        }
+        for name, (f, config, words) in cases.items():
+            for options in ((), ("lora=merge",)):
+                with self.subTest(name, options=options):
+                    self.fresh()
+                    self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj", "v_proj"])
+                    self.change(f, config)
+                    self.says(words, *options, f"base={self.base}")
+                    self.run_ckpt("info", self.adapter, "-o", "view=raw")
+
+    def test_weights_beside_an_adapter_are_named(self):
+        """A projector or a value head that was trained with it, and not a trainer's states."""
+        self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj"])
+        for name in ("optimizer.pt", "training_args.bin", "rng_state.pth", "adapter_model.bin"):
+            torch.save({}, os.path.join(self.adapter, name))
+        for options in ((), ("lora=merge",)):
+            self.assertNotIn("beside", self.says([], *options, f"base={self.base}", code=0))
+        torch.save({"mm_projector.weight": torch.rand(4)}, os.path.join(self.adapter, "non_lora_trainables.bin"))
+        save_file({"v_head.weight": torch.rand(4)}, os.path.join(self.adapter, "value_head.safetensors"))
+        for options in ((), ("lora=merge",)):
+            said = self.says(["left out", "'non_lora_trainables.bin', 'value_head.safetensors'"], *options, f"base={self.base}", code=0)
+            self.assertEqual("not merged" in said, bool(options))
+
+    def test_a_base_of_another_shape_is_refused(self):
+        self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj"])
+        other = os.path.join(self.tmp.name, "other")
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**COMMON, "hidden_size": 32})).save_pretrained(other)
+        self.says(["[4, 64]", "'model.layers.0.self_attn.q_proj.weight' is [64, 32]", "another model's"], f"base={other}")
+
+    def test_targets_without_matrices_are_a_warning(self):
+        def less(file):
+            return {k: v for k, v in file.items() if "layers.1.self_attn.q_proj" not in k}
+
+        self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=LINEAR)
+        for options in ((), ("lora=merge",)):
+            self.assertNotIn("no matrices", self.says([], *options, f"base={self.base}", code=0))
+        self.change(less)
+        for options in ((), ("lora=merge",)):
+            self.says(["no matrices for 1 modules", "('model.layers.1.self_attn.q_proj' first)"], *options, f"base={self.base}", code=0)
+
+    def test_the_checkpoint_beside_an_empty_adapter_is_named(self):
+        """Trainers with ZeRO-3 leave both."""
+        golden = os.path.join(os.environ["CKPTFS_SOURCE"], "tests/golden/deepspeed/trainer_z3_lora_llama_w2/run/checkpoint-2")
+        self.save_adapter(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=["q_proj"])
+        self.change(lambda file: {})
+        shutil.copytree(os.path.join(golden, "global_step2"), os.path.join(self.adapter, "global_step2"))
+        self.says(["no tensors", "'global_step2' beside it"])
 
     def test_a_base_that_is_dequantised(self):
         model = self.model(transformers.LlamaConfig(**COMMON))
