@@ -410,7 +410,7 @@ int ckpt_adapter_clean(struct ckpt_catalog *cat, const struct ckpt_type *type,
     ckpt_cleanup(adapter_release) struct adapter a = {
         .cat = cat, .type = type, .arena = &cat->arena, .name = ckpt_catalog_names(cat)};
     struct file_names f;
-    bool lora;
+    bool lora = false;
 
     if (!a.name)
         return ckpt_nomem(err);
