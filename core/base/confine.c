@@ -21,7 +21,7 @@
 
 /* ---- files: Landlock ---- */
 
-/* The same numbers on every architecture. */
+/* Landlock's system calls have the same numbers on every architecture. */
 enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
 enum { ASK_VERSION = 1, PATH_BENEATH = 1, NET_PORT = 2 };
 

@@ -5,5 +5,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of what came before (0: nothing) and of these bytes. */
+/* Returns the CRC-32 of some bytes and of what came before them, whose CRC is `before` (0: nothing
+ * came before). */
 uint32_t ckpt_crc32(uint32_t before, const void *data, size_t len);

@@ -11,8 +11,8 @@
 /* Record an error unless one is recorded already. Always returns -1. */
 int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
-/* The same for a failed system call: appends strerror(errnum). ENOENT and ENOTDIR are MISSING,
- * ENOMEM is NOMEM, ESTALE is STALE, the rest is IO. */
+/* Fills err as ckpt_fail does, for a failed system call: appends strerror(errnum). ENOENT and
+ * ENOTDIR are MISSING, ENOMEM is NOMEM, ESTALE is STALE, the rest is IO. */
 int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
 /* Record an error that was collected in a struct of its own, as it is. Always returns -1. */

@@ -13,7 +13,7 @@ enum { CKPT_FDIO_END = -1 }; /* the file ends before the last byte */
  * then the first byte that did not come. */
 int ckpt_fdio_preadv(int fd, struct iovec *iov, int n, uint64_t *off, int flags);
 
-/* The same, into one buffer. */
+/* Reads as the function above, into one buffer. */
 int ckpt_fdio_pread(int fd, void *buf, size_t len, uint64_t *off);
 
 /* Write all of it at *off. 0 or an errno; *off is then the first byte that was not written. */

@@ -49,7 +49,7 @@ bool ckpt_json_u64(const json_t *obj, const char *key, uint64_t *ret_value);
 /* A string member, or NULL. Borrowed. */
 const char *ckpt_json_str(const json_t *obj, const char *key);
 
-/* The same; `absent` instead of NULL. */
+/* Returns a string member as ckpt_json_str does, and `absent` where that returns NULL. */
 const char *ckpt_json_str_or(const json_t *obj, const char *key, const char *absent);
 
 /* A boolean member; `absent` if it is absent, null or of another type. */

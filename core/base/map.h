@@ -36,8 +36,8 @@ int ckpt_map_reserve(struct ckpt_map *m, size_t n);
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
                  uint32_t *ret_value, bool *ret_new);
 
-/* The same for keys that end with a NUL: the value that is now in the map, or CKPT_NONE (there is
- * none; no memory). */
+/* These two take keys that end with a NUL, and return the value that is now in the map; CKPT_NONE:
+ * there is none, or no memory. */
 uint32_t ckpt_map_find(const struct ckpt_map *m, const char *key);
 uint32_t ckpt_map_add(struct ckpt_map *m, const char *key, uint32_t value);
 

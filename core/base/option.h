@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 
-/* What a value may be, and the type of the member in which it is stored. */
+/* The kind says what a value may be, and the type of the member in which it is stored. */
 enum ckpt_option_kind {
     CKPT_OPTION_FLAG,    /* bool: yes, no, true, ...; an option without a value means yes */
     CKPT_OPTION_TEXT,    /* char *, a copy */

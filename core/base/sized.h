@@ -14,7 +14,7 @@
 int ckpt_sized_give(void *theirs, const void *own, size_t len, const char *name,
                     struct ckpt_err *err);
 
-/* The same before there is anything to give: is the caller's size set? */
+/* Checks, before there is anything to give, that the caller has set the size. */
 int ckpt_sized_check(const void *theirs, const char *name, struct ckpt_err *err);
 
 /* Copy a caller's struct to our own of len bytes, whose members beyond it stay as they are. USAGE:

@@ -24,8 +24,8 @@ static inline int ckpt_u64s_cmp(const void *a, const void *b)
     return ckpt_u64_cmp(*(const uint64_t *)a, *(const uint64_t *)b);
 }
 
-/* Of n structs of `size` bytes that are sorted by a number, which in the first one is *number: the
- * index of the last whose number is at most `at`; 0 if there is none. */
+/* Searches n structs of `size` bytes, which are sorted by a number (that of the first is *number),
+ * for the last one whose number is at most `at`. Returns its index; 0 if there is none. */
 static inline size_t ckpt_last_at(const uint64_t *number, size_t size, size_t n, uint64_t at)
 {
     size_t lo = 0, hi = n;

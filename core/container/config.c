@@ -367,7 +367,7 @@ static void put_object(const json_t *j, int depth, bool in_list, struct ckpt_str
     free(key);
 }
 
-/* What follows "key:" or "-", with the end of the line. */
+/* Writes what follows "key:" or "-", with the end of the line. */
 static void put_value(const json_t *j, int depth, bool in_list, struct ckpt_str *out)
 {
     const bool object = json_is_object(j) && json_object_size(j),

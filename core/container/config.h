@@ -17,8 +17,8 @@ enum { CKPT_CONFIG_MAX_BYTES = 16 * 1024 * 1024 };
 int ckpt_config_read(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                      struct ckpt_err *err);
 
-/* As ckpt_config_read, but if the file does not exist, *ret is left unchanged and the result is 0.
- */
+/* Reads as ckpt_config_read does, but if the file does not exist, *ret is left unchanged and the
+ * result is 0. */
 int ckpt_config_read_if(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                         struct ckpt_err *err);
 

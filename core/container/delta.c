@@ -562,7 +562,7 @@ struct making {
     size_t nheld;
 };
 
-/* What a pass does with bytes [lo, lo + n). */
+/* The work that a pass does with bytes [lo, lo + n). */
 typedef int pass_fn(struct making *m, uint64_t lo, size_t n, struct ckpt_err *err);
 
 static int pass(struct making *m, pass_fn *fn, struct ckpt_err *err)

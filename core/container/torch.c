@@ -329,8 +329,8 @@ static int find_pickle(struct ckpt_torch *t, struct ckpt_err *err)
     return ckpt_zip_data(&t->zip, pkl, &t->pickle_off, err);
 }
 
-/* What torch.save wrote before 1.6, and may still: pickles one after the other, the first of which
- * is a number. */
+/* Is it the format that torch.save wrote before 1.6, and may still: pickles one after the other,
+ * the first of which is a number? */
 static bool is_old_format(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     static const unsigned char magic[] = {0x80, 0x02, 0x8a, 0x0a};

@@ -65,8 +65,8 @@ enum {
 /* *ret is new. LIMIT: more than the limits. */
 int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);
 
-/* The same for configurations, where every value is what it is in JSON: sequences are lists, known
- * objects with a state (argparse.Namespace) are dicts, others are their dotted names
+/* Converts likewise for configurations, where every value is what it is in JSON: sequences are
+ * lists, known objects with a state (argparse.Namespace) are dicts, others are their dotted names
  * ("torch.bfloat16"). Bytes, tensors, NaN and infinities are null; members of a dict whose keys are
  * not strings are left out. */
 int ckpt_pickle_plain(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);

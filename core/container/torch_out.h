@@ -87,7 +87,7 @@ struct ckpt_pickle_out;
 void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
                            const char *key);
 
-/* What torch.save writes into a file: a pickled object with n tensors (0, 1 ...). */
+/* The content of a file of torch.save: a pickled object with n tensors (0, 1 ...). */
 struct ckpt_torch_archive {
     const char *folder; /* of its records: "archive/", or a file's name without its suffix */
     const char *pickle; /* len bytes */
@@ -105,5 +105,5 @@ int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *tex
 void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
                            struct ckpt_str *out);
 
-/* The same for [None]. */
+/* Append the file of the object [None]. */
 void ckpt_torch_out_none(struct ckpt_str *out);

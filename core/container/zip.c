@@ -203,7 +203,7 @@ static int by_header(const void *a, const void *b)
     return ckpt_u64_cmp(x->header, y->header);
 }
 
-/* What follows each member. */
+/* Finds the member that follows each member in the file. */
 static int order_entries(struct ckpt_zip *z, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_zip_entry **order =

@@ -310,8 +310,8 @@ bool ckpt_errno_is_answer(int errnum)
     return false;
 }
 
-/* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
- */
+/* Fails as ckpt_fail_errno with the text "what 'dir/name'" (name may be NULL), and keeps trouble
+ * for ckpt_dir_trouble. */
 static int fail_at(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
                    struct ckpt_err *err)
 {

@@ -41,7 +41,7 @@ bool ckpt_is_below(const char *path, const char *top);
 
 struct statx;
 
-/* What identifies a file's content while we hold it; compared before every reply. */
+/* The identity of a file's content while it is held open; it is compared before every reply. */
 struct ckpt_file_id {
     uint64_t inode; /* device and inode number, folded: only good for comparing */
     uint64_t size;
@@ -81,7 +81,7 @@ enum ckpt_read_how {
     CKPT_READ_SOON,    /* not yet: begin to fetch it. iov has lengths only */
 };
 
-/* What a directory knows of an entry. */
+/* The facts that a directory knows of an entry. */
 struct ckpt_dir_found {
     enum ckpt_entry_kind kind;
     struct ckpt_file_id id;    /* a file's: of what is opened for it; differs between folders */
@@ -102,13 +102,13 @@ int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err);
 
-/* As ckpt_dir_open_below, but without accessing it, for the name of a directory in a listing of
- * dir. An error is found when it is used. */
+/* Opens a directory as ckpt_dir_open_below does, but without accessing it, for a name that a
+ * listing of dir has. An error is found when it is used. */
 int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                           struct ckpt_err *err);
 
-/* As ckpt_dir_open, for the way to one file: the directory itself may be unreadable, it can't be
- * listed, and links lead anywhere. */
+/* Opens a directory as ckpt_dir_open does, as the way to one file: the directory itself may be
+ * unreadable, it can't be listed, and links lead anywhere. */
 int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err);
 
 /* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
@@ -143,7 +143,8 @@ const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);
 int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
                       struct ckpt_err *err);
 
-/* As ckpt_dir_identify; false if it does not exist or cannot be determined. */
+/* Identifies a file as ckpt_dir_identify does; false if it does not exist or cannot be determined.
+ */
 bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret);
 
 /* When the file was created, where the file system knows that; else 0. */
@@ -154,7 +155,7 @@ int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name);
  * else 0. */
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
-/* The same for the first link that leads out, which probes take for no file. */
+/* Fails likewise for the first link that leads out, which probes take for no file. */
 int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err);
 
 /* Is this error a normal answer about a name that leads nowhere? Other errors are trouble. */
@@ -166,7 +167,8 @@ bool ckpt_errno_is_answer(int errnum);
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
 
-/* The same, but a directory that replays a recording does not open the file yet: *ret_fd is -1. */
+/* Finds a file likewise, but a directory that replays a recording does not open it yet: *ret_fd is
+ * -1. */
 int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
 
@@ -177,7 +179,8 @@ int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const cha
                          uint64_t size, const struct iovec *iov, int n, uint64_t off,
                          enum ckpt_read_how how, struct ckpt_err *err);
 
-/* What a directory keeps of lists is forgotten: look again. For all but buckets: nothing. */
+/* Makes a directory forget the lists that it keeps, so that the next question looks again. Only
+ * buckets keep any. */
 void ckpt_dir_refresh(const struct ckpt_dir *dir);
 
 /* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
@@ -217,7 +220,7 @@ enum ckpt_dir_memory { CKPT_DIR_FORGETS, CKPT_DIR_KEEPS, CKPT_DIR_RECALLS };
 struct ckpt_dir_ops {
     /* Find an entry. 0; an errno if there is none (EXDEV: a link leads out); or -1 and *err. */
     int (*look)(void *ctx, const char *below, struct ckpt_dir_found *ret, struct ckpt_err *err);
-    /* The same, and open it for reading. NULL: all files are in one (ckpt_dir_open_other). */
+    /* Find likewise, and open it for reading. NULL: all files are in one (ckpt_dir_open_other). */
     int (*open)(void *ctx, const char *below, int *ret_fd, struct ckpt_dir_found *ret,
                 struct ckpt_err *err);
     /* Append all entries to ret (ckpt_listed_add), as ckpt_dir_list has them. 0, an errno, or -1

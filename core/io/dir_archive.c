@@ -28,7 +28,7 @@ struct ckpt_archive_index {
     struct ckpt_arena arena;
 };
 
-/* What the map finds a node by: the number of its parent and its name. */
+/* The map finds a node by this key: the number of its parent, and its name. */
 struct key {
     char bytes[sizeof(uint32_t) + CKPT_ARCHIVE_MAX_NAME];
     size_t len;

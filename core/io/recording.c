@@ -131,7 +131,7 @@ static bool is_same_path(const struct ckpt_answer *a, const struct ckpt_answer *
     return a->to.root == b->to.root && strcmp(a->to.path, b->to.path) == 0;
 }
 
-/* Of several answers to a question, the longest is first. */
+/* Sorts answers by their questions; of several to one question, the longest is first. */
 static int answer_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_answer *a = pa, *b = pb;

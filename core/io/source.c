@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all sources share: counting, and the range check before every read. */
+/* All sources share what is here: counting, and the range check before every read. */
 #include "io/source.h"
 
 #include <inttypes.h>

@@ -48,18 +48,18 @@ struct ckpt_source_ops {
     /* A malloc'ed name for messages. */
     char *(*name)(const struct ckpt_source *s);
     void (*free)(struct ckpt_source *s);
-    /* As preadv, if it can be done without waiting for storage: true; false: not, and iov's memory
-     * is undefined. NULL: never. */
+    /* Read as preadv, if that needs no waiting for storage. False: it does, and iov's memory is
+     * undefined. NULL: it always does. */
     bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
     /* Read runs anywhere in the source, if that can be done without waiting for storage: true;
      * false: not, and the runs' memory is undefined. NULL: never. */
     bool (*gather_cached)(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
-    /* As preadv, without the page cache: true; false: not, and
-     * iov's memory is undefined. NULL: never. */
+    /* Read as preadv, without the page cache. False: that can't be done, and iov's memory is
+     * undefined. NULL: it never can. */
     bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
                           uint64_t off, const struct ckpt_route *route);
-    /* As preadv, for a load, which has planned to the byte who reads what: nothing is read ahead.
-     * NULL: preadv does it. */
+    /* Read as preadv, for a load, which has planned to the byte who reads what: nothing is read
+     * ahead. NULL: preadv does it. */
     int (*preadv_exactly)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           struct ckpt_err *err);
     /* Begin to fetch bytes that will be read. False: there is no room for them. NULL: as for
@@ -68,8 +68,8 @@ struct ckpt_source_ops {
     /* Are the bytes known to be those of another source with the same ops, by the files' recorded
      * identities? NULL: that is never known. */
     bool (*same)(const struct ckpt_source *a, const struct ckpt_source *b);
-    /* Of a source that decodes: some bytes in another source from which it is made, at *ret_off.
-     * NULL: its bytes are stored as they are. */
+    /* Return, of a source that decodes, another source and at *ret_off some of its bytes from which
+     * this one is made. NULL: its bytes are stored as they are. */
     struct ckpt_source *(*stored)(const struct ckpt_source *s, uint64_t *ret_off);
 };
 
@@ -90,8 +90,8 @@ CKPT_CLEANUP_BY(ckpt_source_unref, struct ckpt_source)
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);
 
-/* The same, scattered over n <= IOV_MAX buffers, in one system call where possible. Modifies iov.
- */
+/* Reads likewise, scattered over n <= IOV_MAX buffers, in one system call where possible. Modifies
+ * iov. */
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err);
 
@@ -99,11 +99,12 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
  * cannot be determined; the memory of iov is then undefined. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
-/* The same for runs that are not neighbours: one system call each, so this is only faster than
+/* Reads runs that are not neighbours likewise, with one system call each: it is only faster than
  * reading everything between them where the holes are large. */
 bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
 
-/* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. */
+/* Reads as ckpt_source_preadv does, past the page cache where `route` says so and the file allows
+ * it. */
 int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           const struct ckpt_route *route, struct ckpt_err *err);
 
@@ -129,9 +130,9 @@ char *ckpt_source_name(const struct ckpt_source *s);
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                          struct ckpt_source **ret, struct ckpt_err *err);
 
-/* As ckpt_source_file_new, in two steps: make the source without accessing the file, then open it,
- * before anything else is done with it. (For 10^5 files the first step is done by one thread, and
- * the second, with reading the headers, by several.) */
+/* These two do what ckpt_source_file_new does in two steps: make the source without accessing the
+ * file, then open it, before anything else is done with it. (For 10^5 files the first step is done
+ * by one thread, and the second, with reading the headers, by several.) */
 int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                              struct ckpt_source **ret, struct ckpt_err *err);
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);

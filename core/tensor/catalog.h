@@ -127,8 +127,8 @@ struct ckpt_catalog {
 
 /* Make an empty catalogue. */
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err);
-/* The same over the sources of another one, with copies of its facts, its config and its warnings.
- */
+/* Makes a catalogue likewise, over the sources of another one, with copies of its facts, its config
+ * and its warnings. */
 int ckpt_catalog_new_like(const struct ckpt_catalog *of, struct ckpt_catalog **ret,
                           struct ckpt_err *err);
 /* Free the catalogue with all memory of its arena, and give back its sources. */
@@ -149,7 +149,7 @@ int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err);
 
-/* The same for a tensor that lies in a source as a whole, row-major, from byte `src` on. */
+/* Adds a tensor likewise that lies in a source as a whole, row-major, from byte `src` on. */
 int ckpt_catalog_add_whole(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                            const uint64_t *dim, uint32_t rank, uint32_t source, uint64_t src,
                            struct ckpt_err *err);
@@ -160,7 +160,7 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
-/* As ckpt_catalog_set_pieces, for a tensor that need not be in the catalogue. */
+/* Sets pieces as ckpt_catalog_set_pieces does, of a tensor that need not be in the catalogue. */
 int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err);
@@ -200,7 +200,7 @@ const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, cons
 
 /* Add a line to cat->warnings (one is kept of equal ones, and 1000 at most), made printable. */
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
-/* The same for a line that tells of nothing wrong, in the list "notes" of cat->about. */
+/* Adds a line likewise that tells of nothing wrong, to the list "notes" of cat->about. */
 void ckpt_catalog_note(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
 /* The size of all elements in bytes. */

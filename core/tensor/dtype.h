@@ -56,6 +56,6 @@ bool ckpt_dtype_is_float(enum ckpt_dtype t);
 void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
                      size_t n);
 
-/* The same without special instructions; for tests. */
+/* Casts likewise, without special instructions; for tests. */
 void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
                            size_t n);

@@ -119,7 +119,7 @@ static int read_f32(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint
     return 0;
 }
 
-/* The same, *ret is new. */
+/* Reads likewise, into new memory: *ret. */
 static int load_f32(const struct ckpt_tensor *arg, struct ckpt_reading *rd, uint64_t lo, size_t n,
                     float **ret, struct ckpt_err *err)
 {

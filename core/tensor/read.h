@@ -15,7 +15,7 @@
 #include "tensor/strided.h"
 #include "tensor/value.h"
 
-/* What reading costs, for statistics. Updated with relaxed atomics. */
+/* The cost of reading, for statistics. It is updated with relaxed atomics. */
 struct ckpt_read_stats {
     atomic_ullong requests;     /* tensor reads asked for */
     atomic_ullong bytes;        /* bytes delivered */
@@ -47,8 +47,8 @@ struct ckpt_box_cost {
 int ckpt_boxes_pread(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                      const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
-/* As ckpt_boxes_pread, if all bytes are in the page cache and nothing must be waited for: returns
- * 0. Returns 1 if not (or if a tensor is computed); the buffers are then undefined. */
+/* Reads as ckpt_boxes_pread does, if all bytes are in the page cache and nothing must be waited
+ * for: returns 0. Returns 1 if not (or if a tensor is computed); the buffers are then undefined. */
 int ckpt_boxes_pread_cached(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err);
 

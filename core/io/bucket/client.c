@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is fetched into parts, and the thread that takes the helper's answers. */
+/* The client asks its helper for parts of objects; a thread takes the helper's answers. */
 #include "io/bucket/client.h"
 
 #include <errno.h>
@@ -94,7 +94,7 @@ static void part_fail(struct ckpt_client *c, struct ckpt_part *s, enum ckpt_code
         ckpt_parts_free(&c->parts, s);
 }
 
-/* What is being fetched will not come. */
+/* Marks every part that is being fetched as failed: it will not come. */
 static void fail_all(struct ckpt_client *c, enum ckpt_code code, const char *text)
 {
     for (size_t i = 0; i < CKPT_PARTS; i++)

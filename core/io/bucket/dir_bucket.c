@@ -171,7 +171,8 @@ static int see(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err)
     return add(b, path, len, is_folder ? NULL : e, &ignored, err);
 }
 
-/* What tells whether a folder has changed: for its entries are complete now. */
+/* Computes, now that the folder's entries are complete, the identity that tells whether it has
+ * changed. */
 static void seal(struct bucket *b, struct node *folder)
 {
     folder->is_listed = true;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process and its helper (helper/main.c), which makes all HTTP, say to each other: messages
- * over a socket, and memory that both have mapped, into which the helper puts data. */
+/* The protocol between a process and its helper (helper/main.c), which makes all HTTP requests:
+ * messages go over a socket, and the helper puts data into memory that both have mapped. */
 #pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Of the helper: the socket and the memory. */
+/* The helper inherits the socket and the memory as these descriptors. */
 enum { CKPT_WIRE_SOCKET = 3, CKPT_WIRE_MEMORY = 4 };
 
 enum {

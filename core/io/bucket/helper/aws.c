@@ -328,7 +328,7 @@ static void secret_json(struct ckpt_secret *s, const char *kind, const char *tex
                    ckpt_json_str(j, token), ckpt_json_str(j, "Expiration"));
 }
 
-/* What STS answers: credentials, or an error. */
+/* Reads an answer of STS: credentials, or an error. */
 static void secret_xml(struct ckpt_secret *s, const char *kind, const struct ckpt_str *xml)
 {
     static const char *const names[] = {"AccessKeyId", "SecretAccessKey", "SessionToken",

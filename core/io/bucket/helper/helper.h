@@ -12,7 +12,8 @@
 #include "base/str.h"
 #include "io/bucket/wire.h"
 
-/* What signs requests. A message from the keeper to the worker; cleared after use. */
+/* Credentials with which requests are signed. They are a message from the keeper to the worker,
+ * and are cleared after use. */
 struct ckpt_secret {
     enum ckpt_code code; /* not OK: there is none, and `text` says why */
     int64_t expires;     /* seconds since 1970; 0: never */
