@@ -463,7 +463,7 @@ class Delta(unittest.TestCase):
         whole = os.path.join(self.dir, "whole")
         c.write_whole(whole)
         digests = []
-        for args in ([c.top, "-o", f"base={self.base}", "--jobs", "6"], [whole]):
+        for args in ([c.top, "-o", f"base={self.base}", "--jobs", "6"], [whole, "-o", "view=raw"]):  # these names are no llama's
             used = 0
             with tempfile.TemporaryFile() as out, subprocess.Popen([CKPT, "digest", "--tensors", *args], stdout=out) as done:
                 while done.poll() is None:  # rusage has this process's own memory, of before the exec
