@@ -6,6 +6,7 @@
 #include "base/str.h"
 #include "model/dequantize.h"
 #include "model/opening.h"
+#include "recipe/library/recipes.h"
 
 enum { MOST_SHOWN = 3 };
 
@@ -64,8 +65,13 @@ static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
         if (ckpt_lacks_put_tensor(&text, t, err) < 0)
             return -1;
     }
-    if (n == 0 || says_zero(o->config))
+    if (n == 0 || (o->config && says_zero(o->config)))
         return 0;
+    if (!o->config) { /* whether these are parameters of a model is not known */
+        ckpt_catalog_warn(o->cat, "%zu tensor%s no elements: %s%s", n, n == 1 ? " has" : "s have",
+                          ckpt_str_get(&text), n > MOST_SHOWN ? ", ..." : "");
+        return 0;
+    }
     return ckpt_fail(err, CKPT_CONFLICT,
                      "'%s': %zu parameter%s of the model %s no elements: %s%s; a save of a sharded "
                      "model leaves such placeholders: the values are in the trainer's own "
@@ -134,20 +140,43 @@ static const char *anchor_of(const struct ckpt_type *type, const char *model_typ
     return NULL;
 }
 
-/* Is none of the names among the tensors that every model of this type has? What is known of a type
- * without a list is the first module of its base model. */
-static bool has_none(const struct ckpt_opening *o)
+/* Finds out whether the hub's names of this type are other ones than those of its modules, by the
+ * recipes for models in memory. */
+static int is_renamed(const struct ckpt_opening *o, const struct ckpt_type *type,
+                      const char *model_type, bool *ret, struct ckpt_err *err)
+{
+    const struct ckpt_recipe_folder *folder;
+
+    *ret = type->renames.n > 0;
+    if (ckpt_recipes_of(o->shared->recipes, "transformers", &folder, err) < 0)
+        return -1;
+    for (size_t i = 0; i < folder->recipes.len; i++) {
+        const struct ckpt_family *f = folder->recipes.ptr[i]->family;
+        *ret |= f && ckpt_texts_have(&f->types, model_type, strlen(model_type));
+    }
+    return 0;
+}
+
+/* Finds out, for a type without a list, whether none of the names that every model of the type has
+ * is among the tensors. What is known of it is the first module of its base model. */
+static int has_none(const struct ckpt_opening *o, bool *ret, struct ckpt_err *err)
 {
     const struct ckpt_type *type = ckpt_opening_type(o);
-    const char *anchor = anchor_of(type, ckpt_json_str(o->config, "model_type"));
+    const char *model_type = ckpt_json_str(o->config, "model_type"),
+               *anchor = anchor_of(type, model_type);
+    bool renamed;
 
+    *ret = false;
     for (size_t i = 0; anchor && i < o->cat->tensors.len; i++) {
         const char *name = o->cat->tensors.ptr[i].name;
         if (has_word(name, anchor, strcspn(anchor, ".")) || ckpt_texts_end(&type->output, name) ||
             ckpt_texts_end(&type->embedding, name))
-            return false;
+            return 0;
     }
-    return anchor && type->renames.n == 0;
+    if (anchor && is_renamed(o, type, model_type, &renamed, err) < 0)
+        return -1;
+    *ret = anchor && !renamed;
+    return 0;
 }
 
 static int tell_none(struct ckpt_opening *o, struct ckpt_err *err)
@@ -182,7 +211,10 @@ static int compare(struct ckpt_opening *o, struct ckpt_err *err)
     /* where names were compared with a base's, they fit */
     const bool compared = o->decision.check && o->shared->base &&
                           ckpt_base_name_at(o->shared->base->cat, o->shared->base->weight_map, 0);
-    if (!compared && (lacks.none || (o->config && lacks.unchecked && has_none(o))))
+    bool none = lacks.none;
+    if (!none && o->config && !lacks.listed && has_none(o, &none, err) < 0)
+        return -1;
+    if (!compared && none)
         return tell_none(o, err);
     if (!o->facts.is_hub_dir && o->decision.way == CKPT_WAY_HUB)
         return 0; /* NeMo Automodel's names may be mixed */

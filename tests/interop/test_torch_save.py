@@ -289,7 +289,8 @@ class TorchSave(unittest.TestCase):
 
     def test_adapter(self):
         path = self.at("adapter", "adapter_model.bin")
-        weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{ab}.weight": torch.randn(4, 32).T.contiguous().T for ab in "AB"}
+        weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{ab}.weight": torch.randn(*shape).T.contiguous().T
+                   for ab, shape in (("A", (4, 32)), ("B", (32, 4)))}
         torch.save(weights, path)
         with open(self.at("adapter", "adapter_config.json"), "w") as f:
             f.write('{"peft_type": "LORA", "r": 4}')

@@ -29,10 +29,29 @@ int ckpt_lacks_put_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, str
     return out->failed ? ckpt_nomem(err) : 0;
 }
 
+/* Are these the same dimensions of three or more in another order? Stacked experts are [in, out] in
+ * some models and [out, in] in others of the same type, and transformers loads both. */
+static bool is_rearranged(const struct ckpt_tensor *t, const uint64_t *want, uint32_t rank)
+{
+    bool taken[CKPT_MAX_RANK] = {false};
+
+    for (uint32_t d = 0; d < t->rank && rank == t->rank; d++) {
+        uint32_t k = 0;
+        while (k < rank && (taken[k] || want[k] != t->dim[d]))
+            k++;
+        if (k == rank)
+            return false;
+        taken[k] = true;
+    }
+    return rank == t->rank && rank >= 3;
+}
+
 int ckpt_lacks_add_shape(struct ckpt_lacks *l, const struct ckpt_tensor *t, const uint64_t *want,
                          uint32_t rank, struct ckpt_err *err)
 {
     if (l->quantized && (t->rank != 1 || rank != 1 || !ckpt_dtype_is_castable(t->dtype)))
+        return 0;
+    if (is_rearranged(t, want, rank))
         return 0;
     if (l->nshape++ >= CKPT_APPLY_LACKS)
         return 0;
@@ -116,7 +135,7 @@ static int conclude(struct ckpt_apply *ap, const struct ckpt_family *f, size_t n
     l->unchecked = "it has none of the model's tensors under their names";
     if (find_related(ap, f) < 0 && ap->err->code == CKPT_NOMEM)
         return -1;
-    l->none = !l->related;
+    l->none = !l->related && !l->quantized;
     return 0;
 }
 
@@ -157,7 +176,7 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
         return -1;
     if (!f)
         ret->unchecked = "no list has the tensors of its model type";
-    else if (!f->open && count(f, cat, config, ret, err) < 0)
+    else if ((ret->listed = !f->open) && count(f, cat, config, ret, err) < 0)
         return -1;
     if (why || (ret->quantized && f))
         ret->unchecked = why ? why : "the model is quantised";

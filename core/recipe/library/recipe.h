@@ -109,6 +109,7 @@ struct ckpt_lacks {
                                were counted */
     size_t nshape;          /* the number of tensors of another shape than the list gives them */
     struct ckpt_str shapes; /* the first of them: "'a' in 'FILE' is [8], not [16]; ..." */
+    bool listed;    /* there is a list of the type's tensors, and they were compared with it */
     bool none;      /* there is a list, and none of its names is among the tensors, in whole or in
                        part */
     bool quantized; /* given by the caller: only vectors keep their shape, and names may differ */
