@@ -156,6 +156,10 @@ const char *ckpt_source_file_name(const struct ckpt_source *s);
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 
+/* Is s the file that a directory has found (ckpt_dir_look)? Files of one archive have one identity,
+ * and differ in their extents. */
+bool ckpt_source_is_file(const struct ckpt_source *s, const struct ckpt_dir_found *found);
+
 /* The fraction of a file that is in the page cache (sampled), from 0 to 1, and whether it is on
  * storage that several machines share. False: s is not a file, or this cannot be determined. */
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared);

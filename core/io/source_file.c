@@ -488,6 +488,12 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
     return true;
 }
 
+bool ckpt_source_is_file(const struct ckpt_source *s, const struct ckpt_dir_found *found)
+{
+    return s->ops == &file_ops && ckpt_file_id_eq(&self(s)->id, &found->id) &&
+           self(s)->base == found->extent.off && s->size == found->extent.len;
+}
+
 int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;

@@ -10,6 +10,7 @@
 #include "format/automodel/export.h"
 #include "format/writer.h"
 #include "model/opening.h"
+#include "model/side_folder.h"
 #include "recipe/library/types.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
@@ -121,15 +122,26 @@ struct sides {
     size_t nlink;            /* files left out because they are links that lead nowhere, or out */
     char *dangling;          /* the first that leads nowhere; or NULL */
     struct ckpt_err leaving; /* of the first that leads out; or empty */
+    size_t nfolder;          /* folders that were looked into */
+    size_t nleft;            /* folders that are left out, and are worth a note */
+    struct ckpt_str left;    /* a list of the first of them, and why */
+};
+
+enum {
+    NAMED = 8,    /* so many files or folders are named in a message */
+    FOLDERS = 64, /* so many folders are looked into: a model has a few, each costs a listing */
 };
 
 /* Which files of a directory to add: those that belong to a model but are not its weights. */
 enum side_rule {
     SIDE_TOKENIZER, /* files that save_pretrained of transformers' tokenizers and processors writes,
-                       generation_config.json, *.py */
-    SIDE_ALL,       /* all files except weights, their indices and hidden files: for a model
-                       directory that is shown as itself */
+                       with its folder of templates, generation_config.json, *.py */
+    SIDE_ALL,       /* all files except weights, their indices and hidden files, and small folders
+                       (model/side_folder.h): for a model directory that is shown as itself */
 };
+
+/* The folder in which tokenizers have their other chat templates. */
+#define TEMPLATES "additional_chat_templates"
 
 static bool matches(const char *name, const struct ckpt_texts *patterns)
 {
@@ -161,6 +173,7 @@ static void sides_release(struct sides *s)
         side_release(&s->files.ptr[i]);
     ckpt_vec_release(&s->files);
     free(s->dangling);
+    ckpt_str_release(&s->left);
 }
 
 static struct ckpt_side_file *sides_find(const struct sides *s, const char *path)
@@ -215,17 +228,95 @@ static int note_link(struct sides *s, const struct ckpt_dir *dir, const char *na
     return s->dangling || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
+/* Is it a file of weights of this model, as far as the catalogue was read from it? */
+static bool is_read(const struct ckpt_opening *o, const struct ckpt_dir *dir, const char *name)
+{
+    struct ckpt_dir_found found;
+
+    if (ckpt_dir_look(dir, name, &found, NULL) < 0)
+        return false;
+    for (size_t i = 0; i < o->cat->sources.len; i++)
+        if (ckpt_source_is_file(o->cat->sources.ptr[i], &found))
+            return true;
+    return false;
+}
+
+/* Are there files of this folder already? */
+static bool has_folder(const struct sides *s, const char *name)
+{
+    const size_t len = strlen(name);
+
+    for (size_t i = 0; i < s->files.len; i++)
+        if (strncmp(s->files.ptr[i].path, name, len) == 0 && s->files.ptr[i].path[len] == '/')
+            return true;
+    return false;
+}
+
+/* Add a file of a side folder, if it is no shard of the model. One that cannot be read is left out
+ * with a warning, unless it belongs to a module. */
+static int add_file_of_folder(struct sides *s, struct ckpt_dir *dir,
+                              const struct ckpt_side_entry *e, bool is_module, struct ckpt_err *err)
+{
+    const struct ckpt_texts *weights = &ckpt_opening_type(s->o)->weight_files;
+    struct ckpt_err own = {0};
+
+    if (e->leads_nowhere)
+        return note_link(s, dir, e->path, err);
+    if ((matches(strrchr(e->path, '/') + 1, weights) && is_read(s->o, dir, e->path)) ||
+        add_file(s, dir, e->path, &own) == 0)
+        return 0;
+    if (own.code != CKPT_IO || is_module)
+        return ckpt_err_move(err, &own);
+    ckpt_catalog_warn(s->o->cat, "left out: %s", own.text);
+    return 0;
+}
+
+/* Keep the name of a folder that is left out, for the note. */
+static int note_folder(struct sides *s, const char *name, const char *why, struct ckpt_err *err)
+{
+    if (*why && s->nleft++ < NAMED)
+        ckpt_str_printf(&s->left, "%s'%s' (%s)", s->left.len ? ", " : "", name, why);
+    return s->left.failed ? ckpt_nomem(err) : 0;
+}
+
+/* Add the files of a side folder, unless a directory that goes before this one has something of its
+ * name, too. */
+static int add_folder(struct sides *s, struct ckpt_dir *dir, const char *name,
+                      const json_t *modules, struct ckpt_err *err)
+{
+    const bool is_module = ckpt_side_is_module(modules, name);
+    ckpt_cleanup(ckpt_side_folder_release) struct ckpt_side_folder folder = {0};
+
+    if (has_folder(s, name) || sides_find(s, name) || (!is_module && ckpt_side_is_of_tools(name)))
+        return 0;
+    if (s->nfolder++ >= FOLDERS && !is_module)
+        return note_folder(s, name, "more than 64 folders", err);
+    if (ckpt_side_folder_read(dir, name, is_module, &folder, err) < 0)
+        return -1;
+    if (folder.why)
+        return note_folder(s, name, folder.why, err);
+    for (size_t i = 0; i < folder.files.len; i++)
+        if (add_file_of_folder(s, dir, &folder.files.ptr[i], is_module, err) < 0)
+            return -1;
+    return 0;
+}
+
 /* Add the files of a folder that the rule wants. */
 static int add_wanted(struct sides *s, struct ckpt_dir *dir, enum side_rule rule,
                       struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *modules =
+        rule == SIDE_ALL ? ckpt_side_modules(dir) : NULL;
     struct ckpt_entry e;
 
     if (ckpt_entries_read(dir, &entries, err) < 0)
         return -1;
     while (ckpt_entries_next(&entries, &e)) {
         const bool link = e.is_link && e.kind == CKPT_ENTRY_OTHER;
+        if (e.kind == CKPT_ENTRY_DIR && (rule == SIDE_ALL || strcmp(e.name, TEMPLATES) == 0) &&
+            add_folder(s, dir, e.name, modules, err) < 0)
+            return -1;
         if ((link || e.kind == CKPT_ENTRY_FILE) && wanted(s->o, e.name, rule) &&
             (link ? note_link(s, dir, e.name, err) : add_file(s, dir, e.name, err)) < 0)
             return -1;
@@ -233,56 +324,55 @@ static int add_wanted(struct sides *s, struct ckpt_dir *dir, enum side_rule rule
     return 0;
 }
 
-/* Is it a file of weights of this model, as far as the catalogue was read from it? */
-static bool is_read(const struct ckpt_opening *o, const struct ckpt_dir *dir, const char *name)
+/* Does a file hold weights that are neither the model's (or the adapter's), nor the same in another
+ * container, nor a trainer's own state: a projector, a head? */
+static bool is_more_weights(const char *name, bool adapter)
 {
-    struct ckpt_file_id id, own;
+    static const char *const same[] = {"pytorch_model", "diffusion_pytorch_model", "consolidated",
+                                       "adapter_model"};
+    static const char *const states[] = {"training_args.", "optimizer",    "scheduler",
+                                         "scaler",         "sampler",      "rng_state",
+                                         "random_states",  "dl_state_dict"};
+    static const char *const ends[] = {".safetensors", ".bin", ".pt", ".pth"};
+    bool is = false;
 
-    if (!ckpt_dir_stat(dir, name, &id))
-        return false;
-    for (size_t i = 0; i < o->cat->sources.len; i++)
-        if (ckpt_source_file_id(o->cat->sources.ptr[i], &own) && ckpt_file_id_eq(&id, &own))
-            return true;
-    return false;
-}
-
-/* Does a file beside an adapter hold weights that were trained with it, such as a projector or a
- * head? Not one of the trainer's own states, nor the adapter in another container. */
-static bool is_weights_beside(const char *name)
-{
-    static const char *const states[] = {"adapter_model.", "training_args.", "optimizer.",
-                                         "scheduler.", "scaler."};
-
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        is |= ckpt_has_suffix(name, ends[i]);
+    for (size_t i = adapter ? 3 : 0; i < sizeof same / sizeof *same; i++)
+        is &= !ckpt_has_prefix(name, same[i]);
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
-        if (ckpt_has_prefix(name, states[i]))
-            return false;
-    return name[0] != '.' &&
-           (ckpt_has_suffix(name, ".safetensors") || ckpt_has_suffix(name, ".bin"));
+        is &= !ckpt_has_prefix(name, states[i]);
+    return is && name[0] != '.';
 }
 
-/* Warn about weights beside an adapter, which are neither shown nor merged. */
+/* Warn about weights beside a model, or an adapter, which are neither shown nor merged. */
 static int warn_beside(struct sides *s, const char *below, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
     ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
     struct ckpt_opening *o = s->o;
+    const bool adapter = o->facts.is_adapter || o->decision.merge_files;
     struct ckpt_entry e;
+    size_t n = 0;
 
     if (*below && ckpt_dir_open_below(o->dir, below, &sub, err) < 0)
         return -1;
     if (ckpt_entries_read(sub ? sub : o->dir, &entries, err) < 0)
         return -1;
     while (ckpt_entries_next(&entries, &e))
-        if (e.kind == CKPT_ENTRY_FILE && is_weights_beside(e.name) &&
-            !is_read(o, sub ? sub : o->dir, e.name))
+        if (e.kind == CKPT_ENTRY_FILE && is_more_weights(e.name, adapter) &&
+            !is_read(o, sub ? sub : o->dir, e.name) && n++ < NAMED)
             ckpt_str_printf(&names, "%s'%s'", names.len ? ", " : "", e.name);
+    if (n > NAMED)
+        ckpt_str_printf(&names, " and %zu more", n - NAMED);
     if (names.failed)
         return ckpt_nomem(err);
-    if (names.len)
-        ckpt_catalog_warn(
-            o->cat, "left out: weights beside the adapter that are not the adapter's: %s%s",
-            ckpt_str_get(&names), o->decision.merge_files ? "; they are not merged" : "");
+    if (n)
+        ckpt_catalog_warn(o->cat, "left out: weights beside the %s that are not the %s's: %s%s",
+                          adapter ? "adapter" : "model", adapter ? "adapter" : "model",
+                          ckpt_str_get(&names),
+                          o->decision.merge_files ? "; they are not merged" : "");
     return 0;
 }
 
@@ -336,7 +426,9 @@ static int collect_sides(struct sides *s, struct ckpt_err *err)
     const bool adapter = o->facts.is_adapter && !o->shared->opt->raw;
     const char *config = adapter ? "adapter_config.json" : "config.json", *at = o->facts.files_at;
 
-    if (o->facts.files == CKPT_FILES_COMPLETE && warn_beside(s, at, err) < 0)
+    if ((o->facts.is_adapter || d->merge_files ? o->facts.files == CKPT_FILES_COMPLETE
+                                               : o->facts.is_hub_dir) &&
+        warn_beside(s, at, err) < 0)
         return -1;
     if (d->merge_files) /* the base's files, but the adapter's tokenizer instead of the base's */
         return add_from(s, o->dir, ckpt_merge_folder(o), NULL, SIDE_TOKENIZER, err) < 0
@@ -460,6 +552,11 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
     if (collect_sides(&sides, err) < 0 || choose_weight_map(o, &map, err) < 0)
         return -1;
     warn_links(&sides);
+    if (sides.nleft > NAMED)
+        ckpt_str_printf(&sides.left, " and %zu more", sides.nleft - NAMED);
+    if (sides.nleft)
+        ckpt_catalog_note(o->cat, "left out: folders beside the model: %s",
+                          ckpt_str_get(&sides.left));
     opt.weight_map = map;
     if (o->config && !passes_config(o)) {
         opt.config = o->config;

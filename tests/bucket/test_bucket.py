@@ -136,6 +136,18 @@ class Reading(Case):
             got = self.export(s, "s3://b/m")
             self.assertEqual(got["config.json"], hashlib.sha256(files["config.json"]).hexdigest())
 
+    def test_folders_of_a_model(self):
+        """Its modules and chat templates are shown; folders of other models are not."""
+        files = dict(model_files(1, 1), **{"config.json": b'{"model_type": "unknown"}'})
+        more = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "additional_chat_templates/rag.jinja": b"{{ documents }}"}
+        with Store() as s:
+            for name, data in (files | more | {f"checkpoint-5/{name}": data for name, data in files.items()}).items():
+                s.put("b", "m/" + name, data)
+            want = {name: hashlib.sha256(data).hexdigest() for name, data in (files | more).items()}
+            got = self.export(s, "s3://b/m")
+            self.assertEqual(sorted(got), sorted(want))
+            self.assertEqual({name: got[name] for name in more}, {name: want[name] for name in more})
+
     def test_large_object(self):
         files = model_files(2, 100)
         with Store(latency=0.02) as s:

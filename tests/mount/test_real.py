@@ -68,6 +68,28 @@ class Real(Case):
     def mount(self, run=None, *args):
         return Mount(run or self.run_dir, self.mnt, *args, program=CKPTFS)
 
+    def test_folders_of_a_model_directory(self):
+        """Modules of sentence-transformers and chat templates are shown in their folders; a trainer's steps and a larger model are not."""
+        folder = os.path.join(self.run_dir, "model")
+        write_model(folder, 1)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            f.write('{"model_type": "unknown"}')
+        dense = {"linear.weight": ("F32", [8, 8], bytes(range(256)))}
+        for name in ("1_Pooling", "2_Dense", "additional_chat_templates", "runs"):
+            os.mkdir(os.path.join(folder, name))
+        write_safetensors(os.path.join(folder, "2_Dense", "model.safetensors"), dense)
+        for name in ("modules.json", "1_Pooling/config.json", "2_Dense/config.json", "additional_chat_templates/rag.jinja"):
+            with open(os.path.join(folder, name), "w") as f:
+                f.write("[]" if name == "modules.json" else "{}")
+        want = digests(folder)
+        with open(os.path.join(folder, "runs", "events"), "w") as f:
+            f.write("x")
+        for name in ("checkpoint-5", "other"):
+            write_model(os.path.join(folder, name), 2)
+        with self.mount(folder):
+            self.assertEqual(digests(self.mnt), want)
+            self.assertEqual(os.listdir(self.at("1_Pooling")), ["config.json"])
+
     def test_paths_in_options_are_relative_to_where_it_was_started(self):
         """The daemon goes to /; what it was told before still means the same."""
         case = os.path.join(SOURCE, "tests", "golden", "torchtitan", "deepseek_v3_dp2")
