@@ -218,7 +218,7 @@ def error_of_code(fn, *args):
 def odd_memory(top):
     """Views of larger tensors, expanded ones, scalars, nothing at all."""
     stored = {"m": torch.arange(12.).view(3, 4), "s": torch.tensor(5.), "e": torch.zeros(0, 3), "x": torch.full((4,), 3.)}
-    run = folder(top, stored)
+    run = folder(top, stored, {"model_type": "odd", "num_empty_rows": 0})
     large = torch.full((9, 9), -1.)
     state = {"m": large[1:7:2, 2:6], "s": torch.zeros(()), "e": torch.zeros(0, 3), "x": torch.zeros(1).expand(4)}
     assert "'x' has several elements in one place" in refused(ckptfs.load_state_dict, state, run) and bool((large == -1).all())
