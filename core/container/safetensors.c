@@ -463,7 +463,35 @@ int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 
 void ckpt_st_header_begin(struct ckpt_str *out, bool bare)
 {
-    ckpt_str_puts(out, bare ? "{" : "{\"__metadata__\":{\"format\":\"pt\"}");
+    if (bare)
+        ckpt_str_putc(out, '{');
+    else
+        ckpt_st_header_begin_with(out, NULL);
+}
+
+static void put_metadata(struct ckpt_str *out, const char *key, const char *value, bool first)
+{
+    if (!first)
+        ckpt_str_putc(out, ',');
+    ckpt_st_put_string(out, key);
+    ckpt_str_putc(out, ':');
+    ckpt_st_put_string(out, value);
+}
+
+void ckpt_st_header_begin_with(struct ckpt_str *out, const json_t *entries)
+{
+    const char *key;
+    json_t *value;
+    bool first = true;
+
+    ckpt_str_puts(out, "{\"__metadata__\":{");
+    json_object_foreach((json_t *)entries, key, value) {
+        put_metadata(out, key, json_string_value(value), first);
+        first = false;
+    }
+    if (!ckpt_json_str(entries, "format"))
+        put_metadata(out, "format", "pt", first);
+    ckpt_str_putc(out, '}');
 }
 
 void ckpt_st_header_part(struct ckpt_str *out, const struct ckpt_tensor *t, const uint64_t *dim,

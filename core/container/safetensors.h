@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/source.h"
@@ -20,6 +21,10 @@
 /* The official library's limit on the header; ours on a name; a rank that no tensor has. */
 #define CKPT_ST_MAX_HEADER 100000000
 #define CKPT_ST_MAX_NAME 4096
+
+/* A view keeps at most so many bytes of __metadata__ (container/st_metadata.h), and splits files so
+ * that their headers have room for them beside the tensors. */
+#define CKPT_ST_MAX_KEPT (32 << 20)
 
 struct ckpt_st_tensor {
     const char *name; /* the arena's; the first member, as that of the metadata */
@@ -81,6 +86,12 @@ int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b);
  * without __metadata__, as the library's save_file(tensors, path) leaves it; then `first` says that
  * nothing stands before the tensor. */
 void ckpt_st_header_begin(struct ckpt_str *out, bool bare);
+
+/* Begins a header with these entries of __metadata__ ({key: value}, in their order; NULL: none).
+ * `"format":"pt"` is added if they have no format, as transformers refuses a file without one. */
+void ckpt_st_header_begin_with(struct ckpt_str *out, const json_t *entries);
+
+/* These two write a tensor whose data begins at `off`, and the end. */
 void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off,
                            bool first);
 void ckpt_st_header_end(struct ckpt_str *out);

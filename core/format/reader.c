@@ -15,6 +15,7 @@ void ckpt_facts_release(struct ckpt_facts *facts)
     ckpt_weight_map_unref(facts->weight_map);
     ckpt_dir_unref(facts->home);
     json_decref(facts->dtypes);
+    json_decref(facts->metadata);
     json_decref(facts->adapter_config);
     *facts = (struct ckpt_facts){0};
 }

@@ -91,6 +91,9 @@ struct ckpt_facts {
     const char *index_name; /* name of the file with the weight map; NULL: the usual one */
     struct ckpt_weight_map *weight_map; /* the split that the checkpoint prescribes; or NULL */
     json_t *adapter_config; /* adapter_config.json of an adapter that has no such file; or NULL */
+    /* {file: {key: value}}: what its safetensors files say in __metadata__
+     * (container/st_metadata.h), by the files' names in weight_map; or NULL */
+    json_t *metadata;
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };
 

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "container/st_metadata.h"
 #include "format/automodel/export.h"
 #include "format/writer.h"
 #include "model/opening.h"
@@ -533,23 +534,42 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
     return ckpt_vtree_of_files(o->cat, &files, w.place, model->mtime_ns, &o->tree, err);
 }
 
+/* ---- __metadata__ ---- */
+
+/* Warns of entries that the view lacks, because the run's files disagree on them. */
+static void warn_differing(const struct ckpt_opening *o, const json_t *keys)
+{
+    const size_t n = json_array_size(keys);
+
+    if (n)
+        ckpt_catalog_warn(
+            o->cat,
+            "left out: %zu entries of __metadata__ on which the files that are joined "
+            "or split anew disagree ('%s' first)",
+            n, json_string_value(json_array_get(keys, 0)));
+}
+
 /* ---- all of it ---- */
 
 int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(sides_release) struct sides sides = {.o = o};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *joined = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *differ = NULL;
     ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
     struct ckpt_vtree_options opt = {
         .index_name = o->facts.index_name,
         .bare = o->decision.bare_header,
+        .metadata = o->decision.split == CKPT_SPLIT_OWN ? o->facts.metadata : NULL,
         .max_shard_size = o->shared->opt->max_shard_size,
         .sort = sorts_names(o),
         .buffer_numel = buffer_numel(o),
         .mtime_ns = newest_shard(o->cat),
     };
 
-    if (collect_sides(&sides, err) < 0 || choose_weight_map(o, &map, err) < 0)
+    if (collect_sides(&sides, err) < 0 || choose_weight_map(o, &map, err) < 0 ||
+        ckpt_st_metadata_join(o->facts.metadata, &joined, &differ, err) < 0)
         return -1;
     warn_links(&sides);
     if (sides.nleft > NAMED)
@@ -558,6 +578,7 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
         ckpt_catalog_note(o->cat, "left out: folders beside the model: %s",
                           ckpt_str_get(&sides.left));
     opt.weight_map = map;
+    opt.joined = joined;
     if (o->config && !passes_config(o)) {
         opt.config = o->config;
         sides_remove(&sides, "config.json");
@@ -574,6 +595,11 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)
         opt.mtime_ns = sides.mtime_ns;
-    return o->shared->opt->output.writer ? write_files(o, &opt, err)
-                                         : ckpt_vtree_new(o->cat, &opt, &o->tree, err);
+    if (o->shared->opt->output.writer)
+        return write_files(o, &opt, err);
+    if (ckpt_vtree_new(o->cat, &opt, &o->tree, err) < 0)
+        return -1;
+    if (ckpt_vtree_joins(o->tree))
+        warn_differing(o, differ);
+    return 0;
 }

@@ -91,6 +91,7 @@ static int describe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat->about = json_incref(o->adapter->about);
     o->cat->warnings = json_incref(o->adapter->warnings);
     f->is_adapter = f->bare_header = false;
+    json_decref(ckpt_steal(&f->metadata)); /* the merged files are new, as save_pretrained's */
     ckpt_weight_map_unref(ckpt_steal(&f->weight_map));
     return map ? ckpt_weight_map_copy(map, &f->weight_map, err) : 0;
 }

@@ -143,7 +143,7 @@ static void assign(struct ckpt_shards *s, const struct item *it, size_t file)
 /* The file being filled gets its number when it is closed, after the large items that passed it. */
 static void split(struct ckpt_shards *s, const struct item *item, size_t n, uint64_t max)
 {
-    const size_t max_header = CKPT_ST_MAX_HEADER - 64;
+    const size_t max_header = CKPT_ST_MAX_HEADER - CKPT_ST_MAX_KEPT - 64;
     size_t begin = 0, header = 0;
     uint64_t nbytes = 0;
 
@@ -265,6 +265,7 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_
         return -1;
     for (size_t i = 0; i < cat->tensors.len; i++)
         s.file[i] = s.file[i] == UINT32_MAX ? (uint32_t)s.nfile - 1 : place[s.file[i]];
+    s.mapped = true;
     *ret = s;
     s = (struct ckpt_shards){0};
     return 0;

@@ -6,7 +6,8 @@
  * open; one that does not fit closes the file being filled. An item is a tensor, or a block:
  * neighbours with the same block number that is not 0 (in memory they are views of one storage,
  * which counts once and whole, where its first tensor stands). Unlike there, a file is also closed
- * when its header would become longer than the safetensors library reads. */
+ * when its header would become longer than the safetensors library reads, of which it leaves
+ * CKPT_ST_MAX_KEPT bytes for __metadata__. */
 #pragma once
 
 #include <stdbool.h>
@@ -32,6 +33,7 @@ struct ckpt_shards {
     struct ckpt_arena arena; /* of the names */
     const char **name;       /* of each file, in order */
     size_t nfile;            /* 0 for a catalogue without tensors */
+    bool mapped;             /* a map has named the files */
     uint32_t *file;          /* of each tensor of the catalogue */
     uint64_t total_bytes;
     uint64_t total_numel;

@@ -85,7 +85,10 @@ struct ckpt_vtree_options {
     uint64_t max_shard_size;                  /* bytes; 0: transformers' default, 50 GB */
     uint64_t buffer_numel; /* elements of buffers, which the index's total_parameters leaves out */
     bool bare;             /* headers without __metadata__ */
-    bool sort;             /* split in the order of names, not the catalogue's (see below) */
+    /* Entries of __metadata__: of a file that weight_map names, by its name ({file: {key: value}});
+     * and of every other file. NULL: none but the format. */
+    const json_t *metadata, *joined;
+    bool sort; /* split in the order of names, not the catalogue's (see below) */
     const struct ckpt_side_file *side;
     size_t nside;
     int64_t mtime_ns; /* of the checkpoint */
@@ -108,6 +111,9 @@ struct ckpt_vtree_options {
  * model.safetensors (or diffusers' or PEFT's name for it). A catalogue without tensors gives no
  * such file at all. The index's total_parameters counts every element but those of buffers.
  *
+ * Of a file of the weight_map, opt->metadata has the entries of __metadata__; all others have
+ * opt->joined. "format" is "pt" if they do not say it.
+ *
  * A side file with the path of a generated one is left out, and so is an index of other weights.
  * Two side files with one path, or a file where another needs a directory, are CONFLICT; a path
  * that is not plain (absolute, "..", empty components) is FORMAT. */
@@ -115,6 +121,9 @@ int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_optio
                    struct ckpt_vtree **ret, struct ckpt_err *err);
 void ckpt_vtree_free(struct ckpt_vtree *t);
 CKPT_CLEANUP_BY(ckpt_vtree_free, struct ckpt_vtree)
+
+/* Does any file have the joined entries? */
+bool ckpt_vtree_joins(const struct ckpt_vtree *t);
 
 /* The root directory. Valid as long as the tree. */
 const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t);

@@ -19,6 +19,8 @@ struct weights {
     struct ckpt_st_head head;
     uint64_t data_off; /* of the first tensor */
     size_t ntensor;
+    const char *begin; /* the header's text before the tensors: __metadata__, unless it is bare */
+    size_t begin_len;
     bool bare;                    /* no __metadata__ */
     struct ckpt_segment *segment; /* node.segment; the tensors are the last ntensor */
 };
@@ -33,6 +35,7 @@ struct ckpt_vtree {
     uint32_t *by_name;       /* tensors by name; kept for the index only */
     struct ckpt_index index;
     struct ckpt_text index_text;
+    bool joins; /* a file has the joined entries of __metadata__ */
     struct ckpt_vnode *root;
 };
 
@@ -116,19 +119,74 @@ static void deal_tensors(struct ckpt_vtree *t)
     }
 }
 
-/* Entries of a header: the metadata, then a tensor each; the last one closes it. */
+/* An entry of a header's text has so many bytes of __metadata__: a read writes 64 entries or more
+ * (view/text.c), of which it uses what it was asked for. */
+enum { BEGIN_STEP = 1024 };
+
+/* Counts the entries that have parts of __metadata__. */
+static size_t count_begin(const struct weights *w)
+{
+    return (w->begin_len + BEGIN_STEP - 1) / BEGIN_STEP;
+}
+
+/* Entries of a header: the metadata in equal parts, then a tensor each; the last one closes it. */
 static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
 {
     const struct weights *w = ctx;
+    const size_t before = count_begin(w), off = i * BEGIN_STEP;
 
-    if (i == 0) {
-        ckpt_st_header_begin(out, w->bare);
+    if (i < before) {
+        ckpt_str_append(out, w->begin + off, ckpt_min_u64(BEGIN_STEP, w->begin_len - off));
     } else {
-        const struct ckpt_segment *s = &w->segment[LEADING + i - 1];
-        ckpt_st_header_tensor(out, s->tensor, s->off - w->data_off, w->bare && i == 1);
+        const struct ckpt_segment *s = &w->segment[LEADING + i - before];
+        ckpt_st_header_tensor(out, s->tensor, s->off - w->data_off, w->bare && i == before);
     }
-    if (i == w->ntensor)
+    if (i + 1 == before + w->ntensor)
         ckpt_st_header_end(out);
+}
+
+/* Writes the text before the tensors, with `entries` unless the header is bare. */
+static int begin_header(struct ckpt_vtree *t, struct weights *w, const json_t *entries,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+
+    if (w->bare)
+        ckpt_st_header_begin(&text, true);
+    else
+        ckpt_st_header_begin_with(&text, entries);
+    char *begin = text.failed ? NULL : ckpt_arena_alloc(&t->files.arena, text.len);
+    if (!begin)
+        return ckpt_nomem(err);
+    memcpy(begin, text.ptr, text.len);
+    w->begin = begin;
+    w->begin_len = text.len;
+    return 0;
+}
+
+/* Writes these texts of all files, of which those with the joined entries share one. */
+static int begin_headers(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
+                         struct ckpt_err *err)
+{
+    const struct weights *joined = NULL;
+
+    for (size_t i = 0; i < t->shards.nfile; i++) {
+        struct weights *w = &t->weights[i];
+        const json_t *own =
+            t->shards.mapped ? json_object_get(opt->metadata, t->shards.name[i]) : NULL;
+        w->bare = opt->bare;
+        if (!own && joined) {
+            w->begin = joined->begin;
+            w->begin_len = joined->begin_len;
+            continue;
+        }
+        if (begin_header(t, w, own ? own : opt->joined, err) < 0)
+            return -1;
+        if (!own)
+            joined = w;
+    }
+    t->joins = joined != NULL;
+    return 0;
 }
 
 static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime_ns,
@@ -136,7 +194,8 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
 {
     struct ckpt_segment *s = w->segment;
 
-    if (ckpt_text_init(&w->head.text, put_header, w, w->ntensor + 1, &t->files.arena, err) < 0)
+    if (ckpt_text_init(&w->head.text, put_header, w, count_begin(w) + w->ntensor, &t->files.arena,
+                       err) < 0)
         return -1;
     ckpt_st_head_segments(&w->head, s, &w->data_off);
     w->node.mtime_ns = INT64_MIN;
@@ -156,14 +215,14 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
 
 /* ---- the list of files ---- */
 
-static int list_weights(struct ckpt_vtree *t, bool bare, int64_t mtime_ns, struct ckpt_err *err)
+static int list_weights(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
+                        struct ckpt_err *err)
 {
-    if (sort_names(t, err) < 0 || new_weights(t, err) < 0)
+    if (sort_names(t, err) < 0 || new_weights(t, err) < 0 || begin_headers(t, opt, err) < 0)
         return -1;
     deal_tensors(t);
     for (size_t i = 0; i < t->shards.nfile; i++) {
-        t->weights[i].bare = bare;
-        if (finish_weights(t, &t->weights[i], mtime_ns, err) < 0)
+        if (finish_weights(t, &t->weights[i], opt->mtime_ns, err) < 0)
             return ckpt_err_in(err, "%s", t->shards.name[i]);
         if (ckpt_vfiles_add(&t->files, t->shards.name[i], &t->weights[i].node, err) < 0)
             return -1;
@@ -219,7 +278,7 @@ static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, str
                            err) < 0)
         return -1;
     t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
-    return list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
+    return list_weights(t, opt, err) < 0 ||
                    list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX,
                               opt->mtime_ns, err) < 0 ||
                    ckpt_vfiles_add_model(&t->files, opt, err) < 0
@@ -258,6 +317,8 @@ int ckpt_vtree_of_files(const struct ckpt_catalog *cat, struct ckpt_vfiles *file
     *ret = ckpt_steal(&t);
     return 0;
 }
+
+bool ckpt_vtree_joins(const struct ckpt_vtree *t) { return t->joins; }
 
 const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t) { return t->root; }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors: the input is a file; every tensor of an accepted one reads back as the bytes that
- * its offsets name. */
+ * its offsets name, and its metadata, written again, as itself. */
 #include "fuzz.h"
 
 #include "container/safetensors.h"
+#include "container/st_metadata.h"
 #include "mutate.h"
 
 static void add(struct ckpt_catalog *cat, const struct ckpt_st_tensor *t)
@@ -42,6 +43,30 @@ static void compare(const struct ckpt_catalog *cat, const struct ckpt_st *st, co
     }
 }
 
+static void write_metadata(const struct ckpt_st *st)
+{
+    struct ckpt_str head = {0};
+    struct ckpt_err err = {0};
+    json_t *files = NULL, *joined, *differ, *again;
+    size_t size = 0;
+    bool kept;
+
+    MUST(ckpt_st_metadata_keep(&files, &size, "a", st, &kept, &err) == 0 && kept);
+    MUST(ckpt_st_metadata_join(files, &joined, &differ, &err) == 0);
+    MUST(json_array_size(differ) == 0);
+    ckpt_st_header_begin_with(&head, joined);
+    ckpt_st_header_end(&head);
+    MUST(!head.failed && ckpt_json_parse(head.ptr, head.len, "header", &again, &err) == 0);
+    if (!json_object_get(joined, "format"))
+        MUST(json_object_set_new(joined, "format", json_string("pt")) == 0);
+    MUST(json_equal(json_object_get(again, "__metadata__"), joined));
+    json_decref(again);
+    json_decref(differ);
+    json_decref(joined);
+    json_decref(files);
+    ckpt_str_release(&head);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ckpt_source *s;
@@ -62,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         add(cat, &st.tensor[i]);
     compare(cat, &st, data, size);
     read_back_all(cat);
+    write_metadata(&st);
     ckpt_catalog_free(cat);
     ckpt_st_release(&st);
     ckpt_source_unref(s);

@@ -44,6 +44,29 @@ TEST(st_header, the_bound_holds_for_the_largest_numbers)
     CHECK(true);
 }
 
+TEST(st_header, entries_of_metadata_keep_their_order_and_get_a_format)
+{
+    static const struct {
+        const char *entries, *header;
+    } cases[] = {
+        {"{}", "{\"__metadata__\":{\"format\":\"pt\"}"},
+        {"{\"b\":\"1\",\"a\":\"\"}",
+         "{\"__metadata__\":{\"b\":\"1\",\"a\":\"\",\"format\":\"pt\"}"},
+        {"{\"format\":\"mlx\",\"a\\\"\":\"\\n\"}",
+         "{\"__metadata__\":{\"format\":\"mlx\",\"a\\\"\":\"\\n\"}"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ckpt_cleanup(ckpt_str_release) struct ckpt_str s = {0};
+        ckpt_cleanup(ckpt_json_decrefp) json_t *entries = NULL;
+        struct ckpt_err err = {0};
+        CHECK_OK(
+            ckpt_json_parse(cases[i].entries, strlen(cases[i].entries), "entries", &entries, &err));
+        ckpt_st_header_begin_with(&s, entries);
+        CHECK_STR(ckpt_str_get(&s), cases[i].header);
+    }
+}
+
 TEST(st_header, a_header_is_padded_to_eight_bytes)
 {
     struct ckpt_str s = {0};
@@ -71,5 +94,6 @@ TEST(st_header, names_that_cannot_be_written_are_refused)
 
 TESTS(T(st_header, entries_are_spelled_as_serde_json_does),
       T(st_header, the_bound_holds_for_the_largest_numbers),
+      T(st_header, entries_of_metadata_keep_their_order_and_get_a_format),
       T(st_header, a_header_is_padded_to_eight_bytes),
       T(st_header, names_that_cannot_be_written_are_refused))

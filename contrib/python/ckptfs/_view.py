@@ -444,10 +444,29 @@ class View:
         self.check()
         return len(self._tensors)
 
-    def metadata(self) -> dict[str, str]:
-        """Return what a safetensors file of transformers has: {"format": "pt"}."""
-        self.check()
-        return {"format": "pt"}
+    def metadata(self) -> dict[str, str] | None:
+        """Return the entries of `__metadata__` that the view's files of weights have.
+
+        Those of a Hugging Face directory keep what they say there, and every file of a model says
+        {"format": "pt"} if it says no format: transformers asks for it.
+
+        Returns:
+            Of several files, the entries on which they agree. None if no file has `__metadata__`:
+            so are adapters that were saved without it. {"format": "pt"} if the view has no
+            safetensors files.
+        """
+        with reading(self) as view:
+            found = [
+                _header(view, node)
+                for node in dict.fromkeys(info.file for info in self._tensors.values())
+                if node and library().node_name(node).endswith(b".safetensors")
+            ]
+        if not found:
+            return {"format": "pt"}
+        said = [header["__metadata__"] for header in found if "__metadata__" in header]
+        joined = {k: v for entries in said for k, v in entries.items()}
+        agreed = {k: v for k, v in joined.items() if all(e.get(k, v) == v for e in said)}
+        return agreed if said else None
 
     def info(self) -> dict[str, Any]:
         """Return what `ckpt info` knows of the view, as a dict."""
@@ -504,17 +523,14 @@ class View:
 
     def _read_file(self, name, offset=0, size=None):
         """Read a file, or `size` bytes of it from `offset` on: fewer at the file's end."""
-        lib, got = library(), c_size_t()
         with reading(self) as view:
             node = self._node(view, name)
-            size = lib.node_size(node) if size is None else size
+            size = library().node_size(node) if size is None else size
             if size > MOST_READ:
                 raise CkptError(
                     "limit", f"'{name}' has {size} bytes: read() gives files of at most {MOST_READ}"
                 )
-            buffer = (c_char * max(size, 1))()
-            lib.node_pread(view, node, buffer, size, offset, byref(got))
-            return buffer.raw[: got.value]
+            return _pread(view, node, size, offset)
 
     def _file_size(self, name):
         with reading(self) as view:
@@ -716,6 +732,19 @@ class View:
             NotFoundError: There is no such tensor.
         """
         return Slice(self, self._find(name))
+
+
+def _pread(view, node, size, offset):
+    """Read `size` bytes of a file from `offset` on: fewer at the file's end."""
+    buffer, got = (c_char * max(size, 1))(), c_size_t()
+    library().node_pread(view, node, buffer, size, offset, byref(got))
+    return buffer.raw[: got.value]
+
+
+def _header(view, node):
+    """Read the header of a safetensors file of the view."""
+    size = int.from_bytes(_pread(view, node, 8, 0), "little")
+    return json.loads(_pread(view, node, size, 8))
 
 
 def _pieces(tensor, most):

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "container/safetensors.h"
+#include "container/st_metadata.h"
 #include "format/automodel/run_folder.h"
 #include "format/pieces.h"
 #include "format/reader.h"
@@ -32,10 +33,12 @@ static const char *find(struct ckpt_dir *dir)
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
 }
 
-static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat, bool *ret_bare,
-                            struct ckpt_err *err)
+static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat,
+                            struct ckpt_facts *facts, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
+    size_t size = 0;
+    bool kept;
 
     if (ckpt_st_read(source, &st, err) < 0)
         return -1;
@@ -45,7 +48,13 @@ static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat
     for (size_t i = 0; i < st.ntensor; i++)
         if (ckpt_st_catalog(&st.tensor[i], at, cat, err) < 0)
             return -1;
-    *ret_bare = !st.has_metadata;
+    facts->bare_header = !st.has_metadata;
+    if (ckpt_st_metadata_keep(&facts->metadata, &size, WEIGHTS, &st, &kept, err) < 0)
+        return -1;
+    if (!kept)
+        ckpt_catalog_warn(cat,
+                          "'" WEIGHTS "': its __metadata__ is left out: at most %d MiB are kept",
+                          CKPT_ST_MAX_KEPT >> 20);
     return 0;
 }
 
@@ -88,8 +97,7 @@ static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     const char *path = inner ? "model/" WEIGHTS : old ? OLD_WEIGHTS : WEIGHTS;
     if (ckpt_source_file_new(dir, path, opt->pool, &source, err) < 0)
         return -1;
-    if ((old ? load_torch(source, cat, err)
-             : load_safetensors(source, cat, &facts->bare_header, err)) < 0)
+    if ((old ? load_torch(source, cat, err) : load_safetensors(source, cat, facts, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
     facts->names = CKPT_NAMES_HUB;
     facts->is_adapter = true;

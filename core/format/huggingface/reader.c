@@ -10,6 +10,7 @@
 #include "base/par.h"
 #include "container/config.h"
 #include "container/safetensors.h"
+#include "container/st_metadata.h"
 
 static const struct style {
     const char *single, *index;
@@ -31,6 +32,8 @@ struct load {
     const struct style *style;
     struct ckpt_weight_map *map; /* or NULL: one file */
     CKPT_VEC(struct file) files;
+    json_t *metadata; /* that the files have; or NULL */
+    size_t metadata_size;
     struct ckpt_catalog *cat;
 };
 
@@ -42,6 +45,7 @@ static void load_release(struct load *l)
     }
     ckpt_vec_release(&l->files);
     ckpt_weight_map_unref(l->map);
+    json_decref(l->metadata);
 }
 
 /* ---- which files ---- */
@@ -84,11 +88,24 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
+static int keep_metadata(struct load *l, const struct file *f, struct ckpt_err *err)
+{
+    bool kept;
+
+    if (ckpt_st_metadata_keep(&l->metadata, &l->metadata_size, f->name, &f->st, &kept, err) < 0)
+        return -1;
+    if (!kept)
+        ckpt_catalog_warn(
+            l->cat, "'%s': its __metadata__ is left out: at most %d MiB are kept of all files",
+            f->name, CKPT_ST_MAX_KEPT >> 20);
+    return 0;
+}
+
 static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
 {
     uint32_t source = ckpt_catalog_add_source(l->cat, f->source, err);
 
-    if (source == UINT32_MAX)
+    if (source == UINT32_MAX || keep_metadata(l, f, err) < 0)
         return -1;
     for (size_t i = 0; i < f->st.ntensor; i++) {
         const struct ckpt_st_tensor *t = &f->st.tensor[i];
@@ -110,6 +127,7 @@ static int describe(struct load *l, struct ckpt_err *err)
                                     .is_hub_dir = true,
                                     .files = CKPT_FILES_ALL,
                                     .files_at = "",
+                                    .metadata = ckpt_steal(&l->metadata),
                                     .weight_map = ckpt_weight_map_ref(l->map)};
     if (l->style == &styles[0])
         return 0;
