@@ -102,7 +102,7 @@ static void set_time(const struct tree *t, const char *step, long seconds)
 TEST(run, the_latest_is_the_highest_number_or_the_newest_word)
 {
     static const struct {
-        const char *names[5], *steps, *note;
+        const char *names[6], *steps, *note;
     } cases[] = {
         /* the first is the newest */
         {{"checkpoint-best", "checkpoint-9", "checkpoint-100", "checkpoint-10"},
@@ -117,6 +117,17 @@ TEST(run, the_latest_is_the_highest_number_or_the_newest_word)
          "highest number is the latest, 'epoch_200'"},
         {{"epoch_3", "step_200", "10"}, "epoch_3 10 step_200*", NULL},
         {{"0000009", "0000010"}, "0000009 0000010*", NULL},
+        /* a fraction is a metric or a version */
+        {{"best_0.91", "checkpoint-10"}, "best_0.91 checkpoint-10*", NULL},
+        {{"best_0.91", "best_0.95", "checkpoint-10", "v1.10", "v1.9"},
+         "best_0.91 best_0.95 v1.9 v1.10 checkpoint-10*",
+         "highest number is the latest, 'checkpoint-10'"},
+        {{"last", "epoch=1-step=20-loss=0.53"},
+         "epoch=1-step=20-loss=0.53 last*",
+         "newest save is the latest, 'last'"},
+        {{"epoch=2-step=30-loss=0.40", "epoch=1-step=20-loss=0.53", "last"},
+         "last epoch=1-step=20-loss=0.53 epoch=2-step=30-loss=0.40*",
+         NULL},
         {{"99999999999999999999999", "100000000000000000000000"},
          "99999999999999999999999 100000000000000000000000*",
          NULL},
@@ -205,7 +216,8 @@ TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
     char at[64], log[2048] = "";
     tree_open(&t);
     nt_checkpoint(&t, "checkpoint-10/");
-    nt_checkpoint(&t, "tmpl-9/"); /* another word */
+    nt_checkpoint(&t, "tmpl-9/");         /* another word */
+    nt_checkpoint(&t, "partial_tune-8/"); /* a part of the model was trained */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         (void)snprintf(at, sizeof at, "%s/", names[i]);
         nt_checkpoint(&t, at);
@@ -213,13 +225,13 @@ TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
     tree_link(&t, "checkpoint-30.tmp", "newest-40");
     tree_text(&t, "tmp-data/readme", "x");
     run = open_logged(&t, log);
-    CHECK_STR(steps(run), "tmpl-9 checkpoint-10*");
+    CHECK_STR(steps(run), "partial_tune-8 tmpl-9 checkpoint-10*");
     CHECK(strstr(log, "'tmp-checkpoint-20' is no step") || strstr(log, "is no step: its name"));
     CHECK(strstr(log, "(and 6 more)") != NULL);
     ckpt_run_close(run);
     (void)renameat(t.fd, "checkpoint-30.tmp", t.fd, "checkpoint-30");
     run = open_run(&t, "");
-    CHECK_STR(steps(run), "tmpl-9 checkpoint-10 checkpoint-30*");
+    CHECK_STR(steps(run), "partial_tune-8 tmpl-9 checkpoint-10 checkpoint-30*");
     ckpt_run_close(run);
     tree_close(&t);
 
