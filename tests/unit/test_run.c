@@ -6,7 +6,9 @@
 
 #include <ckptfs/ckptfs.h>
 
+#include "base/option.h"
 #include "base/str.h"
+#include "model/options.h"
 #include "tree.h"
 
 static struct ckpt_options *raw(void)
@@ -613,6 +615,66 @@ TEST(options, values_that_mean_nothing_are_refused)
     ckpt_options_free(opt);
 }
 
+static void check_word_of_others(const char *word, const char *value)
+{
+    ckpt_cleanup(ckpt_freep) char *meant = ckpt_options_meant(word);
+    size_t n = 0;
+
+    for (size_t i = 0; ckpt_options_row(i); i++)
+        n += ckpt_words_find(ckpt_options_row(i)->also, word) != NULL;
+    if (n != 1 || ckpt_options_knows(word))
+        fail_msg("'%s' means %zu things%s", word, n,
+                 ckpt_options_knows(word) ? ", and itself" : "");
+    if (value) {
+        struct ckpt_options *opt = raw();
+        struct ckpt_err err = {0};
+        char *equals = strchr(meant, '=');
+        *equals = '\0';
+        if (ckpt_options_set(opt, meant, value, &err) < 0)
+            fail_msg("'%s' means %s=%s: %s", word, meant, value, err.text);
+        ckpt_options_free(opt);
+    }
+}
+
+TEST(options, another_programs_word_means_one_thing)
+{
+    UNUSED_STATE;
+    for (size_t i = 0; ckpt_options_row(i); i++) {
+        ckpt_cleanup(ckpt_freep) char *list =
+            strdup(ckpt_options_row(i)->also ? ckpt_options_row(i)->also : "");
+        for (char *rest = NULL, *word = strtok_r(list, " ", &rest); word;
+             word = strtok_r(NULL, " ", &rest)) {
+            char *value = strchr(word, ':');
+            if (value)
+                *value++ = '\0';
+            check_word_of_others(word, value);
+        }
+    }
+}
+
+TEST(options, words_of_other_programs_are_understood)
+{
+    static const char *const cases[][2] = {
+        {"precision", "did you mean dtype=auto|stored|bfloat16"},
+        {"bf16", "did you mean dtype=bfloat16"},
+        {"torch-dtype", "did you mean dtype="},
+        {"merge_lora", "did you mean lora=merge"},
+        {"hf_model", "did you mean base=DIR|ORG/NAME"},
+        {"shard_size", "did you mean max_shard_size=SIZE"},
+        {"ignore_missing", "did you mean allow_partial"},
+        {"tensor_model_parallel_size", "did you mean tp=N"},
+        {"dtyp", "did you mean dtype"},
+        {"nonsense", "there is no option 'nonsense'"},
+    };
+    struct ckpt_options *opt = raw();
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ckpt_err err = {0};
+        CHECK_FAILS(ckpt_options_set(opt, cases[i][0], "1", &err), CKPT_USAGE, cases[i][1]);
+    }
+    ckpt_options_free(opt);
+}
+
 TEST(base, it_is_looked_up_in_the_local_hub_cache)
 {
     struct ckpt_options *opt = raw();
@@ -653,4 +715,6 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, an_error_names_each_file_once), T(run, nothing_to_see_is_an_error),
       T(run, a_link_that_leads_out_is_named_where_there_is_no_step),
       T(options, values_that_mean_nothing_are_refused),
+      T(options, another_programs_word_means_one_thing),
+      T(options, words_of_other_programs_are_understood),
       T(base, it_is_looked_up_in_the_local_hub_cache))
