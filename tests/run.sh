@@ -38,13 +38,16 @@ phase() {
 system_python=/usr/bin/python3
 [[ -x $system_python ]] || system_python=$(command -v python3 || echo "$system_python")
 
+# pip_install ARGUMENTS...: without compiling what is installed, which takes most of the time: Python compiles what it imports
+pip_install() { "$venv/bin/pip" install --quiet --no-compile "$@"; }
+
 # install_torch VERSION: the build for CPUs is asked for by its name, which pip finds where an index or a folder offers it
 # (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS: PyTorch has an index of them); else the one with CUDA's libraries, which works, too.
 install_torch() {
   echo "== torch $1 for CPUs, 200 MB to fetch"
-  "$venv/bin/pip" install --quiet "torch==$1+cpu" 2>build/torch.log && return
+  pip_install "torch==$1+cpu" 2>build/torch.log && return
   echo "== pip knows no index with it: torch $1 with CUDA, 3 GB to fetch"
-  "$venv/bin/pip" install --quiet "torch==$1"
+  pip_install "torch==$1"
 }
 
 # install_venv: torch, transformers and the linters, for the versions of requirements.txt and this interpreter
@@ -56,7 +59,7 @@ install_venv() {
   "$system_python" -m venv "$venv"
   # torch first: with none installed, other packages would ask for a build with CUDA
   install_torch "$(sed -n 's/^torch==//p' tests/requirements.txt)"
-  "$venv/bin/pip" install --quiet -r tests/requirements.txt
+  pip_install -r tests/requirements.txt
   echo "$made_for" >"$venv/made-for"
 }
 
@@ -67,7 +70,7 @@ packages() {
   shift 2
   ! cmp -s "$file" "$into/requirements.txt" || return 0
   rm -rf "$into"
-  "$venv/bin/pip" install --quiet --no-deps --target "$into" -r "$file" "$@" || return 1
+  pip_install --no-deps --target "$into" -r "$file" "$@" || return 1
   cp "$file" "$into/requirements.txt"
 }
 
@@ -77,24 +80,37 @@ each_version() {
   local package=$1 file=$2 version more
   shift 2
   grep "^$package==" "$file" | while read -r version more; do
-    { echo "$version" && tr ' ' '\n' <<<"$more" && grep -v "^$package==" "$file" || true; } >"$venv/needs.txt"
-    packages "${version/==/-}" "$venv/needs.txt" "$@"
+    { echo "$version" && tr ' ' '\n' <<<"$more" && grep -v "^$package==" "$file" || true; } >"$venv/needs-$package.txt"
+    packages "${version/==/-}" "$venv/needs-$package.txt" "$@"
   done
 }
 
-# install_frameworks: what --all tests against. megatron-core from 0.17 on and Megatron-Bridge ask for Python 3.12, and run with 3.11.
+# install_first: what the builds and the tests of sanitizers need beside the venv
+install_first() {
+  packages cuda tests/requirements-cuda.txt # a compiler for device code, and NCCL
+  packages moto tests/requirements-bucket.txt # a store that speaks S3's protocol
+}
+
+# install_frameworks: what else --all tests against. megatron-core from 0.17 on and Megatron-Bridge ask for Python 3.12, and run with 3.11.
 install_frameworks() {
   each_version megatron-core tests/requirements-megatron.txt --ignore-requires-python
   DS_BUILD_OPS=0 each_version deepspeed tests/requirements-deepspeed.txt --no-build-isolation # without what it would compile
   packages bridge tests/requirements-bridge.txt --ignore-requires-python
   packages transformers4 tests/requirements-4.txt
-  packages cuda tests/requirements-cuda.txt # a compiler for device code, and NCCL
-  packages moto tests/requirements-bucket.txt # a store that speaks S3's protocol
   packages more tests/requirements-more.txt # loaders beside ours; the oldest accelerate and PEFT
   packages vllm tests/requirements-vllm.txt || {
     rm -rf "$venv/vllm" # what is there in part would fail in a strange way
     echo 'vLLM could not be installed: the test engines/vllm is skipped, which is a failure with --strict' >&2
   }
+}
+
+# wait_for_frameworks: they are installed beside the builds and tests that do without them, as much of it is waiting for a network
+frameworks=
+wait_for_frameworks() {
+  [[ -n $frameworks ]] || return 0
+  phase 'frameworks: the rest of their installation'
+  wait "$frameworks" || { cat build/frameworks.log >&2; exit 1; }
+  cat build/frameworks.log >&2
 }
 
 if ((all)); then
@@ -108,8 +124,10 @@ if ((install)); then
   phase 'torch and transformers'
   install_venv
   if ((all)); then
-    phase 'frameworks'
-    install_frameworks
+    phase 'what builds need'
+    install_first
+    install_frameworks >build/frameworks.log 2>&1 &
+    frameworks=$!
   fi
 fi
 python=$system_python
@@ -181,7 +199,7 @@ touch build/began
 if ((strict)); then
   export CKPTFS_STRICT=1
   run asan -LE 'interop|bench|engines'
-  run tsan -L 'unit|mount|load|bucket'
+  run tsan -LE interop
   phase 'fuzzing'
   mkdir -p build/fuzz
   # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
@@ -191,6 +209,7 @@ if ((strict)); then
   }
 fi
 if ((all)); then
+  wait_for_frameworks
   run release -LE bench
 else
   run release -L 'lint|unit|defects|golden|fuzz|first'

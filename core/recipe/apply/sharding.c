@@ -283,7 +283,8 @@ static bool match_end(const struct ckpt_model_item *it, const char *name, size_t
         if (!in_layer && *at >= '0' && *at <= '9')
             return false;
         at = memchr(at, '.', len - (size_t)(at - name));
-        at += at != NULL;
+        if (at)
+            at++;
     }
     return false;
 }
@@ -359,7 +360,7 @@ static bool name_number(const struct entry *e, const char *axis, uint64_t *ret)
 /* Find a layer's number in a name that no file describes: "...layers.3....". */
 static bool loose_layer(const struct ckpt_texts *before, const char *name, uint64_t *ret)
 {
-    for (const char *at = name; at; at = strchr(at, '.'), at += at != NULL)
+    for (const char *at = name;; at++) {
         for (size_t i = 0; i < before->n; i++) {
             unsigned long long n;
             if (!ckpt_has_prefix(at, before->text[i]))
@@ -370,7 +371,10 @@ static bool loose_layer(const struct ckpt_texts *before, const char *name, uint6
                 return true;
             }
         }
-    return false;
+        at = strchr(at, '.');
+        if (!at)
+            return false;
+    }
 }
 
 /* ---- scales and codes ---- */
