@@ -112,7 +112,7 @@ static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it,
     const struct ckpt_tensor *t = stored(ap);
 
     if (ap->lacks && ap->lacks->tails) {
-        ap->lacks->related |= ckpt_lacks_relates(ap->lacks, ckpt_str_get(&ap->name));
+        ckpt_lacks_relate(ap->lacks, ap->src, ckpt_str_get(&ap->name));
         return 0;
     }
     if (t && ap->lacks) {

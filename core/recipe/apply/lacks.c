@@ -96,7 +96,7 @@ static int find_related(struct ckpt_apply *ap, const struct ckpt_family *f)
 
     for (size_t i = 0; i < ap->src->tensors.len && rc == 0; i++)
         if ((tail = tail_of(ap->src->tensors.ptr[i].name)) &&
-            ckpt_map_add(&tails, tail, 0) == CKPT_NONE)
+            ckpt_map_add(&tails, tail, (uint32_t)i) == CKPT_NONE)
             rc = ckpt_nomem(ap->err);
     ap->lacks->tails = &tails;
     if (rc == 0 && ckpt_apply_check(ap, &f->tensors) < 0)
@@ -106,11 +106,17 @@ static int find_related(struct ckpt_apply *ap, const struct ckpt_family *f)
     return rc;
 }
 
-bool ckpt_lacks_relates(const struct ckpt_lacks *l, const char *name)
+void ckpt_lacks_relate(struct ckpt_lacks *l, const struct ckpt_catalog *cat, const char *name)
 {
     const char *tail = tail_of(name);
+    const uint32_t i = tail ? ckpt_map_find(l->tails, tail) : CKPT_NONE;
 
-    return tail && ckpt_map_find(l->tails, tail) != CKPT_NONE;
+    if (i == CKPT_NONE)
+        return;
+    const char *stored = cat->tensors.ptr[i].name;
+    const size_t len = strlen(stored), own = strlen(name);
+    l->related = true;
+    l->behind |= len > own && stored[len - own - 1] == '.' && ckpt_has_suffix(stored, name);
 }
 
 /* ---- the class ---- */
@@ -232,6 +238,8 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
     else if ((ret->listed = !f->open) && count(f, cat, config, ret, err) < 0)
         return -1;
     ret->own_class = f && !is_known_class(f, config);
+    /* a causal model of transformers has no part below another prefix, so nothing would be loaded */
+    ret->none |= ret->behind && !why && !ret->own_class && !json_object_get(config, "auto_map");
     if (why || (ret->quantized && f))
         ret->unchecked = why ? why : "the model is quantised";
     if (ret->unchecked)

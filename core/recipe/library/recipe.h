@@ -114,7 +114,8 @@ struct ckpt_lacks {
                        part */
     bool own_class; /* the class that config.json names is none of transformers' for the type */
     bool quantized; /* given by the caller: only vectors keep their shape, and names may differ */
-    bool related;   /* used while names are compared */
+    bool related;   /* used while names are compared: it has them below other prefixes */
+    bool behind;    /* the same: those prefixes come before the whole of the listed names */
     struct ckpt_map *tails; /* used while names are compared; or NULL */
 };
 
