@@ -200,7 +200,7 @@ bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_track
 /* ---- the list ---- */
 
 const struct ckpt_reader *const ckpt_reader_list[] = {
-#define CKPT_READER(NAME) &ckpt_reader_##NAME,
+#define CKPT_READER(NAME, ...) &ckpt_reader_##NAME,
 #include "format/readers.def"
 #undef CKPT_READER
     NULL,

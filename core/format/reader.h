@@ -242,7 +242,7 @@ char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner);
 bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner);
 
 /* Each is one file and one line of format/readers.def. */
-#define CKPT_READER(NAME) extern const struct ckpt_reader ckpt_reader_##NAME;
+#define CKPT_READER(NAME, ...) extern const struct ckpt_reader ckpt_reader_##NAME;
 #include "format/readers.def"
 #undef CKPT_READER
 

@@ -58,7 +58,7 @@ struct ckpt_writer {
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
 
-#define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
+#define CKPT_WRITER(NAME, ...) extern const struct ckpt_writer ckpt_writer_##NAME;
 #include "format/writers.def"
 #undef CKPT_WRITER
 

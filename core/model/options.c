@@ -284,7 +284,7 @@ static const struct ckpt_option options[] = {
      "element type of floating tensors (auto: that of the mapping, the base or the checkpoint)",
      .set = set_dtype},
     {"view", "hf|raw|memory"
-#define CKPT_WRITER(NAME) "|" #NAME
+#define CKPT_WRITER(NAME, ...) "|" #NAME
 #include "format/writers.def"
 #undef CKPT_WRITER
      ,
