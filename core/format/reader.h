@@ -68,6 +68,19 @@ enum ckpt_model_files {
     CKPT_FILES_COMPLETE,  /* as CKPT_FILES_ALL, and no files are added from a base */
 };
 
+/* The model from which training started. Each may be NULL; nothing is owned. */
+struct ckpt_split_base {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_weight_map *weight_map;
+    const json_t *names; /* {tensor: its name in the base} where that differs */
+};
+
+/* Make a new weight map for cat that follows the base's split. *ret is NULL if the base has neither
+ * weights nor an index. */
+typedef int ckpt_split_fn(const struct ckpt_catalog *cat, const struct ckpt_split_base *base,
+                          const struct ckpt_naming *naming, const json_t *config,
+                          struct ckpt_weight_map **ret, struct ckpt_err *err);
+
 /* A reader's facts about how its checkpoint should be shown. All zero means: a model under the
  * framework's names, and the checkpoint does not say anything about files, split and dtypes. Facts
  * for people and for the conditions of recipes are in the catalogue's `about` instead, of which
@@ -81,8 +94,9 @@ struct ckpt_facts {
     bool is_hub_dir;  /* the checkpoint is a published Hugging Face model directory, which is shown
                          unchanged */
     bool bare_header; /* its safetensors have no __metadata__, so the view's have none either */
-    bool split_as_base; /* the trainer's own export uses the split of the base, and copies
-                           config.json although it may change dtypes */
+    /* the trainer's own export follows the split of the base, as this function does, and copies
+     * config.json although it may change dtypes; NULL: it does not */
+    ckpt_split_fn *split_as_base;
     enum ckpt_model_files files;
     const char *files_at;   /* folder of these files ("": the checkpoint itself); NULL: the reader's
                                side_files, by the first rule */
@@ -95,6 +109,7 @@ struct ckpt_facts {
      * (container/st_metadata.h), by the files' names in weight_map; or NULL */
     json_t *metadata;
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
+    const char *dtypes_file; /* the name of the file that says them */
 };
 
 /* Release what the facts refer to. */

@@ -8,7 +8,6 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "container/st_metadata.h"
-#include "format/automodel/export.h"
 #include "format/writer.h"
 #include "model/opening.h"
 #include "model/side_folder.h"
@@ -461,9 +460,9 @@ static int choose_weight_map(const struct ckpt_opening *o, struct ckpt_weight_ma
     const struct ckpt_base *base = o->shared->base;
 
     if (o->decision.split == CKPT_SPLIT_LIKE_BASE)
-        return ckpt_automodel_split(
-            o->cat, &(struct ckpt_automodel_base){base->cat, base->weight_map, o->base_names},
-            &naming, o->config, ret, err);
+        return o->facts.split_as_base(
+            o->cat, &(struct ckpt_split_base){base->cat, base->weight_map, o->base_names}, &naming,
+            o->config, ret, err);
     *ret = ckpt_weight_map_ref(o->decision.split == CKPT_SPLIT_OWN    ? o->facts.weight_map
                                : o->decision.split == CKPT_SPLIT_BASE ? base->weight_map
                                                                       : NULL);

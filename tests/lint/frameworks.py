@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A framework is a folder: frameworks.py SOURCE_DIR [OBJECT_DIR]
 
-1. No file outside of core/format/NAME includes one of its headers, and no object outside of it, but those of the tables (format/reader.c and
-   format/writer.c), needs one of its symbols. This holds for the folders in FREE.
+1. No file outside of core/format/NAME includes one of its headers, and no object outside of it, but those of the tables (format/reader.c,
+   trainer.c and writer.c), needs one of its symbols. This holds for the folders in FREE.
 2. The words of WORDS stand in no code of core and fs outside of core/format/NAME, strings and #include lines counted, comments aside. ALLOWED
    lists what stays, with the reason; CEILING is how many others are left: it can only fall.
 
@@ -14,9 +14,9 @@ import subprocess
 import sys
 
 # Each can be deleted, with its data and its lines in the tables; tests/delete_framework.sh does that, and builds.
-FREE = ("nanotron", "deepspeed", "delta", "vllm", "torchtitan")
+FREE = ("nanotron", "deepspeed", "delta", "automodel", "vllm", "torchtitan")
 
-TABLES = ("format/reader.c", "format/writer.c")
+TABLES = ("format/reader.c", "format/trainer.c", "format/writer.c")
 
 WORDS = re.compile("nanotron|megatron|deepspeed|automodel|torchtitan|slime|skyrl|vllm|sharded_state", re.I)
 
@@ -25,7 +25,7 @@ MOST = 8
 ALLOWED = []
 
 # How many words are left that no reason keeps. Never raise it.
-CEILING = 48
+CEILING = 33
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 # A string, a character or a comment. A string that looks like a comment is none.
