@@ -289,12 +289,10 @@ static const struct ckpt_option options[] = {
 #undef CKPT_WRITER
      ,
      "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
-     "names it has in memory, or a checkpoint of another framework (sharded_state: vLLM 0.32; "
-     "experts for its back ends Triton and CPU, which leave them as they are loaded)",
+     "names it has in memory, or a checkpoint of another framework",
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .set = set_max_shard_size},
-    {"max_size", "SIZE", "the same, by vLLM's word for it", .set = set_max_shard_size},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe)},
     {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping)},
     {"model_type", "TYPE", "family of the model, if neither checkpoint nor base says it",
@@ -341,7 +339,8 @@ static const struct ckpt_option options[] = {
 
 enum { NOPTIONS = sizeof options / sizeof *options };
 
-static const struct ckpt_option *find_option(const char *key)
+/* The row of a word of the table above. */
+static const struct ckpt_option *find_row(const char *key)
 {
     for (size_t i = 0; i < NOPTIONS; i++)
         if (strcmp(options[i].word, key) == 0)
@@ -349,10 +348,41 @@ static const struct ckpt_option *find_option(const char *key)
     return NULL;
 }
 
+/* The i-th of the words that writers have for options; NULL: there are no more. */
+static const struct ckpt_writer_word *writers_word(size_t i)
+{
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        for (const struct ckpt_writer_word *word = (*w)->words; word && word->word; word++)
+            if (i-- == 0)
+                return word;
+    return NULL;
+}
+
+/* Find an option by its word, or by a writer's word for it, which *ret then has. */
+static bool find_option(const char *key, struct ckpt_option *ret)
+{
+    const struct ckpt_option *row = find_row(key);
+    const struct ckpt_writer_word *word;
+
+    for (size_t i = 0; !row && (word = writers_word(i)); i++)
+        row = strcmp(word->word, key) == 0 ? find_row(word->means) : NULL;
+    if (row) {
+        *ret = *row;
+        ret->word = key;
+    }
+    return row;
+}
+
 const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
 {
-    if (i >= NOPTIONS)
-        return NULL;
+    if (i >= NOPTIONS) {
+        const struct ckpt_writer_word *word = writers_word(i - NOPTIONS);
+        if (!word)
+            return NULL;
+        *ret_value = find_row(word->means)->value;
+        *ret_help = word->help;
+        return word->word;
+    }
     *ret_value = options[i].value;
     *ret_help = options[i].help;
     return options[i].word;
@@ -374,15 +404,20 @@ static int set_model_key(struct ckpt_options *opt, const char *key, const char *
     return set_override(opt, key, key, v, err);
 }
 
-bool ckpt_options_knows(const char *key) { return find_option(key) || ckpt_keys_known(key); }
+bool ckpt_options_knows(const char *key)
+{
+    struct ckpt_option o;
+
+    return find_option(key, &o) || ckpt_keys_known(key);
+}
 
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
-    const struct ckpt_option *o = find_option(key);
+    struct ckpt_option o;
 
-    if (o)
-        return ckpt_option_set(o, opt, value, err);
+    if (find_option(key, &o))
+        return ckpt_option_set(&o, opt, value, err);
     if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
