@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A framework is a folder: what is left without it builds. In a copy of the tree core/format/NAME and core/recipe/data/NAME are
-# deleted, and the lines of its readers and writers in readers.def and writers.def; then libraries and programs are built.
+# deleted, and its lines in readers.def and writers.def; then libraries and programs are built.
 #
 #   tests/delete_framework.sh [NAME ...]      nanotron, deepspeed, delta, automodel, vllm and torchtitan by default, each in turn
 set -uo pipefail
@@ -16,8 +16,8 @@ git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -pt
 cmake -S "$tree" -B "$work/build" -DCMAKE_BUILD_TYPE=Debug -DCKPTFS_TESTS=OFF >/dev/null || exit 1
 cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 
-# entries NAME: the readers and writers that the folder defines, as a pattern
-entries() { grep -rhoP '^const struct ckpt_\w+ ckpt_(reader|writer|trainer)_\K\w+(?= = \{)' "$tree/core/format/$1" | paste -sd'|'; }
+# entries NAME: what the folder defines for the tables, as a pattern
+entries() { grep -rhoP '^const struct ckpt_\w+ ckpt_(reader|writer|trainer|changes)_\K\w+(?= = \{)' "$tree/core/format/$1" | paste -sd'|'; }
 
 failed=()
 for name in "${names[@]}"; do

@@ -3,9 +3,9 @@
 """A framework is a folder: frameworks.py SOURCE_DIR [OBJECT_DIR]
 
 1. No file outside of core/format/NAME includes one of its headers, and no object outside of it, but those of the tables (format/reader.c,
-   trainer.c and writer.c), needs one of its symbols. This holds for the folders in FREE.
+   changes.c, trainer.c and writer.c), needs one of its symbols. This holds for the folders in FREE.
 2. The words of WORDS stand in no code of core and fs outside of core/format/NAME, strings and #include lines counted, comments aside. ALLOWED
-   lists what stays, with the reason; CEILING is how many others are left: it can only fall.
+   lists what stays, with the reason; CEILING is how many others there are: it can only fall.
 
 OBJECT_DIR has the objects of which the static library consists, in the folders of their sources. Where it isn't given symbols are not looked at."""
 import os
@@ -16,7 +16,7 @@ import sys
 # Each can be deleted, with its data and its lines in the tables; tests/delete_framework.sh does that, and builds.
 FREE = ("nanotron", "deepspeed", "delta", "automodel", "vllm", "torchtitan")
 
-TABLES = ("format/reader.c", "format/trainer.c", "format/writer.c")
+TABLES = ("format/reader.c", "format/changes.c", "format/trainer.c", "format/writer.c")
 
 WORDS = re.compile("nanotron|megatron|deepspeed|automodel|torchtitan|slime|skyrl|vllm|sharded_state", re.I)
 
@@ -24,8 +24,8 @@ WORDS = re.compile("nanotron|megatron|deepspeed|automodel|torchtitan|slime|skyrl
 MOST = 8
 ALLOWED = []
 
-# How many words are left that no reason keeps. Never raise it.
-CEILING = 30
+# How many words are left that no reason keeps. It can only fall.
+CEILING = 8
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 # A string, a character or a comment. A string that looks like a comment is none.

@@ -20,8 +20,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"
-#include "container/delta.h"
 #include "container/safetensors.h"
+#include "format/delta/fold.h"
 #include "format/reader.h"
 #include "tensor/strided.h"
 
