@@ -193,6 +193,17 @@ struct ckpt_reader {
      * several downloads, so their times are no evidence about saves. */
     bool is_published;
 
+    /* Names of what trainers that save in this format put beside a model: patterns, as for
+     * fnmatch(3), of the folders of steps, and of files which show that their folder is a
+     * trainer's; and beginnings of the names of weights that are a trainer's own state
+     * ("optimizer"). */
+    const char *const *step_names, *const *state_files, *const *states;
+
+    /* A key in the metadata of a Hugging Face index which says that its files are in this format,
+     * and hold no tensors of a model; and the text that says so to whoever takes them for one.
+     * NULL: there is no such key. */
+    const char *index_key, *index_why;
+
     /* Files of a checkpoint that are no files of a model, although they are named like some: its
      * converters, "*.py". */
     const char *const *tools;
@@ -242,19 +253,34 @@ char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name);
  * folder at the end. */
 bool ckpt_reader_is_staging(const char *name);
 
+/* Is it the name of a folder of a step, in any of the formats? */
+bool ckpt_reader_is_step_name(const char *name);
+
+/* Does a file of this name show that its folder is a trainer's? */
+bool ckpt_reader_is_state_file(const char *name);
+
+/* Are weights in a file of this name a trainer's own state? */
+bool ckpt_reader_is_state(const char *name);
+
+/* For ckpt_weight_map_read: what the readers' index_key and index_why say. */
+const char *ckpt_reader_refuse_index(const char *key);
+
 /* ---- latest_checkpointed_iteration.txt, the pointer file of Megatron's runs and of verl's, which
  * name their steps' folders differently: iter_0000010, and global_step_10. It is written when all
  * files of the step are there ---- */
 
-enum ckpt_tracker_owner { CKPT_TRACKER_MEGATRON, CKPT_TRACKER_VERL };
+enum ckpt_tracker_scheme {
+    CKPT_TRACKER_ITER,        /* iter_0000010, and release, which a conversion makes */
+    CKPT_TRACKER_GLOBAL_STEP, /* global_step_10 */
+};
 
 /* The name of the latest step by the tracker of this folder, malloc'ed, if the steps in it are
- * named as those of `owner`; else NULL. */
-char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner);
+ * named by this scheme; else NULL. */
+char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_scheme scheme);
 
 /* Is the step `name` newer than the step `latest`, which a tracker names (NULL: there is none)?
- * False if one of them is not named as those of `owner`. */
-bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner);
+ * False if one of them is not named by this scheme. */
+bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_scheme scheme);
 
 /* Each is one file and one line of format/readers.def. */
 #define CKPT_READER(NAME, ...) extern const struct ckpt_reader ckpt_reader_##NAME;

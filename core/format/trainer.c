@@ -2,6 +2,7 @@
 /* The list of trainers, and what readers ask all of them. */
 #include "format/trainer.h"
 
+#include <fnmatch.h>
 #include <stddef.h>
 
 const struct ckpt_trainer *const ckpt_trainers[] = {
@@ -28,6 +29,15 @@ bool ckpt_trainers_finished(struct ckpt_dir *dir, const char *name, const char *
         if ((*t)->finished && !(*t)->finished(dir, name, latest))
             return false;
     return true;
+}
+
+bool ckpt_trainers_is_step_name(const char *name)
+{
+    for (const struct ckpt_trainer *const *t = ckpt_trainers; *t; t++)
+        for (const char *const *pattern = (*t)->step_names; pattern && *pattern; pattern++)
+            if (fnmatch(*pattern, name, 0) == 0)
+                return true;
+    return ckpt_reader_is_step_name(name);
 }
 
 void ckpt_trainers_describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat)

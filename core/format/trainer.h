@@ -28,7 +28,7 @@ struct ckpt_trainer {
     /* The functions and lists of the same names in struct ckpt_reader. */
     char *(*latest)(struct ckpt_dir *run);
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
-    const char *const *rewrites, *const *links;
+    const char *const *rewrites, *const *links, *const *step_names;
 
     /* Add to cat->about what the name of a step says ("epoch", "step"), and warn if the save, which
      * was opened by its own name, is not finished. */
@@ -60,6 +60,11 @@ char *ckpt_trainers_latest(struct ckpt_dir *run);
 
 /* False: a trainer says that the save is not finished. */
 bool ckpt_trainers_finished(struct ckpt_dir *dir, const char *name, const char *latest);
+
+/* ---- about names ---- */
+
+/* Is it the name of a folder of a step, of a trainer or in any of the formats? */
+bool ckpt_trainers_is_step_name(const char *name);
 
 /* ---- for the readers of such formats ---- */
 

@@ -330,9 +330,6 @@ static bool is_more_weights(const char *name, bool adapter)
 {
     static const char *const same[] = {"pytorch_model", "diffusion_pytorch_model", "consolidated",
                                        "adapter_model"};
-    static const char *const states[] = {"training_args.", "optimizer",    "scheduler",
-                                         "scaler",         "sampler",      "rng_state",
-                                         "random_states",  "dl_state_dict"};
     static const char *const ends[] = {".safetensors", ".bin", ".pt", ".pth"};
     bool is = false;
 
@@ -340,9 +337,7 @@ static bool is_more_weights(const char *name, bool adapter)
         is |= ckpt_has_suffix(name, ends[i]);
     for (size_t i = adapter ? 3 : 0; i < sizeof same / sizeof *same; i++)
         is &= !ckpt_has_prefix(name, same[i]);
-    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
-        is &= !ckpt_has_prefix(name, states[i]);
-    return is && name[0] != '.';
+    return is && name[0] != '.' && !ckpt_reader_is_state(name);
 }
 
 /* Warn about weights beside a model, or an adapter, which are neither shown nor merged. */

@@ -78,6 +78,7 @@ static void automodel_adapter(const json_t *file, struct ckpt_adapter_notes *ret
 
 static const char *const rewrites[] = {"model", ".incomplete", NULL};
 static const char *const links[] = {"LATEST", "LOWEST_VAL", NULL};
+static const char *const step_names[] = {"epoch[-_0-9]*", NULL};
 
 const struct ckpt_trainer ckpt_trainer_automodel = {
     .name = "automodel",
@@ -85,6 +86,7 @@ const struct ckpt_trainer ckpt_trainer_automodel = {
     .finished = automodel_finished,
     .rewrites = rewrites,
     .links = links,
+    .step_names = step_names,
     .describe = automodel_describe,
     .split = ckpt_automodel_split,
     .adapter_file = "automodel_peft_config.json",

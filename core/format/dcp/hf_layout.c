@@ -128,7 +128,7 @@ static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_facts
         if (!ckpt_dir_has_file(dir, path))
             continue;
         facts->index_name = i ? DIFFUSERS_INDEX : NULL;
-        return ckpt_weight_map_read(dir, path, &facts->weight_map, err);
+        return ckpt_weight_map_read(dir, path, ckpt_reader_refuse_index, &facts->weight_map, err);
     }
     return 0;
 }

@@ -134,11 +134,15 @@ static const char *const rewrites[] = {".metadata", NULL};
 /* torchtitan's dump folder; accelerate's project. */
 static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL};
 
+/* torchtitan's */
+static const char *const step_names[] = {"step[-_0-9]*", NULL};
+
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .markers = markers,
     .rewrites = rewrites,
     .inner_runs = inner_runs,
+    .step_names = step_names,
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,
