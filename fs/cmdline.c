@@ -128,29 +128,87 @@ static void print_commands(uint32_t of)
 
 /* ---- what is wrong ---- */
 
-static int fail_unknown(const struct ckptfs_cmdline *c, const char *word, struct ckpt_err *err)
+/* A clause that says what is meant by another program's word for an option, or for what is no
+ * option of these commands. The caller frees it; NULL: the word is not known, or memory ran out. */
+static char *meaning(uint32_t of, const char *word)
+{
+    ckpt_cleanup(ckpt_freep) char *meant = NULL;
+
+    for (size_t i = 0; i < ckptfs_noptions && !meant; i++)
+        if (ckptfs_options[i].of & of)
+            meant = ckpt_option_meant(&ckptfs_options[i], word);
+    for (const struct ckptfs_hint *h = ckptfs_hints; h->of && !meant; h++)
+        if ((h->of & of) && ckpt_words_find(h->words, word))
+            return ckpt_asprintf("%s", h->text);
+    if (!meant)
+        meant = ckpt_options_meant(word);
+    return meant ? ckpt_asprintf("did you mean --%s", meant) : NULL;
+}
+
+/* Such a clause about an option that resembles the word. */
+static char *resemblance(uint32_t of, const char *word)
 {
     const char *known, *value, *help;
     struct ckpt_near near = {0};
 
     for (size_t i = 0; i < ckptfs_noptions; i++)
-        if (ckptfs_options[i].of & c->of)
+        if (ckptfs_options[i].of & of)
             ckpt_near_consider(&near, word, ckptfs_options[i].word);
     for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
         ckpt_near_consider(&near, word, known);
+    return near.word ? ckpt_asprintf("did you mean --%s", near.word) : NULL;
+}
+
+static uint32_t commands_of(const struct ckptfs_cmdline *c)
+{
+    return c->command ? c->command->bit : c->of;
+}
+
+static int fail_unknown(const struct ckptfs_cmdline *c, const char *word, bool is_list,
+                        const char *value, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *advice = meaning(commands_of(c), word);
+
+    if (!advice)
+        advice = resemblance(c->of, word);
+    if (!advice && is_list && !value && strpbrk(word, "./"))
+        advice = strdup("-o is followed by options, WORD=VALUE,..., and not by a file");
     return ckpt_fail(err, CKPT_USAGE, "option %s: no such option%s%s (--help lists them)", word,
-                     near.word ? "; did you mean --" : "", near.word ? near.word : "");
+                     advice ? "; " : "", advice ? advice : "");
+}
+
+static int fail_letter(const struct ckptfs_cmdline *c, char letter, struct ckpt_err *err)
+{
+    const char word[] = {letter, '\0'};
+    ckpt_cleanup(ckpt_freep) char *advice = meaning(commands_of(c), word);
+
+    return ckpt_fail(err, CKPT_USAGE, "-%c: no such option%s%s (--help lists them)", letter,
+                     advice ? "; " : "", advice ? advice : "");
+}
+
+/* The last word of a command's name: "info" of "ckpt info". */
+static const char *short_name(const struct ckptfs_command *k)
+{
+    const char *space = strchr(k->name, ' ');
+
+    return space ? space + 1 : k->name;
 }
 
 static int fail_command(const struct ckptfs_cmdline *c, const char *name, struct ckpt_err *err)
 {
+    const char *meant = NULL;
     struct ckpt_near near = {0};
 
-    for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
+    for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++) {
         if (k->bit & c->of)
-            ckpt_near_consider(&near, name, strchr(k->name, ' ') + 1);
+            ckpt_near_consider(&near, name, short_name(k));
+        if (ckpt_words_find(k->also, name))
+            meant = k->bit & c->of ? short_name(k) : k->name;
+    }
+    if (!meant)
+        meant = near.word;
     return ckpt_fail(err, CKPT_USAGE, "%s: no such command%s%s (--help lists them)", name,
-                     near.word ? "; did you mean " : "", near.word ? near.word : "");
+                     meant ? "; did you mean " : "", meant ? meant : "");
 }
 
 /* Fail because the command does not take the option. */
@@ -158,6 +216,7 @@ static int fail_useless(const struct ckptfs_cmdline *c, const struct ckpt_option
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str takers = {0};
+    ckpt_cleanup(ckpt_freep) char *advice = meaning(c->command->bit, o->word);
 
     if (o->refused_by & c->command->bit)
         return ckpt_fail(err, CKPT_USAGE, "--%s does not apply to %s: %s", o->word,
@@ -165,8 +224,20 @@ static int fail_useless(const struct ckptfs_cmdline *c, const struct ckpt_option
     for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
         if (k->bit & o->of)
             ckpt_str_printf(&takers, "%s%s", takers.len ? ", " : "", k->name);
-    return ckpt_fail(err, CKPT_USAGE, "--%s does not apply to %s: it is an option of %s", o->word,
-                     c->command->name, ckpt_str_get(&takers));
+    return ckpt_fail(err, CKPT_USAGE, "--%s does not apply to %s: it is an option of %s%s%s",
+                     o->word, c->command->name, ckpt_str_get(&takers), advice ? "; " : "",
+                     advice ? advice : "");
+}
+
+/* Fail because of the option's value, which may be one of another option with that word elsewhere.
+ */
+static int fail_value(const struct ckptfs_cmdline *c, const struct ckpt_option *o,
+                      const struct ckpt_err *own, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *advice = meaning(c->command->bit, o->word);
+
+    return advice ? ckpt_fail(err, own->code, "%s; %s", own->text, advice)
+                  : ckpt_err_move(err, own);
 }
 
 /* ---- parsing ---- */
@@ -190,6 +261,8 @@ static int set_list(struct ckptfs_cmdline *c, const char *list, struct ckpt_err 
 static int set_row(struct ckptfs_cmdline *c, const struct ckpt_option *o, const char *value,
                    struct ckpt_err *err)
 {
+    struct ckpt_err own = {0};
+
     c->help |= o->letter == 'h';
     c->version |= o->letter == 'V';
     if (!c->command || o->letter == 'h' || o->letter == 'V')
@@ -198,14 +271,16 @@ static int set_row(struct ckptfs_cmdline *c, const struct ckpt_option *o, const 
         return fail_useless(c, o, err);
     if (o->takes_rest)
         return 0;
-    return o->letter == 'o' ? set_list(c, value, err) : ckpt_option_set(o, c->into, value, err);
+    if (o->letter == 'o')
+        return set_list(c, value, err);
+    return ckpt_option_set(o, c->into, value, &own) < 0 ? fail_value(c, o, &own, err) : 0;
 }
 
 /* Set an option by its word. A list has words of the library, and of the mount. */
 static int set_word(struct ckptfs_cmdline *c, const char *word, const char *value, bool is_list,
                     struct ckpt_err *err)
 {
-    const uint32_t own = c->command ? c->command->bit : c->of;
+    const uint32_t own = commands_of(c);
     const struct ckpt_option *o = find(is_list ? own & CKPTFS_MOUNT : own, word, 0);
 
     if (o)
@@ -218,7 +293,7 @@ static int set_word(struct ckptfs_cmdline *c, const char *word, const char *valu
     if (taken)
         return taken < 0 ? -1 : 0;
     o = is_list ? NULL : find(c->of, word, 0);
-    return o ? fail_useless(c, o, err) : fail_unknown(c, word, err);
+    return o ? fail_useless(c, o, err) : fail_unknown(c, word, is_list, value, err);
 }
 
 static int set_list(struct ckptfs_cmdline *c, const char *list, struct ckpt_err *err)
@@ -267,7 +342,7 @@ static int take_letters(struct ckptfs_cmdline *c, char ***arg, struct ckpt_err *
         const struct ckpt_option *o = find(c->of, NULL, *letter);
         const char *value = letter[1] ? letter + 1 : NULL;
         if (!o)
-            return ckpt_fail(err, CKPT_USAGE, "-%c: no such option (--help lists them)", *letter);
+            return fail_letter(c, *letter, err);
         if (o->value && !value && !(value = *++*arg))
             return ckpt_fail(err, CKPT_USAGE, "-%c needs a value", *letter);
         if (set_row(c, o, o->value ? value : NULL, err) < 0)

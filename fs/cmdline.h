@@ -34,11 +34,20 @@ struct ckptfs_command {
     const char *operands; /* separated by spaces; all of them are needed */
     const char *help;     /* a line */
     const char *more;     /* lines at the end of the command's help, or NULL */
+    const char *also;     /* what other programs call the command, separated by spaces; or NULL */
+};
+
+/* What is said to a user who writes another program's option that is no option here. */
+struct ckptfs_hint {
+    uint32_t of;       /* the commands for which it is true */
+    const char *words; /* other programs' options, separated by spaces */
+    const char *text;  /* a clause that says what to do */
 };
 
 extern const struct ckptfs_command ckptfs_commands[]; /* ends with bit 0 */
 extern const struct ckpt_option ckptfs_options[];
 extern const size_t ckptfs_noptions;
+extern const struct ckptfs_hint ckptfs_hints[]; /* ends with of 0 */
 
 /* A command line: the first members say what to do, the others are the result. All zero at first.
  */

@@ -7,7 +7,7 @@
 
 /* An owning local: `ckpt_cleanup(ckpt_freep) char *s = NULL;`. fn takes a pointer to the variable.
  */
-#define ckpt_cleanup(fn) __attribute__((cleanup(fn)))
+#define ckpt_cleanup(fn) __attribute__((cleanup(fn), unused))
 
 /* The value of an owning local, which gives it up. */
 #define ckpt_steal(pp)                                                                             \

@@ -146,6 +146,31 @@ int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
     return set_text(o, slot, value, err);
 }
 
+/* ---- words of other programs ---- */
+
+const char *ckpt_words_find(const char *list, const char *word)
+{
+    for (const char *at = list; at && *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *w = word;
+        while (*w && (*at == *w || (*at == '_' && *w == '-') || (*at == '-' && *w == '_')))
+            at++, w++;
+        if (!*w && strchr(": ", *at)) /* finds the end of the list, too */
+            return at;
+    }
+    return NULL;
+}
+
+char *ckpt_option_meant(const struct ckpt_option *o, const char *word)
+{
+    const char *rest = ckpt_words_find(o->also, word);
+
+    if (!rest)
+        return NULL;
+    if (*rest == ':')
+        return ckpt_asprintf("%s=%.*s", o->word, (int)strcspn(rest + 1, " "), rest + 1);
+    return ckpt_asprintf("%s%s%s", o->word, o->value ? "=" : "", o->value ? o->value : "");
+}
+
 enum { NEAR = 2 /* letters that a misspelt word may differ in */ };
 
 static unsigned distance(const char *a, const char *b)

@@ -26,6 +26,7 @@ struct ckpt_option {
     const char *value; /* as help has it: "DIR", or the words of a choice, "auto|never|always";
                           NULL: the option is a flag */
     const char *help;  /* NULL: help does not list the option */
+    const char *also;  /* what other programs call the option, as ckpt_words_find has it; or NULL */
     enum ckpt_option_kind kind;
     size_t at; /* the member's offset in the struct that is filled */
     uint32_t least, most;
@@ -46,6 +47,15 @@ int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
 /* Which of the words of o->value is it? The first is 0. USAGE. */
 int ckpt_option_choice(const struct ckpt_option *o, const char *value, uint32_t *ret,
                        struct ckpt_err *err);
+
+/* Find a word in a list such as "precision bf16:bfloat16", whose words are separated by spaces and
+ * may have a value after ':'. '-' and '_' are equal. Returns what follows the word in the list, so
+ * ":bfloat16" or less; NULL: the list, which may be NULL, has no such word. */
+const char *ckpt_words_find(const char *list, const char *word);
+
+/* What a user should write who wrote another program's word for the option: "dtype=bfloat16". The
+ * caller frees it; NULL: the word is not in o->also, or memory ran out. */
+char *ckpt_option_meant(const struct ckpt_option *o, const char *word);
 
 /* The word that was meant by one that is not known. */
 struct ckpt_near {

@@ -122,7 +122,8 @@ char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name)
 
 bool ckpt_reader_is_staging(const char *name)
 {
-    static const char *const words[] = {"tmp",        "incomplete", "partial",
+    static const char partial[] = "partial"; /* it begins names of partial trainings, too */
+    static const char *const words[] = {"tmp",        "incomplete", partial,
                                         "unfinished", "inprogress", NULL};
     static const char between[] = "-_.";
     const size_t first = strcspn(name, between);
@@ -130,7 +131,7 @@ bool ckpt_reader_is_staging(const char *name)
     for (size_t i = 0; words[i]; i++) {
         const size_t len = strlen(words[i]);
         const char *at = name + strlen(name);
-        if (first == len && name[len] && strncmp(name, words[i], len) == 0)
+        if (words[i] != partial && first == len && name[len] && strncmp(name, words[i], len) == 0)
             return true;
         /* at the end, also before numbers: of a process, or a time */
         while (at > name && strchr("0123456789-_.", at[-1]))

@@ -62,6 +62,7 @@ struct ckpt_writer {
     bool hub_files;          /* a model directory's other files lie beside its own */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     const struct ckpt_writer_word *words; /* of its framework; NULL: none */
+    const char *also; /* what other programs call this view, as ckpt_words_find has it; or NULL */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };

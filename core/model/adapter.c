@@ -153,9 +153,12 @@ static int collect_one(const struct adapter *a, const char *name, struct evidenc
     }
     if (is_adapted_embedding(a, name, &embedding, err) < 0)
         return -1;
+    /* biases are an adapter's own, too: with bias="all" PEFT saves all that it finds */
+    if (!ckpt_has_suffix(name, ".weight"))
+        return 0;
     if (has_word(name, "original_module"))
         e->original++;
-    else if (ckpt_has_suffix(name, ".weight") && !embedding && !has_word(name, "modules_to_save"))
+    else if (!embedding && !has_word(name, "modules_to_save"))
         (*(has_word(name, "base_layer") ? &e->adapted : &e->other))++;
     return 0;
 }
@@ -352,6 +355,20 @@ static int set_root(struct adapter *a, size_t i, const struct file_names *f, str
     return keep_text(a, &s, &a->name[i], err);
 }
 
+/* Does PEFT itself write this name? With bias="all" it saves the bias of a module of which the
+ * adapter has a copy twice: under the module's name, and as it is in memory. */
+static bool is_second_bias(const struct adapter *a, const char *name)
+{
+    static const char leaf[] = "modules_to_save.bias";
+    const size_t len = strlen(name);
+    ckpt_cleanup(ckpt_freep) char *first =
+        ckpt_has_suffix(name, leaf) && len > strlen(leaf)
+            ? ckpt_asprintf("%.*sbias", (int)(len - strlen(leaf)), name)
+            : NULL;
+
+    return first && ckpt_catalog_find(a->cat, first);
+}
+
 /* The name in PEFT's file; NULL: the tensor is not the adapter's. */
 static int clean_one(struct adapter *a, size_t i, const struct file_names *f, struct ckpt_err *err)
 {
@@ -362,7 +379,7 @@ static int clean_one(struct adapter *a, size_t i, const struct file_names *f, st
         return -1;
     if (f->whole && !embedding && !is_lora(a->name[i]) && !has_word(a->name[i], "modules_to_save"))
         a->name[i] = NULL;
-    else if (!is_plain(a->name[i]))
+    else if (!is_plain(a->name[i]) && !is_second_bias(a, a->name[i]))
         return rename_one(a, i, err);
     return 0;
 }

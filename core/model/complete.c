@@ -82,19 +82,23 @@ static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
 
 /* ---- shapes and names that are listed ---- */
 
-/* A class of the checkpoint's own code may have other shapes under the names of a known type. */
+/* A class of other code than transformers' may have other shapes under the names of a known type.
+ */
 static int tell_shapes(struct ckpt_opening *o, const struct ckpt_lacks *lacks, struct ckpt_err *err)
 {
-    const char *dir = ckpt_dir_path(o->dir), *names = ckpt_str_get(&lacks->shapes);
+    const char *dir = ckpt_dir_path(o->dir), *names = ckpt_str_get(&lacks->shapes),
+               *class = json_string_value(
+                   json_array_get(json_object_get(o->config, "architectures"), 0));
     const bool one = lacks->nshape == 1;
 
     if (lacks->nshape == 0)
         return 0;
-    if (json_object_get(o->config, "auto_map")) {
+    if (lacks->own_class || json_object_get(o->config, "auto_map")) {
         ckpt_catalog_warn(o->cat,
                           "%zu tensor%s of another shape than config.json gives %s, if the code "
-                          "in 'auto_map' does not say otherwise: %s",
-                          lacks->nshape, one ? " is" : "s are", one ? "it" : "them", names);
+                          "of the class '%s' does not say otherwise: %s",
+                          lacks->nshape, one ? " is" : "s are", one ? "it" : "them",
+                          class ? class : "?", names);
         return 0;
     }
     return ckpt_fail(err, CKPT_CONFLICT,
@@ -128,6 +132,35 @@ static bool has_word(const char *name, const char *word, size_t len)
             return true;
     }
     return false;
+}
+
+/* Does a word between dots begin with this one? */
+static bool has_beginning(const char *name, const char *word, size_t len)
+{
+    for (const char *at = name; at; at = strchr(at, '.')) {
+        at += *at == '.';
+        if (strncmp(at, word, len) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Is the tensor of a part of which the config says that the model has several? Some classes of the
+ * type have one of them alone: CLIPForImageClassification only what vision_config describes, and
+ * WhisperForAudioClassification only the encoder. */
+static bool is_of_part(const json_t *config, const char *name)
+{
+    static const char end[] = "_config", encoder[] = "encoder", decoder[] = "decoder";
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)config, key, v)
+        if (json_is_object(v) && ckpt_has_suffix(key, end) &&
+            has_beginning(name, key, strlen(key) - strlen(end)))
+            return true;
+    return ckpt_json_bool(config, "is_encoder_decoder", false) &&
+           (has_beginning(name, encoder, strlen(encoder)) ||
+            has_beginning(name, decoder, strlen(decoder)));
 }
 
 /* The tensor that shows a model of this type without a head, if it is a weight in a module: one of
@@ -170,7 +203,7 @@ static int has_none(const struct ckpt_opening *o, bool *ret, struct ckpt_err *er
     for (size_t i = 0; anchor && i < o->cat->tensors.len; i++) {
         const char *name = o->cat->tensors.ptr[i].name;
         if (has_word(name, anchor, strcspn(anchor, ".")) || ckpt_texts_end(&type->output, name) ||
-            ckpt_texts_end(&type->embedding, name))
+            ckpt_texts_end(&type->embedding, name) || is_of_part(o->config, name))
             return 0;
     }
     if (anchor && is_renamed(o, type, model_type, &renamed, err) < 0)

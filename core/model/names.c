@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "model/experts.h"
@@ -145,7 +146,7 @@ struct naming {
     bool fills;        /* tensors of the base stand in for missing ones */
     const char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
-    const char *anchor;
+    const char *anchor; /* the embedding; NULL: the base's names alone tell where the model is */
 };
 
 static void naming_release(struct naming *n)
@@ -253,8 +254,74 @@ static int try_words(struct naming *n, const struct ckpt_texts *anchors, struct 
     return 0;
 }
 
-/* Find the prefix by the name of an embedding: the base's, else the type's, else that of any type.
- */
+/* So many of the base's names, and more, are below a prefix if the model is there; the checks of
+ * names say later which are not. */
+static size_t enough_names(const struct ckpt_catalog *base) { return base->tensors.len / 2 + 1; }
+
+/* Are enough of the base's names below the first len bytes of `name`? */
+static int has_base(const struct ckpt_catalog *base, const struct ckpt_map *ours, const char *name,
+                    size_t len, bool *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str whole = {0};
+    size_t found = 0;
+    uint32_t at;
+
+    for (size_t i = 0; i < base->tensors.len; i++) {
+        ckpt_str_clear(&whole);
+        ckpt_str_printf(&whole, "%.*s%s", (int)len, name, base->tensors.ptr[i].name);
+        if (whole.failed)
+            return ckpt_nomem(err);
+        found += ckpt_map_get(ours, ckpt_str_get(&whole), whole.len, &at);
+    }
+    *ret = found >= enough_names(base);
+    return 0;
+}
+
+/* Find the prefix below which enough of the base's names are, where the base's tensor `anchor` is.
+ * CONFLICT: there are two different ones. Each place that is tried is one less in *tries. */
+static int try_name(struct naming *n, const struct ckpt_catalog *base, const struct ckpt_map *ours,
+                    const char *anchor, unsigned *tries, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n->cat->tensors.len && *tries; i++) {
+        const char *name = n->name[i];
+        const size_t len = name ? ckpt_name_before(name, anchor) : SIZE_MAX;
+        bool found = false;
+        if (len == SIZE_MAX)
+            continue;
+        --*tries;
+        if (has_base(base, ours, name, len, &found, err) < 0)
+            return -1;
+        if (found && n->prefix)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "two models: '%s' is there below '%s' and below '%.*s'", anchor,
+                             n->prefix, (int)len, name);
+        if (found && !(n->prefix = strndup(name, len)))
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* Find the prefix by all names of the base, for a model without a token embedding (of speech,
+ * images and so on), whose type no file lists. */
+static int try_base(struct naming *n, const struct ckpt_catalog *base, struct ckpt_err *err)
+{
+    /* Of the base's names, as the first may be one that is not there; and of places, each of which
+     * costs as much as the base has names. */
+    enum { MOST_NAMES = 16, MOST_TRIES = 64 };
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map ours = {0};
+    unsigned tries = MOST_TRIES;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (n->name[i] && ckpt_map_add(&ours, n->name[i], (uint32_t)i) == CKPT_NONE)
+            return ckpt_nomem(err);
+    for (size_t b = 0; b < base->tensors.len && b < MOST_NAMES && !n->prefix; b++)
+        if (try_name(n, base, &ours, base->tensors.ptr[b].name, &tries, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Find the prefix by the name of an embedding: the base's, else the type's, else that of any type;
+ * else by all names of the base. */
 static int find_prefix(struct naming *n, struct ckpt_err *err)
 {
     const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
@@ -273,6 +340,8 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
             return -1;
         n->anchor = n->type->embedding.text[0];
     }
+    if (!n->prefix && model)
+        return try_base(n, model, err);
     return n->prefix ? check_bare(n->cat, n->config, n->prefix, err) : 0;
 }
 
@@ -488,7 +557,7 @@ int ckpt_names_find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_e
     if (strip(&n, err) < 0)
         return -1;
     note_wrappers(&n);
-    if (drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
+    if ((n.anchor && (drop_tied(&n, err) < 0 || check_config(&n, err) < 0)) ||
         ckpt_catalog_select(o->cat, n.name, err) < 0)
         return -1;
     *ret_found = true;

@@ -276,12 +276,23 @@ static int set_alpha(void *into, const struct ckpt_option *o, const char *value,
     .kind = CKPT_OPTION_NUMBER, .least = 1, .most = CKPT_CUT_MOST,                                 \
     .at = offsetof(struct ckpt_options, output.cut[cut_])
 
-/* In the order of help. ckptfs(1) describes each at length. */
+/* In the order of help. ckptfs(1) describes each at length. The words of `also` are those of
+ * transformers, Megatron, DeepSpeed, torchtitan, nanotron, verl, slime, PEFT and vLLM. */
 static const struct ckpt_option options[] = {
     {"base", "DIR|ORG/NAME", "model that gives config, tokenizer, split and dtypes",
+     .also = "model model_name model_name_or_path model_path pretrained_model from_pretrained "
+             "pretrained_model_name_or_path hf_model hf_model_path hf_model_name hf_path hf_dir "
+             "hf_model_dir hf_checkpoint hf_config hf_config_path hf_assets_path origin_hf_dir "
+             "config config_path config_file config_name tokenizer tokenizer_path tokenizer_dir "
+             "tokenizer_name tokenizer_name_or_path tokenizer_model tokenizer_type base_model "
+             "base_model_path base_model_name_or_path base_dir reference reference_model",
      .set = set_base},
     {"dtype", "auto|stored|bfloat16|float16|float32",
      "element type of floating tensors (auto: that of the mapping, the base or the checkpoint)",
+     .also = "precision torch_dtype data_type output_dtype out_dtype outtype export_dtype to_dtype "
+             "params_dtype param_dtype weight_dtype save_dtype target_dtype cast bf16:bfloat16 "
+             "bfloat16:bfloat16 fp16:float16 float16:float16 half:float16 fp32:float32 "
+             "float32:float32 float:float32",
      .set = set_dtype},
     {"view", "hf|raw|memory"
 #define CKPT_WRITER(NAME, ...) "|" #NAME
@@ -290,48 +301,82 @@ static const struct ckpt_option options[] = {
      ,
      "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
      "names it has in memory, or a checkpoint of another framework",
+     .also = "format output_format out_format target_format export_format save_format to to_format "
+             "target target_type saver to_hf:hf hf:hf raw:raw optimizer:raw optim:raw "
+             "optimizer_states:raw load_optimizer:raw include_optimizer:raw",
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
+     .also = "shard_size export_size split_size split_max_size max_file_size max_shard",
      .set = set_max_shard_size},
-    {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe)},
-    {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping)},
+    {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe),
+     .also = "mapping mapping_file weight_mapping name_mapping converter state_dict_adapter"},
+    {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping),
+     .also = "rename rename_keys key_map"},
     {"model_type", "TYPE", "family of the model, if neither checkpoint nor base says it",
+     .also = "architecture arch model_arch model_family family model_class "
+             "model_flavor model_architecture",
      .set = set_model_type},
     {"rope", "auto|interleaved|half",
-     "order of the rotary dimensions, if the checkpoint states the wrong one", .set = set_rope},
+     "order of the rotary dimensions, if the checkpoint states the wrong one",
+     .also = "rotary_interleaved:interleaved interleaved:interleaved rope_style permute_qk",
+     .set = set_rope},
     {"dequantize", NULL, "show block-scaled weights (FP8, MXFP4) as ordinary ones",
-     FLAG(dequantize)},
-    {"lora", "adapter|merge|base", "what to show of LoRA matrices", CHOICE(lora)},
+     .also = "dequant dequantise unquantize fp8_to_bf16 fp8_cast_bf16", FLAG(dequantize)},
+    {"lora", "adapter|merge|base", "what to show of LoRA matrices", CHOICE(lora),
+     .also = "merge:merge merge_lora:merge merge_adapter:merge merge_adapters:merge "
+             "merge_and_unload:merge merge_weights:merge adapter:adapter adapters:adapter "
+             "adapter_only:adapter lora_only:adapter export_adapter:adapter peft lora_path "
+             "lora_adapter lora_mode adapter_path adapter_name_or_path"},
     {"lora_alpha", "X", "alpha of the LoRA matrices, if the checkpoint does not say it",
-     .set = set_alpha},
+     .also = "alpha adapter_alpha", .set = set_alpha},
     {"missing", "error|base", "base: tensors that the checkpoint lacks come from base= (error)",
+     .also = "fill_missing:base missing_from_base:base allow_missing:base missing_keys",
      .kind = CKPT_OPTION_CHOICE, .at = offsetof(struct ckpt_options, missing)},
     {"allow_partial", NULL, "leave incomplete tensors out, and show a model that lacks tensors",
+     .also = "strict partial allow_partial_load ignore_missing skip_missing ignore_incomplete "
+             "no_strict non_strict ignore_mismatched_sizes",
      FLAG(allow_partial)},
     {"allow_leftover", NULL, "leave out tensors that the model does not have",
+     .also = "allow_unexpected ignore_unexpected skip_unexpected ignore_extra allow_extra",
      FLAG(allow_leftover)},
     {"allow_mixed", NULL, "show a step whose shards are of two saves, or are being written",
      FLAG(allow_mixed)},
     {"follow_symlinks", NULL, "follow symbolic links that lead out of the run",
-     FLAG(follow_symlinks)},
+     .also = "follow_links symlinks dereference", FLAG(follow_symlinks)},
     {"wait", NULL, "a folder without a step is no error", FLAG(wait)},
     {"connections", "N", "of a run in a bucket: connections at once (32; 64 for small reads)",
+     .also = "max_connections max_concurrency concurrency parallel_downloads",
      .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,
      .at = offsetof(struct ckpt_options, bucket.connections)},
     {"timeout", "S", "of a run in a bucket: seconds of attempts to make one request (60)",
-     .kind = CKPT_OPTION_SECONDS, .at = offsetof(struct ckpt_options, bucket.timeout_ms)},
+     .also = "request_timeout connect_timeout", .kind = CKPT_OPTION_SECONDS,
+     .at = offsetof(struct ckpt_options, bucket.timeout_ms)},
     {"cache", "DIR|no", "of a run in a bucket: where headers are kept (in the user's cache folder)",
-     .set = set_cache},
+     .also = "cache_dir", .set = set_cache},
     {"anonymous", NULL, "of a run in a public bucket: do not sign requests",
-     FLAG(bucket.anonymous)},
+     .also = "anon no_sign_request unsigned", FLAG(bucket.anonymous)},
     {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names)},
     {"ranks", "N", "of views in other formats: ranks that divide each tensor",
-     PARTS(CKPT_CUT_RANKS)},
-    {"tp", "N", "tensor-parallel ranks", PARTS(CKPT_CUT_TP)},
-    {"pp", "N", "stages of the pipeline", PARTS(CKPT_CUT_PP)},
-    {"vpp", "N", "parts of a stage that take turns", PARTS(CKPT_CUT_VPP)},
-    {"ep", "N", "expert-parallel ranks", PARTS(CKPT_CUT_EP)},
-    {"etp", "N", "ranks that divide an expert", PARTS(CKPT_CUT_ETP)},
+     .also = "world_size target_world_size num_ranks nranks num_shards", PARTS(CKPT_CUT_RANKS)},
+    {"tp", "N", "tensor-parallel ranks",
+     .also = "tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size "
+             "target_tensor_parallel_size target_tp model_parallel_size",
+     PARTS(CKPT_CUT_TP)},
+    {"pp", "N", "stages of the pipeline",
+     .also = "pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
+             "target_pipeline_parallel_size target_pp",
+     PARTS(CKPT_CUT_PP)},
+    {"vpp", "N", "parts of a stage that take turns",
+     .also = "vpp_size virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size "
+             "virtual_pp",
+     PARTS(CKPT_CUT_VPP)},
+    {"ep", "N", "expert-parallel ranks",
+     .also = "expert_parallel expert_parallel_size expert_model_parallel_size "
+             "target_expert_parallel_size target_ep",
+     PARTS(CKPT_CUT_EP)},
+    {"etp", "N", "ranks that divide an expert",
+     .also = "etp_size expert_tensor_parallel_size target_expert_tensor_parallel_size",
+     PARTS(CKPT_CUT_ETP)},
     {"make_vocab_size_divisible_by", "N",
      "rows of the vocabulary on each tensor-parallel rank are a multiple of N",
      PARTS(CKPT_CUT_VOCAB)},
@@ -373,6 +418,8 @@ static bool find_option(const char *key, struct ckpt_option *ret)
     return row;
 }
 
+const struct ckpt_option *ckpt_options_row(size_t i) { return i < NOPTIONS ? &options[i] : NULL; }
+
 const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
 {
     if (i >= NOPTIONS) {
@@ -386,6 +433,30 @@ const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret
     *ret_value = options[i].value;
     *ret_help = options[i].help;
     return options[i].word;
+}
+
+char *ckpt_options_meant(const char *word)
+{
+    char *meant = NULL;
+
+    for (size_t i = 0; i < NOPTIONS && !meant; i++)
+        meant = ckpt_option_meant(&options[i], word);
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w && !meant; w++)
+        meant = ckpt_words_find((*w)->also, word) ? ckpt_asprintf("view=%s", (*w)->name) : NULL;
+    return meant;
+}
+
+static int fail_unknown(const char *key, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *meant = ckpt_options_meant(key);
+    const char *known, *value, *help;
+    struct ckpt_near near = {0};
+
+    for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
+        ckpt_near_consider(&near, key, known);
+    const char *shown = meant ? meant : near.word;
+    return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'%s%s", key,
+                     shown ? "; did you mean " : "", shown ? shown : "");
 }
 
 /* Set a number of the model, under its key in config.json. */
@@ -420,7 +491,7 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
         return ckpt_option_set(&o, opt, value, err);
     if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
-    return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
+    return fail_unknown(key, err);
 }
 
 const char *ckpt_options_override(const struct ckpt_options *opt)

@@ -29,6 +29,8 @@ enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 /* What becomes of tensors that the checkpoint lacks. */
 enum ckpt_lacks_rule { CKPT_LACKS_ERROR, CKPT_LACKS_FROM_BASE };
 
+struct ckpt_option;
+
 struct ckpt_options {
     char *base;        /* directory, or ORG/NAME of the local hub cache */
     char *base_named;  /* the adapter's config names the base so, and no option does; or NULL */
@@ -65,6 +67,9 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 /* ckpt_options_free for ckpt_cleanup. */
 CKPT_CLEANUP_BY(ckpt_options_free, struct ckpt_options)
+
+/* Row i of the table of options; NULL: there are only i rows. */
+const struct ckpt_option *ckpt_options_row(size_t i);
 
 /* Do the options go together? USAGE, UNSUPPORTED. */
 int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err);

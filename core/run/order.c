@@ -38,16 +38,42 @@ static int form_cmp(const char *a, const char *b)
     }
 }
 
-/* The last number in a name, without leading zeros, and its digits; 0 digits: there is none, or it
- * is 0. */
+/* The last whole number in a name before `end`, and its end, or NULL. A decimal fraction is a
+ * metric
+ * ("best_f1_0.91"), which says nothing about when the step was saved. */
+static const char *whole_number(const char *name, const char *end, const char **ret_end)
+{
+    const char *begin;
+
+    for (; end > name; end = begin) {
+        while (end > name && !is_digit(end[-1]))
+            end--;
+        for (begin = end; begin > name && is_digit(begin[-1]); begin--)
+            ;
+        const bool follows = begin > name + 1 && begin[-1] == '.' && is_digit(begin[-2]),
+                   leads = end[0] == '.' && is_digit(end[1]);
+        if (begin < end && !follows && !leads) {
+            *ret_end = end;
+            return begin;
+        }
+    }
+    return NULL;
+}
+
+static bool ends_in_number(const char *name)
+{
+    const char *last = name + strlen(name), *end;
+
+    return whole_number(name, last, &end) && end == last;
+}
+
+/* The last whole number in a name, without leading zeros, and its digits; 0 digits: there is none,
+ * or it is 0. */
 static const char *last_number(const char *name, size_t *ret_digits)
 {
-    const char *end = name + strlen(name), *begin;
+    const char *end = name, *begin = whole_number(name, name + strlen(name), &end);
 
-    while (end > name && !is_digit(end[-1]))
-        end--;
-    for (begin = end; begin > name && is_digit(begin[-1]); begin--)
-        ;
+    begin = begin ? begin : end;
     while (begin < end && *begin == '0')
         begin++;
     *ret_digits = (size_t)(end - begin);
@@ -92,9 +118,8 @@ static void find_highest(struct ordered *o, size_t n)
         const char *name = o[i].step.name;
         for (end = i + 1; end < n && form_cmp(name, o[end].step.name) == 0; end++)
             ;
-        const size_t len = strlen(name);
         const bool has_number =
-            (len && is_digit(name[len - 1])) || (end - i > 1 && strpbrk(name, "0123456789"));
+            ends_in_number(name) || (end - i > 1 && strpbrk(name, "0123456789"));
         for (size_t k = i; k < end && has_number; k++)
             o[k].highest = o[end - 1].step.name;
     }

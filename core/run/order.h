@@ -30,10 +30,10 @@ enum ckpt_order {
     CKPT_ORDER_TIMES,   /* none of several steps has a number: it is the newest */
 };
 
-/* Put n steps into their order, oldest first. A step has a number if its name ends in one
- * ("checkpoint-100"), or differs from another step's in its numbers only ("step1000-unsharded").
- * Steps without a number ("checkpoint-best") come first, in the order of their times. Steps that
- * are named alike but for their numbers stay together, in natural order; of several such groups,
- * the one with the highest number comes last. */
+/* Put n steps into their order, oldest first. A step has a number if its name ends in a whole one
+ * ("checkpoint-100", but not "best_f1_0.91"), or differs from another step's in its numbers only
+ * ("step1000-unsharded"). Steps without a number ("checkpoint-best") come first, in the order of
+ * their times. Steps that are named alike but for their numbers stay together, in natural order; of
+ * several such groups, the one with the highest whole number comes last. */
 int ckpt_steps_order(struct ckpt_found_step *step, size_t n, enum ckpt_order *ret,
                      struct ckpt_err *err);

@@ -61,6 +61,11 @@ CKPT_PUBLIC bool ckpt_options_knows(const char *key);
  * options. Static storage. */
 CKPT_PUBLIC const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help);
 
+/* What a user means who writes another program's word for an option: "dtype=bfloat16" for bf16,
+ * "view=hf|raw|..." for output_format, "allow_partial" for ignore_missing. The caller frees it;
+ * NULL: the word is not known, or memory ran out. */
+CKPT_PUBLIC char *ckpt_options_meant(const char *word);
+
 /* How serious a message is. */
 enum ckpt_log_severity { CKPT_ERROR, CKPT_WARNING, CKPT_INFO, CKPT_DEBUG };
 

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Build the fuzz preset and run every target for some seconds: tests/fuzz/run.sh [SECONDS [TARGET...]]
+# Build the preset asan, and run every target for some seconds: tests/fuzz/run.sh [SECONDS [TARGET...]]
 # Each run begins at another random number, or at CKPTFS_FUZZ_SEED.
 set -eu
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
 cd "$(dirname "$0")/../.."
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz
+[ -e build/asan/build.ninja ] || cmake --preset asan -DCKPTFS_TESTS=ON >/dev/null
+cmake --build --preset asan
 python3 tests/fuzz/seeds.py build/fuzz/seeds
 [ $# -gt 0 ] || set -- $(cd tests/fuzz && ls fuzz_*.c | sed 's/\.c$//')
 
@@ -16,7 +16,7 @@ fuzz() {
     mkdir -p "build/fuzz/corpus/$1" "build/fuzz/finds/$1"
     old=
     [ -d "tests/fuzz/regressions/$1" ] && old="tests/fuzz/regressions/$1"
-    "build/fuzz/tests/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 -seed="${CKPTFS_FUZZ_SEED:-0}" \
+    "build/asan/tests/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 -seed="${CKPTFS_FUZZ_SEED:-0}" \
         -print_final_stats=1 -artifact_prefix="build/fuzz/finds/$1/" \
         "build/fuzz/corpus/$1" "build/fuzz/seeds/$1" $old >"build/fuzz/finds/$1.log" 2>&1 || touch "build/fuzz/finds/$1.failed"
 }

@@ -616,7 +616,7 @@ static void groups_that_are_split(void)
         MUST(cuMemsetD8Async(on_device(device), rank + 1, 10, stream));
         MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, group, stream));
         MUST(cuStreamSynchronize(stream));
-        unsigned char byte;
+        unsigned char byte = 0;
         MUST(cuMemcpy(on_device(&byte), on_device(device), 1));
         EXPECT(byte == 2 * (members - 1) + rank % 2 + 1);
         MUST(ncclCommAbort(group));

@@ -33,6 +33,8 @@ def llama(**more):
     return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES | more))
 
 
+CODER = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+
 # what no list has, and whose names or shapes might be taken for wrong ones
 OTHERS = {
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**ENCODER)),
@@ -50,6 +52,12 @@ OTHERS = {
     "neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**ENCODER)),
     "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=64)),
     "tied": lambda: llama(tie_word_embeddings=True),
+    # classes with one of their type's parts
+    "clip without a text model": lambda: tf.CLIPForImageClassification(tf.CLIPConfig(
+        text_config=CODER, vision_config=CODER | dict(image_size=32, patch_size=8))),
+    "whisper without a decoder": lambda: tf.WhisperForAudioClassification(tf.WhisperConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        vocab_size=64, max_source_positions=32, pad_token_id=0)),
 }
 
 
@@ -134,15 +142,34 @@ class Contradictions(TensorCase):
         save_file(tensors | {NORM: torch.zeros(16)}, os.path.join(run, "model.safetensors"), {"format": "pt"})
         self.refused(run, NORM, "is [16], not [32]")
 
-    def test_code_of_its_own_may_have_other_shapes(self):
-        run = self.with_tensors(**{NORM.replace(".", "__"): torch.zeros(16)})
+    def with_config(self, run, **changed):
         with open(os.path.join(run, "config.json")) as f:
             config = json.load(f)
         with open(os.path.join(run, "config.json"), "w") as f:
-            json.dump(config | {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, f)
+            json.dump(config | changed, f)
+
+    def test_packed_weights_have_any_shape_and_a_key_that_only_mlx_knows(self):
+        name = "model.layers.0.mlp.down_proj"
+        run = self.with_tensors(**{f"{name}.weight".replace(".", "__"): torch.zeros(32, 6, dtype=torch.int32)})
+        self.with_config(run, quantization={"group_size": 16, "bits": 4})
+        self.assertEqual(self.both(run), (0, ""))
+
+    def test_code_of_its_own_may_have_other_shapes(self):
+        run = self.with_tensors(**{NORM.replace(".", "__"): torch.zeros(16)})
+        self.with_config(run, auto_map={"AutoModelForCausalLM": "modeling.Own"})
         status, text = self.both(run)
         self.assertEqual(status, 0, text)
         self.assertIn(NORM, text)
+
+    def test_a_class_that_is_not_transformers_may_have_other_shapes(self):
+        run = self.with_tensors(lm_head__weight=torch.zeros(40, 32))
+        for own in ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"):
+            self.with_config(run, architectures=[own])
+            status, text = self.both(run)
+            self.assertEqual((status, "lm_head.weight" in text, f"'{own}'" in text), (0, True, True), text)
+        for theirs in (["LlamaForCausalLM"], ["LlamaForSequenceClassification"], ["LlamaModel"], None):
+            self.with_config(run, architectures=theirs)
+            self.refused(run, "lm_head.weight", "is [40, 32], not [64, 32]")
 
     def test_right_models_are_right(self):
         for name, make in OTHERS.items():

@@ -157,6 +157,20 @@ class Lora(unittest.TestCase):
                 self.save_adapter(model, r=4, target_modules=["q_proj", "k_proj"], **kind)
                 self.same(self.ours(), self.theirs(torch.bfloat16))
 
+    def test_an_adapter_with_all_biases_is_shown_as_it_is(self):
+        """PEFT saves biases of a module of which the adapter has a copy under three names."""
+        config = transformers.BertConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64)
+        model = get_peft_model(transformers.BertForSequenceClassification(config), LoraConfig(
+            task_type="SEQ_CLS", r=4, target_modules=["query"], bias="all"))
+        randomize(model, ["lora_", "bias", "modules_to_save"])
+        model.save_pretrained(self.adapter)
+        out = os.path.join(self.tmp.name, "out")
+        done = self.run_ckpt("export", self.adapter, out, "-q")
+        self.assertNotIn("left out", done.stderr)
+        got, want = tensors(out), tensors(self.adapter)
+        self.assertIn("base_model.model.classifier.original_module.bias", want)
+        self.same(got, want)
+
     def test_modules_to_save_and_embeddings(self):
         """In F32; in smaller types PEFT rounds the delta of an embedding before it adds it."""
         model = self.model(transformers.LlamaConfig(**COMMON), torch.float32)

@@ -56,36 +56,52 @@ def run(path, options, jobs, **env):
     args = [LOAD_RANKS]
     for o in options:
         args += ["-o", o]
-    return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=120 * SLOW, env=dict(os.environ, **env))
+    return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=300 * SLOW, env=dict(os.environ, **env))
+
+
+def judge(layout, lines, experts):
+    """(what is wrong, was it loaded?) of what the jobs of one layout said; some models can't be divided in every way."""
+    told = [line for line in lines if " rank " in line]
+    expected = [t for t in told if "no model file says" in t or "which is no multiple of it" in t]
+    if expected:  # a stage without layers has no heads to refuse, and finds the others gone
+        expected += [t for t in told if ": peer: rank " in t and t.endswith(" is gone")]
+    problems = []
+    if "ep=" in layout and not experts:
+        refusal = [t for t in told if t.endswith("ep=2, but this model has no experts")]
+        if not refusal and not expected:
+            problems.append(f"{layout} was not refused, though the model has no experts")
+        expected += refusal
+    problems += [t for t in told if t not in expected]
+    for line in lines:
+        word = line.split()
+        # columns of what is computed, or lies in small runs, are read as rows by each rank that wants some of them
+        most = 1.05 if "tp" not in layout else int(layout.split("tp=")[1].split(",")[0])
+        if len(word) > 8 and word[1] == "once" and int(word[7]) > most * int(word[5]):
+            problems.append(f"reads too much: {line}")
+    return problems, not told
 
 
 def check(name, path, options):
+    """Run all jobs in one process, which opens the checkpoint once; each line that it prints begins with LAYOUT:RANKS."""
     jobs = []
     for n in range(1, 9):
         jobs += [f"fsdp={n}:{n}:{'each' if n % 2 else 'once'}", f"random:{n}:once", f"random:{n}:{'once' if n % 2 else 'each'}:{1 << 20}"]
+    layouts = [(layout, n) for n, some in TP.items() for layout in some]
+    for layout, n in layouts:
+        jobs += [f"{layout}:{n}:once"] + ([f"{layout}:{n}:each"] if n == 4 else [])
     result = run(path, options, jobs)
-    problems = [line for line in result.stdout.splitlines() if "rank" in line] + ([result.stderr] if result.returncode not in (0, 1) else [])
-    divided, experts = 0, has_experts(path, options)
-    for n, layouts in TP.items():
-        for layout in layouts:
-            result = run(path, options, [f"{layout}:{n}:once"] + ([f"{layout}:{n}:each"] if n == 4 else []))
-            told = [line for line in result.stdout.splitlines() if " rank " in line]
-            expected = [t for t in told if "no model file says" in t or "which is no multiple of it" in t]
-            if expected:  # a stage without layers has no heads to refuse, and finds the others gone
-                expected += [t for t in told if ": peer: rank " in t and t.endswith(" is gone")]
-            if "ep=" in layout and not experts:
-                refusal = [t for t in told if t.endswith("ep=2, but this model has no experts")]
-                if not refusal and not expected:
-                    problems.append(f"{layout} was not refused, though the model has no experts")
-                expected += refusal
-            problems += [t for t in told if t not in expected] + ([result.stderr] if result.returncode not in (0, 1) else [])
-            divided += not told
-            for line in result.stdout.splitlines():
-                word = line.split()
-                # columns of what is computed, or lies in small runs, are read as rows by each rank that wants some of them
-                most = 1.05 if "tp" not in layout else int(layout.split("tp=")[1].split(",")[0])
-                if len(word) > 8 and word[1] == "once" and int(word[7]) > most * int(word[5]):
-                    problems.append(f"reads too much: {line}")
+    lines = result.stdout.splitlines()
+    problems = [result.stderr] if result.returncode not in (0, 1) else []
+    known, divided, experts = set(), 0, has_experts(path, options)
+    for layout, n in layouts:
+        mine = [line for line in lines if line.startswith(f"{layout}:{n} ")]
+        if not mine:
+            problems.append(f"{layout} by {n} ranks said nothing")
+        wrong, loaded = judge(layout, mine, experts)
+        problems += wrong
+        divided += loaded
+        known.update(mine)
+    problems += [line for line in lines if " rank " in line and line not in known]
     print(f"{'FAIL' if problems else 'ok  '} {name}: {divided} layouts with tp, pp, ep")
     for p in problems[:8]:
         print("    ", p)

@@ -112,6 +112,11 @@ const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret
     return i < 3 ? word[i] : NULL;
 }
 
+char *ckpt_options_meant(const char *word)
+{
+    return strcmp(word, "precision") == 0 ? strdup("dtype=WORD") : NULL;
+}
+
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {

@@ -6,7 +6,10 @@
 
 #include <ckptfs/ckptfs.h>
 
+#include "base/option.h"
 #include "base/str.h"
+#include "format/writer.h"
+#include "model/options.h"
 #include "tree.h"
 
 static struct ckpt_options *raw(void)
@@ -102,7 +105,7 @@ static void set_time(const struct tree *t, const char *step, long seconds)
 TEST(run, the_latest_is_the_highest_number_or_the_newest_word)
 {
     static const struct {
-        const char *names[5], *steps, *note;
+        const char *names[6], *steps, *note;
     } cases[] = {
         /* the first is the newest */
         {{"checkpoint-best", "checkpoint-9", "checkpoint-100", "checkpoint-10"},
@@ -117,6 +120,17 @@ TEST(run, the_latest_is_the_highest_number_or_the_newest_word)
          "highest number is the latest, 'epoch_200'"},
         {{"epoch_3", "step_200", "10"}, "epoch_3 10 step_200*", NULL},
         {{"0000009", "0000010"}, "0000009 0000010*", NULL},
+        /* a fraction is a metric or a version */
+        {{"best_0.91", "checkpoint-10"}, "best_0.91 checkpoint-10*", NULL},
+        {{"best_0.91", "best_0.95", "checkpoint-10", "v1.10", "v1.9"},
+         "best_0.91 best_0.95 v1.9 v1.10 checkpoint-10*",
+         "highest number is the latest, 'checkpoint-10'"},
+        {{"last", "epoch=1-step=20-loss=0.53"},
+         "epoch=1-step=20-loss=0.53 last*",
+         "newest save is the latest, 'last'"},
+        {{"epoch=2-step=30-loss=0.40", "epoch=1-step=20-loss=0.53", "last"},
+         "last epoch=1-step=20-loss=0.53 epoch=2-step=30-loss=0.40*",
+         NULL},
         {{"99999999999999999999999", "100000000000000000000000"},
          "99999999999999999999999 100000000000000000000000*",
          NULL},
@@ -205,7 +219,8 @@ TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
     char at[64], log[2048] = "";
     tree_open(&t);
     nt_checkpoint(&t, "checkpoint-10/");
-    nt_checkpoint(&t, "tmpl-9/"); /* another word */
+    nt_checkpoint(&t, "tmpl-9/");         /* another word */
+    nt_checkpoint(&t, "partial_tune-8/"); /* a part of the model was trained */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         (void)snprintf(at, sizeof at, "%s/", names[i]);
         nt_checkpoint(&t, at);
@@ -213,13 +228,13 @@ TEST(run, a_folder_that_is_named_as_unfinished_is_no_step)
     tree_link(&t, "checkpoint-30.tmp", "newest-40");
     tree_text(&t, "tmp-data/readme", "x");
     run = open_logged(&t, log);
-    CHECK_STR(steps(run), "tmpl-9 checkpoint-10*");
+    CHECK_STR(steps(run), "partial_tune-8 tmpl-9 checkpoint-10*");
     CHECK(strstr(log, "'tmp-checkpoint-20' is no step") || strstr(log, "is no step: its name"));
     CHECK(strstr(log, "(and 6 more)") != NULL);
     ckpt_run_close(run);
     (void)renameat(t.fd, "checkpoint-30.tmp", t.fd, "checkpoint-30");
     run = open_run(&t, "");
-    CHECK_STR(steps(run), "tmpl-9 checkpoint-10 checkpoint-30*");
+    CHECK_STR(steps(run), "partial_tune-8 tmpl-9 checkpoint-10 checkpoint-30*");
     ckpt_run_close(run);
     tree_close(&t);
 
@@ -601,6 +616,75 @@ TEST(options, values_that_mean_nothing_are_refused)
     ckpt_options_free(opt);
 }
 
+static void check_word_of_others(const char *word, const char *value)
+{
+    ckpt_cleanup(ckpt_freep) char *meant = ckpt_options_meant(word);
+    size_t n = 0;
+
+    for (size_t i = 0; ckpt_options_row(i); i++)
+        n += ckpt_words_find(ckpt_options_row(i)->also, word) != NULL;
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        n += ckpt_words_find((*w)->also, word) != NULL;
+    if (n != 1 || ckpt_options_knows(word))
+        fail_msg("'%s' means %zu things%s", word, n,
+                 ckpt_options_knows(word) ? ", and itself" : "");
+    if (value) {
+        struct ckpt_options *opt = raw();
+        struct ckpt_err err = {0};
+        char *equals = strchr(meant, '=');
+        *equals = '\0';
+        if (ckpt_options_set(opt, meant, value, &err) < 0)
+            fail_msg("'%s' means %s=%s: %s", word, meant, value, err.text);
+        ckpt_options_free(opt);
+    }
+}
+
+/* The words of a list, each with its value or, where there is none, `implied`. */
+static void check_words_of_others(const char *also, const char *implied)
+{
+    ckpt_cleanup(ckpt_freep) char *list = strdup(also ? also : "");
+
+    for (char *rest = NULL, *word = strtok_r(list, " ", &rest); word;
+         word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, ':');
+        if (value)
+            *value++ = '\0';
+        check_word_of_others(word, value ? value : implied);
+    }
+}
+
+TEST(options, another_programs_word_means_one_thing)
+{
+    UNUSED_STATE;
+    for (size_t i = 0; ckpt_options_row(i); i++)
+        check_words_of_others(ckpt_options_row(i)->also, NULL);
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        check_words_of_others((*w)->also, (*w)->name);
+}
+
+TEST(options, words_of_other_programs_are_understood)
+{
+    static const char *const cases[][2] = {
+        {"precision", "did you mean dtype=auto|stored|bfloat16"},
+        {"bf16", "did you mean dtype=bfloat16"},
+        {"torch-dtype", "did you mean dtype="},
+        {"merge_lora", "did you mean lora=merge"},
+        {"hf_model", "did you mean base=DIR|ORG/NAME"},
+        {"shard_size", "did you mean max_shard_size=SIZE"},
+        {"ignore_missing", "did you mean allow_partial"},
+        {"tensor_model_parallel_size", "did you mean tp=N"},
+        {"dtyp", "did you mean dtype"},
+        {"nonsense", "there is no option 'nonsense'"},
+    };
+    struct ckpt_options *opt = raw();
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ckpt_err err = {0};
+        CHECK_FAILS(ckpt_options_set(opt, cases[i][0], "1", &err), CKPT_USAGE, cases[i][1]);
+    }
+    ckpt_options_free(opt);
+}
+
 TEST(base, it_is_looked_up_in_the_local_hub_cache)
 {
     struct ckpt_options *opt = raw();
@@ -641,4 +725,6 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, an_error_names_each_file_once), T(run, nothing_to_see_is_an_error),
       T(run, a_link_that_leads_out_is_named_where_there_is_no_step),
       T(options, values_that_mean_nothing_are_refused),
+      T(options, another_programs_word_means_one_thing),
+      T(options, words_of_other_programs_are_understood),
       T(base, it_is_looked_up_in_the_local_hub_cache))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a model's tensors with the list that its model file has for its config. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +50,9 @@ static bool is_rearranged(const struct ckpt_tensor *t, const uint64_t *want, uin
 int ckpt_lacks_add_shape(struct ckpt_lacks *l, const struct ckpt_tensor *t, const uint64_t *want,
                          uint32_t rank, struct ckpt_err *err)
 {
-    if (l->quantized && (t->rank != 1 || rank != 1 || !ckpt_dtype_is_castable(t->dtype)))
+    if (l->quantized && (t->rank != 1 || rank != 1))
+        return 0;
+    if (!ckpt_dtype_is_castable(t->dtype)) /* integers are packed weights, as MLX has them */
         return 0;
     if (is_rearranged(t, want, rank))
         return 0;
@@ -61,6 +64,12 @@ int ckpt_lacks_add_shape(struct ckpt_lacks *l, const struct ckpt_tensor *t, cons
         return -1;
     ckpt_str_printf(&l->shapes, ", not %s", ckpt_shape_text(want, rank).text);
     return l->shapes.failed ? ckpt_nomem(err) : 0;
+}
+
+/* The first of a config's classes, or NULL. */
+static const char *class_of(const json_t *config)
+{
+    return json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
 }
 
 /* ---- names ---- */
@@ -104,13 +113,57 @@ bool ckpt_lacks_relates(const struct ckpt_lacks *l, const char *name)
     return tail && ckpt_map_find(l->tails, tail) != CKPT_NONE;
 }
 
+/* ---- the class ---- */
+
+/* The length of the beginning of a class's name that is the text, but for upper case and "_"; 0: it
+ * does not begin so. */
+static size_t begins_as(const char *class, const char *text, size_t len)
+{
+    const char *at = class;
+
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] == '_' || text[i] == '-')
+            continue;
+        at += *at == '_';
+        if (tolower((unsigned char)*at) != tolower((unsigned char)text[i]))
+            return 0;
+        at++;
+    }
+    return (size_t)(at - class);
+}
+
+/* Is the class one of transformers' for this type, as far as names tell: "LlamaForCausalLM" of
+ * 'llama', but not "LlamaForCausalLMEagle3", a draft model whose head is smaller? */
+static bool is_known_class(const struct ckpt_family *f, const json_t *config)
+{
+    static const char *const heads[] = {"Model",
+                                        "ForCausalLM",
+                                        "ForConditionalGeneration",
+                                        "ForSequenceClassification",
+                                        "ForTokenClassification",
+                                        "ForQuestionAnswering"};
+    static const char head[] = "ForCausalLM";
+    const char *class = class_of(config), *own = class_of(f->config),
+               *type = ckpt_json_str_or(config, "model_type", "");
+    const size_t len = strlen(type) - (ckpt_has_suffix(type, "_text") ? strlen("_text") : 0);
+
+    if (!class)
+        return true;
+    if (!begins_as(class, type, len) &&
+        !(own && ckpt_has_suffix(own, head) && begins_as(class, own, strlen(own) - strlen(head))))
+        return false;
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        if (ckpt_has_suffix(class, heads[i]))
+            return true;
+    return false;
+}
+
 /* ---- all of it ---- */
 
 /* Why missing tensors of a model with this config are not told; NULL: they are. */
 static const char *why_unchecked(const json_t *config)
 {
-    const char *class =
-        json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+    const char *class = class_of(config);
 
     if (json_object_get(config, "quantization_config"))
         return "the model is quantised";
@@ -178,6 +231,7 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
         ret->unchecked = "no list has the tensors of its model type";
     else if ((ret->listed = !f->open) && count(f, cat, config, ret, err) < 0)
         return -1;
+    ret->own_class = f && !is_known_class(f, config);
     if (why || (ret->quantized && f))
         ret->unchecked = why ? why : "the model is quantised";
     if (ret->unchecked)

@@ -112,6 +112,7 @@ struct ckpt_lacks {
     bool listed;    /* there is a list of the type's tensors, and they were compared with it */
     bool none;      /* there is a list, and none of its names is among the tensors, in whole or in
                        part */
+    bool own_class; /* the class that config.json names is none of transformers' for the type */
     bool quantized; /* given by the caller: only vectors keep their shape, and names may differ */
     bool related;   /* used while names are compared */
     struct ckpt_map *tails; /* used while names are compared; or NULL */

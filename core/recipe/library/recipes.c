@@ -420,22 +420,80 @@ static int tier_of(const struct ckpt_recipe *r, const struct ckpt_recipe_options
     return 4 * other + 2 * r->fallback + !r->given;
 }
 
+/* Is the recipe, which does not fit, near: does it make the model type that is asked for, or, if
+ * none is, does the checkpoint have some of the names by which the recipe knows its own? */
+static bool is_near(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
+                    const struct ckpt_recipe_options *opt)
+{
+    const char *type = ckpt_settings_type(opt);
+
+    if (type)
+        return r->family && ckpt_family_has_type(r->family, type);
+    for (size_t i = 0; i < r->has.len; i++)
+        if (present(src, &r->has.ptr[i]))
+            return true;
+    return false;
+}
+
+/* Append three of the tensors' names, from the beginning, the middle and the end. */
+static void put_names(struct ckpt_str *out, const struct ckpt_catalog *src)
+{
+    const size_t n = src->tensors.len, at[] = {0, n / 2, n ? n - 1 : 0};
+
+    for (size_t i = 0; i < 3; i++)
+        if (at[i] < n && (i == 0 || at[i] != at[i - 1]))
+            ckpt_str_printf(out, "%s'%s'", out->len ? ", " : "", src->tensors.ptr[at[i]].name);
+}
+
+/* Fail because no recipe of the set fits: those that are near are named, with what each misses; of
+ * a family that none knows, its names are shown and what can be done. */
+static int none_fits(const struct ckpt_recipe_folder *set, const struct ckpt_catalog *src,
+                     const struct ckpt_recipe_options *opt, struct ckpt_err *err)
+{
+    enum { MOST_NAMED = 4 };
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str near = {0}, names = {0};
+    const char *format = format_of(src, opt), *type = ckpt_settings_type(opt);
+    size_t nnear = 0;
+
+    for (size_t i = 0; i < set->recipes.len; i++) {
+        const struct ckpt_recipe *r = set->recipes.ptr[i];
+        if (!r->format || !format || strcmp(r->format, format) != 0 || r->backwards != opt->back ||
+            r->fallback)
+            continue;
+        if (!is_near(r, src, opt) || nnear++ >= MOST_NAMED)
+            continue;
+        const char *lacks = ckpt_recipe_evidence_lacks(r, src);
+        ckpt_str_printf(&near, "%s%s%s%s%s", near.len ? ", " : "", r->name,
+                        lacks ? " expects '" : "", lacks ? lacks : "", lacks ? "'" : "");
+    }
+    if (nnear)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "no recipe fits this checkpoint of format '%s' (near are: %s%s); give one "
+                         "with recipe=FILE, or look at its tensors with view=raw",
+                         format, ckpt_str_get(&near), nnear > MOST_NAMED ? ", ..." : "");
+    put_names(&names, src);
+    return ckpt_fail(err, CKPT_MISSING,
+                     "no recipe fits this checkpoint of format '%s': none knows "
+                     "%s%s%sthe names of its tensors (%s). If they are a Hugging Face model's own "
+                     "names, give such a model, with its weights, as base=DIR; otherwise give a "
+                     "recipe with recipe=FILE, or look at the tensors with view=raw",
+                     format ? format : "?", type ? "model type '" : "", type ? type : "",
+                     type ? "' or " : "", ckpt_str_get(&names));
+}
+
 static int choice_error(const struct ckpt_recipe_folder *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
-    const char *format = format_of(src, opt);
     size_t nother = 0;
 
     for (size_t i = 0; i < set->recipes.len; i++)
         nother += fits(set->recipes.ptr[i], src, opt);
+    if (tier == NTIER && !nother)
+        return none_fits(set, src, opt, err);
     for (size_t i = 0; i < set->recipes.len; i++) {
         const struct ckpt_recipe *r = set->recipes.ptr[i];
-        const bool mine =
-            r->format && format && strcmp(r->format, format) == 0 && r->backwards == opt->back;
-        if (tier < NTIER ? fits(r, src, opt) && suits_base(r, opt) && tier_of(r, opt) == tier
-            : nother     ? fits(r, src, opt)
-                         : mine && !r->fallback)
+        if (fits(r, src, opt) && (tier == NTIER || (suits_base(r, opt) && tier_of(r, opt) == tier)))
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (tier < NTIER)
@@ -443,16 +501,11 @@ static int choice_error(const struct ckpt_recipe_folder *set, const struct ckpt_
                          "several recipes fit: %s; choose one with model_type=... or "
                          "recipe=FILE",
                          ckpt_str_get(&names));
-    if (nother)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
-                         ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
-                                                                      : "the base model is of type",
-                         ckpt_settings_type(opt), ckpt_str_get(&names));
-    return ckpt_fail(err, CKPT_MISSING,
-                     "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
-                     "with recipe=FILE, or look at its tensors with view=raw",
-                     format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
+                     ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
+                                                                  : "the base model is of type",
+                     ckpt_settings_type(opt), ckpt_str_get(&names));
 }
 
 int ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
