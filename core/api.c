@@ -11,7 +11,7 @@
 #include "base/option.h"
 #include "base/sized.h"
 #include "base/str.h"
-#include "container/delta.h"
+#include "format/changes.h"
 #include "format/writer.h"
 #include "model/describe.h"
 #include "model/opening.h"
@@ -139,19 +139,31 @@ void ckpt_view_will_read(struct ckpt_view *view)
     ckpt_ahead_all(&view->reading, view->tree, view->cat->tensors.len);
 }
 
+const struct ckpt_changes_form *ckpt_changes_form_at(size_t i)
+{
+    const struct ckpt_changes_writer *const *w = ckpt_changes_writers;
+
+    while (*w && i--)
+        w++;
+    return *w ? &(*w)->form : NULL;
+}
+
 int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, bool overwrite,
                      struct ckpt_change *ret, struct ckpt_err *err)
 {
     const struct ckpt_tensor *b = &to->cat->tensors.ptr[i],
                              *a = ckpt_catalog_find(from->cat, b->name);
+    const struct ckpt_changes_writer *writer = ckpt_changes_writers[0];
     struct ckpt_change made = {0};
 
     if (ckpt_sized_check(ret, "ckpt_change", err) < 0)
         return -1;
+    if (!writer)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "this build knows no form of changes");
     if (!a)
         return ckpt_fail(err, CKPT_MISSING, "'%s' is not in %s", b->name, from->source);
     if (ckpt_tensor_same_kind(a, from->source, b, to->source, err) < 0 ||
-        ckpt_delta_make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
+        writer->make(a, &from->reading, b, &to->reading, overwrite, &made, err) < 0)
         return -1;
     return ckpt_sized_give(ret, &made, sizeof made, "ckpt_change", err);
 }

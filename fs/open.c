@@ -41,6 +41,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->other_step);
     free(t->base_version);
     free(t->delta_from);
+    free(t->delta_format);
     ckpt_options_free(t->other);
     free(t->svg);
     free(t->layout);

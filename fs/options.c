@@ -102,6 +102,17 @@ static int set_other(void *into, const struct ckpt_option *o, const char *value,
     return 0;
 }
 
+static int set_delta_format(void *into, const struct ckpt_option *o, const char *value,
+                            struct ckpt_err *err)
+{
+    const struct ckpt_option text = {
+        .word = o->word, .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_tool, delta_format)};
+    uint32_t word;
+
+    return ckpt_option_choice(o, value, &word, err) < 0 ? -1
+                                                        : ckpt_option_set(&text, into, value, err);
+}
+
 static int set_tolerance(void *into, const struct ckpt_option *o, const char *value,
                          struct ckpt_err *err)
 {
@@ -183,7 +194,8 @@ const struct ckpt_option ckptfs_options[] = {
      .of = CKPTFS_VERIFY | CKPTFS_DELTA, .set = set_other},
     {"delta-from", "STEP", "write what has changed since that step, as ckpt delta does",
      TOOL(CKPTFS_EXPORT, TEXT, delta_from), .also = "delta since incremental diff_from"},
-    {"format", "slime|skyrl", "whose files and names (slime)", TOOL(DELTAS, CHOICE, delta_format)},
+    {"format", "slime|skyrl", "whose files and names (slime)", .of = DELTAS,
+     .set = set_delta_format},
     {"encoding", "xor|overwrite", "all bytes by XOR, or the changed ones (xor)",
      TOOL(DELTAS, CHOICE, encoding)},
     {"base-version", "N", "A's version (one less than that at the end of OUT's name)",

@@ -28,7 +28,8 @@ struct ckpt_tool {
     char *other_step;           /* as `step` */
     double tolerance;
     /* of delta, which has the two before, too: */
-    uint32_t delta_format, encoding; /* 0: slime, xor; 1: skyrl, overwrite */
+    char *delta_format;              /* NULL: the first that the library knows */
+    uint32_t encoding;               /* 0: xor; 1: overwrite */
     char *base_version, *delta_from; /* of export: a step */
     /* of load and plan: */
     char *layout, *transport;

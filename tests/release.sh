@@ -5,6 +5,7 @@
 #   tests/release.sh [STAGE ...]      all stages by default; a summary at the end, logs in build/release-logs
 #
 #   strict     tests/run.sh --strict
+#   folders    a framework is a folder: what is left without one of them builds
 #   chroots    README's two commands in bare bookworm and trixie
 #   everything tests/run.sh --all in bare bookworm and trixie
 #   packages   Debian packages and wheel: made, installed, used and removed in bare bookworm and trixie
@@ -19,7 +20,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict chroots everything packages container arm64 faults ceiling soak fuzz saves malloc)
+((${#stages[@]})) || stages=(strict folders chroots everything packages container arm64 faults ceiling soak fuzz saves malloc)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -44,6 +45,7 @@ mount_test() {
 for s in "${stages[@]}"; do
   case $s in
     strict) stage strict tests/run.sh --strict ;;
+    folders) stage folders tests/delete_framework.sh ;;
     chroots) for suite in bookworm trixie; do stage "chroot-$suite" tests/chroot.sh "$suite"; done ;;
     everything) for suite in bookworm trixie; do stage "everything-$suite" tests/chroot.sh "$suite" 'tests/run.sh --all'; done ;;
     packages) for suite in bookworm trixie; do stage "packages-$suite" tests/chroot.sh "$suite" tests/packages.sh; done ;;
@@ -61,7 +63,7 @@ for s in "${stages[@]}"; do
         stage saves "$python" tests/interop/megatron_saves.py
       ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
-    *) sed -n '3,19p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,20p' "$0" >&2; exit 2 ;;
   esac
 done
 printf '\n'

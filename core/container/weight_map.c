@@ -105,29 +105,28 @@ static int parse_map(struct ckpt_json_pull *p, struct ckpt_weight_map *map, stru
     return 0;
 }
 
-/* The metadata of an index; its files may hold changes of tensors in the place of tensors. */
-static bool says_changes(struct ckpt_json_pull *p)
+/* Ask about the keys of an index's metadata; NULL: none of them is refused. */
+static const char *refused(struct ckpt_json_pull *p, ckpt_index_refuse_fn *refuse)
 {
-    bool changes = false;
-    const char *key;
+    const char *key, *why = NULL;
 
     if (ckpt_json_pull_peek(p) != '{') {
         ckpt_json_pull_skip(p);
-        return false;
+        return NULL;
     }
     (void)ckpt_json_pull_object(p);
     while ((key = ckpt_json_pull_member(p))) {
-        changes |= strcmp(key, "delta_encoding") == 0;
+        why = why ? why : refuse(key);
         ckpt_json_pull_skip(p);
     }
-    return changes;
+    return why;
 }
 
-static int parse(char *text, size_t len, struct ckpt_weight_map *map, struct ckpt_err *err)
+static int parse(char *text, size_t len, ckpt_index_refuse_fn *refuse, struct ckpt_weight_map *map,
+                 struct ckpt_err *err)
 {
     struct ckpt_json_pull p;
-    bool changes = false;
-    const char *key;
+    const char *key, *why = NULL;
 
     ckpt_json_pull_init(&p, text, len, "the index");
     if (ckpt_json_pull_peek(&p) != '{')
@@ -135,7 +134,7 @@ static int parse(char *text, size_t len, struct ckpt_weight_map *map, struct ckp
     (void)ckpt_json_pull_object(&p);
     while ((key = ckpt_json_pull_member(&p))) {
         if (strcmp(key, "metadata") == 0)
-            changes |= says_changes(&p);
+            why = why ? why : refused(&p, refuse);
         else if (strcmp(key, "weight_map") != 0)
             ckpt_json_pull_skip(&p);
         else if (parse_map(&p, map, err) < 0)
@@ -143,16 +142,13 @@ static int parse(char *text, size_t len, struct ckpt_weight_map *map, struct ckp
     }
     if (ckpt_json_pull_end(&p, err) < 0)
         return -1;
-    if (changes)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "its metadata has delta_encoding: the files hold what has changed since "
-                         "another version, not a model's tensors: give the folder of all versions "
-                         "and step=, or a whole model");
+    if (why)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s", why);
     return map->tensors.len ? 0 : ckpt_fail(err, CKPT_FORMAT, "it has no weight_map");
 }
 
-int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, struct ckpt_weight_map **ret,
-                         struct ckpt_err *err)
+int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, ckpt_index_refuse_fn *refuse,
+                         struct ckpt_weight_map **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
@@ -163,7 +159,7 @@ int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, struct ck
         return -1;
     if (ckpt_map_reserve(&map->by_tensor, len / LEAST_LINE) < 0)
         return ckpt_nomem(err);
-    if (parse(text, len, map, err) < 0)
+    if (parse(text, len, refuse, map, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name);
     *ret = ckpt_steal(&map);
     return 0;

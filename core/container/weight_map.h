@@ -45,8 +45,12 @@ int ckpt_weight_map_copy(const struct ckpt_weight_map *map, struct ckpt_weight_m
 /* The number of a tensor's file; UINT32_MAX: the map (or NULL) does not have the tensor. */
 uint32_t ckpt_weight_map_find(const struct ckpt_weight_map *map, const char *tensor);
 
-/* Read the index `name` of the directory. UNSUPPORTED: its files hold changes (delta_encoding), not
- * tensors. FORMAT: it has no weight_map, an empty one, one with a
- * value that is not a file's name, or one that names a tensor twice. */
-int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, struct ckpt_weight_map **ret,
-                         struct ckpt_err *err);
+/* Why do an index's files hold no tensors of a model, if its metadata has this key? A static text;
+ * NULL: the key says no such thing. */
+typedef const char *ckpt_index_refuse_fn(const char *key);
+
+/* Read the index `name` of the directory. UNSUPPORTED: `refuse` has an answer. FORMAT: it has no
+ * weight_map, an empty one, one with a value that is not a file's name, or one that names a tensor
+ * twice. */
+int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, ckpt_index_refuse_fn *refuse,
+                         struct ckpt_weight_map **ret, struct ckpt_err *err);

@@ -2,6 +2,7 @@
 /* The list of readers, and functions that they share: facts, pointer files, leaving out tensors. */
 #include "format/reader.h"
 
+#include <fnmatch.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -143,6 +144,47 @@ bool ckpt_reader_is_staging(const char *name)
     return false;
 }
 
+static bool matches(const char *name, const char *const *patterns)
+{
+    for (; patterns && *patterns; patterns++)
+        if (fnmatch(*patterns, name, 0) == 0)
+            return true;
+    return false;
+}
+
+bool ckpt_reader_is_step_name(const char *name)
+{
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++)
+        if (matches(name, (*r)->step_names))
+            return true;
+    return false;
+}
+
+bool ckpt_reader_is_state_file(const char *name)
+{
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++)
+        if (matches(name, (*r)->state_files))
+            return true;
+    return false;
+}
+
+bool ckpt_reader_is_state(const char *name)
+{
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++)
+        for (const char *const *begin = (*r)->states; begin && *begin; begin++)
+            if (ckpt_has_prefix(name, *begin))
+                return true;
+    return false;
+}
+
+const char *ckpt_reader_refuse_index(const char *key)
+{
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++)
+        if ((*r)->index_key && strcmp((*r)->index_key, key) == 0)
+            return (*r)->index_why;
+    return NULL;
+}
+
 int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,
                          int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
                          struct ckpt_err *err)
@@ -163,45 +205,45 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
 #define TRACKER "latest_checkpointed_iteration.txt"
 
 static const char *const prefixes[] = {
-    [CKPT_TRACKER_MEGATRON] = "iter_", [CKPT_TRACKER_VERL] = "global_step_"};
+    [CKPT_TRACKER_ITER] = "iter_", [CKPT_TRACKER_GLOBAL_STEP] = "global_step_"};
 
-char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner)
+char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_scheme scheme)
 {
     ckpt_cleanup(ckpt_freep) char *word = ckpt_reader_pointer(run, TRACKER);
     ckpt_cleanup(ckpt_freep) char *verl = NULL; /* a step with verl's name */
     unsigned long long step;
 
-    (void)ckpt_reader_first(run, true, prefixes[CKPT_TRACKER_VERL], "", &verl, NULL);
-    if (!word || !verl != (owner != CKPT_TRACKER_VERL))
+    (void)ckpt_reader_first(run, true, prefixes[CKPT_TRACKER_GLOBAL_STEP], "", &verl, NULL);
+    if (!word || !verl != (scheme != CKPT_TRACKER_GLOBAL_STEP))
         return NULL;
     word[strcspn(word, " \t\r\n")] = '\0';
-    if (owner == CKPT_TRACKER_MEGATRON && strcmp(word, "release") == 0)
+    if (scheme == CKPT_TRACKER_ITER && strcmp(word, "release") == 0)
         return strdup(word);
     if (!ckpt_parse_u64(word, strlen(word), &step))
         return NULL;
-    return owner == CKPT_TRACKER_VERL ? ckpt_asprintf("global_step_%llu", step)
-                                      : ckpt_asprintf("iter_%07llu", step);
+    return scheme == CKPT_TRACKER_GLOBAL_STEP ? ckpt_asprintf("global_step_%llu", step)
+                                              : ckpt_asprintf("iter_%07llu", step);
 }
 
-static bool step_of(const char *name, enum ckpt_tracker_owner owner, unsigned long long *ret)
+static bool step_of(const char *name, enum ckpt_tracker_scheme scheme, unsigned long long *ret)
 {
-    const size_t n = strlen(prefixes[owner]);
+    const size_t n = strlen(prefixes[scheme]);
 
-    return ckpt_has_prefix(name, prefixes[owner]) &&
+    return ckpt_has_prefix(name, prefixes[scheme]) &&
            ckpt_parse_u64(name + n, strlen(name + n), ret);
 }
 
-bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner)
+bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_scheme scheme)
 {
     unsigned long long step, last;
 
-    return latest && step_of(name, owner, &step) && step_of(latest, owner, &last) && step > last;
+    return latest && step_of(name, scheme, &step) && step_of(latest, scheme, &last) && step > last;
 }
 
 /* ---- the list ---- */
 
 const struct ckpt_reader *const ckpt_reader_list[] = {
-#define CKPT_READER(NAME) &ckpt_reader_##NAME,
+#define CKPT_READER(NAME, ...) &ckpt_reader_##NAME,
 #include "format/readers.def"
 #undef CKPT_READER
     NULL,

@@ -68,6 +68,19 @@ enum ckpt_model_files {
     CKPT_FILES_COMPLETE,  /* as CKPT_FILES_ALL, and no files are added from a base */
 };
 
+/* The model from which training started. Each may be NULL; nothing is owned. */
+struct ckpt_split_base {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_weight_map *weight_map;
+    const json_t *names; /* {tensor: its name in the base} where that differs */
+};
+
+/* Make a new weight map for cat that follows the base's split. *ret is NULL if the base has neither
+ * weights nor an index. */
+typedef int ckpt_split_fn(const struct ckpt_catalog *cat, const struct ckpt_split_base *base,
+                          const struct ckpt_naming *naming, const json_t *config,
+                          struct ckpt_weight_map **ret, struct ckpt_err *err);
+
 /* A reader's facts about how its checkpoint should be shown. All zero means: a model under the
  * framework's names, and the checkpoint does not say anything about files, split and dtypes. Facts
  * for people and for the conditions of recipes are in the catalogue's `about` instead, of which
@@ -81,8 +94,9 @@ struct ckpt_facts {
     bool is_hub_dir;  /* the checkpoint is a published Hugging Face model directory, which is shown
                          unchanged */
     bool bare_header; /* its safetensors have no __metadata__, so the view's have none either */
-    bool split_as_base; /* the trainer's own export uses the split of the base, and copies
-                           config.json although it may change dtypes */
+    /* the trainer's own export follows the split of the base, as this function does, and copies
+     * config.json although it may change dtypes; NULL: it does not */
+    ckpt_split_fn *split_as_base;
     enum ckpt_model_files files;
     const char *files_at;   /* folder of these files ("": the checkpoint itself); NULL: the reader's
                                side_files, by the first rule */
@@ -95,6 +109,7 @@ struct ckpt_facts {
      * (container/st_metadata.h), by the files' names in weight_map; or NULL */
     json_t *metadata;
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
+    const char *dtypes_file; /* the name of the file that says them */
 };
 
 /* Release what the facts refer to. */
@@ -178,6 +193,17 @@ struct ckpt_reader {
      * several downloads, so their times are no evidence about saves. */
     bool is_published;
 
+    /* Names of what trainers that save in this format put beside a model: patterns, as for
+     * fnmatch(3), of the folders of steps, and of files which show that their folder is a
+     * trainer's; and beginnings of the names of weights that are a trainer's own state
+     * ("optimizer"). */
+    const char *const *step_names, *const *state_files, *const *states;
+
+    /* A key in the metadata of a Hugging Face index which says that its files are in this format,
+     * and hold no tensors of a model; and the text that says so to whoever takes them for one.
+     * NULL: there is no such key. */
+    const char *index_key, *index_why;
+
     /* Files of a checkpoint that are no files of a model, although they are named like some: its
      * converters, "*.py". */
     const char *const *tools;
@@ -227,22 +253,37 @@ char *ckpt_reader_pointer(const struct ckpt_dir *run, const char *name);
  * folder at the end. */
 bool ckpt_reader_is_staging(const char *name);
 
+/* Is it the name of a folder of a step, in any of the formats? */
+bool ckpt_reader_is_step_name(const char *name);
+
+/* Does a file of this name show that its folder is a trainer's? */
+bool ckpt_reader_is_state_file(const char *name);
+
+/* Are weights in a file of this name a trainer's own state? */
+bool ckpt_reader_is_state(const char *name);
+
+/* For ckpt_weight_map_read: what the readers' index_key and index_why say. */
+const char *ckpt_reader_refuse_index(const char *key);
+
 /* ---- latest_checkpointed_iteration.txt, the pointer file of Megatron's runs and of verl's, which
  * name their steps' folders differently: iter_0000010, and global_step_10. It is written when all
  * files of the step are there ---- */
 
-enum ckpt_tracker_owner { CKPT_TRACKER_MEGATRON, CKPT_TRACKER_VERL };
+enum ckpt_tracker_scheme {
+    CKPT_TRACKER_ITER,        /* iter_0000010, and release, which a conversion makes */
+    CKPT_TRACKER_GLOBAL_STEP, /* global_step_10 */
+};
 
 /* The name of the latest step by the tracker of this folder, malloc'ed, if the steps in it are
- * named as those of `owner`; else NULL. */
-char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_owner owner);
+ * named by this scheme; else NULL. */
+char *ckpt_tracker_latest(struct ckpt_dir *run, enum ckpt_tracker_scheme scheme);
 
 /* Is the step `name` newer than the step `latest`, which a tracker names (NULL: there is none)?
- * False if one of them is not named as those of `owner`. */
-bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_owner owner);
+ * False if one of them is not named by this scheme. */
+bool ckpt_tracker_is_newer(const char *name, const char *latest, enum ckpt_tracker_scheme scheme);
 
 /* Each is one file and one line of format/readers.def. */
-#define CKPT_READER(NAME) extern const struct ckpt_reader ckpt_reader_##NAME;
+#define CKPT_READER(NAME, ...) extern const struct ckpt_reader ckpt_reader_##NAME;
 #include "format/readers.def"
 #undef CKPT_READER
 

@@ -10,7 +10,7 @@
 #include "base/str.h"
 
 const struct ckpt_writer *const ckpt_writers[] = {
-#define CKPT_WRITER(NAME) &ckpt_writer_##NAME,
+#define CKPT_WRITER(NAME, ...) &ckpt_writer_##NAME,
 #include "format/writers.def"
 #undef CKPT_WRITER
     NULL,

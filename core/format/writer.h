@@ -44,6 +44,13 @@ int ckpt_writing_text(const struct ckpt_writing *w, const char *folder, const ch
 /* The type of most elements, by its name in torch: the one that a trainer builds the model in. */
 const char *ckpt_writing_dtype(const struct ckpt_writing *w);
 
+/* Another word for an option, which the framework of a format has. */
+struct ckpt_writer_word {
+    const char *word;  /* NULL ends a list */
+    const char *means; /* the option's word (model/options.c) */
+    const char *help;
+};
+
 struct ckpt_writer {
     const char *name;        /* the word of the option view */
     unsigned keys;           /* the options that the format has */
@@ -54,11 +61,13 @@ struct ckpt_writer {
     bool bare;               /* its files have no config of the model */
     bool hub_files;          /* a model directory's other files lie beside its own */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
+    const struct ckpt_writer_word *words; /* of its framework; NULL: none */
+    const char *also; /* what other programs call this view, as ckpt_words_find has it; or NULL */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
 
-#define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
+#define CKPT_WRITER(NAME, ...) extern const struct ckpt_writer ckpt_writer_##NAME;
 #include "format/writers.def"
 #undef CKPT_WRITER
 

@@ -111,7 +111,8 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
         return 0;
     for (size_t i = 0; i < 2 && !b->weight_map && !has_single(b); i++)
         if (ckpt_dir_has_file(b->dir, indices[i]) &&
-            ckpt_weight_map_read(b->dir, indices[i], &b->weight_map, err) < 0)
+            ckpt_weight_map_read(b->dir, indices[i], ckpt_reader_refuse_index, &b->weight_map,
+                                 err) < 0)
             return -1;
     if (has_no_weights(b))
         return 0;

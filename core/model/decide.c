@@ -36,7 +36,7 @@ static enum ckpt_convert choose_convert(const struct ckpt_decide *in)
 
 /* The base's config is the model's, unchanged, if a recipe made the model in the base's form, or if
  * the checkpoint has no config. The checkpoint's own config is not the model's if it states the
- * dtypes before a cast. NeMo Automodel's config is that of its export. */
+ * dtypes before a cast. The config of a trainer with an export of its own is that of the export. */
 static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ckpt_naming_way way)
 {
     const struct ckpt_options *opt = in->opt;

@@ -51,7 +51,7 @@ enum ckpt_split_rule {
     CKPT_SPLIT_BY_SIZE,
     CKPT_SPLIT_OWN,       /* the checkpoint's own weight map, if it has one */
     CKPT_SPLIT_BASE,      /* the base's weight map */
-    CKPT_SPLIT_LIKE_BASE, /* the way in which NeMo Automodel's export follows the base */
+    CKPT_SPLIT_LIKE_BASE, /* the way in which the trainer's own export follows the base */
 };
 
 /* The order of tensors when they are split by size. */

@@ -8,7 +8,6 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "container/st_metadata.h"
-#include "format/automodel/export.h"
 #include "format/writer.h"
 #include "model/opening.h"
 #include "model/side_folder.h"
@@ -331,9 +330,6 @@ static bool is_more_weights(const char *name, bool adapter)
 {
     static const char *const same[] = {"pytorch_model", "diffusion_pytorch_model", "consolidated",
                                        "adapter_model"};
-    static const char *const states[] = {"training_args.", "optimizer",    "scheduler",
-                                         "scaler",         "sampler",      "rng_state",
-                                         "random_states",  "dl_state_dict"};
     static const char *const ends[] = {".safetensors", ".bin", ".pt", ".pth"};
     bool is = false;
 
@@ -341,9 +337,7 @@ static bool is_more_weights(const char *name, bool adapter)
         is |= ckpt_has_suffix(name, ends[i]);
     for (size_t i = adapter ? 3 : 0; i < sizeof same / sizeof *same; i++)
         is &= !ckpt_has_prefix(name, same[i]);
-    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
-        is &= !ckpt_has_prefix(name, states[i]);
-    return is && name[0] != '.';
+    return is && name[0] != '.' && !ckpt_reader_is_state(name);
 }
 
 /* Warn about weights beside a model, or an adapter, which are neither shown nor merged. */
@@ -461,9 +455,9 @@ static int choose_weight_map(const struct ckpt_opening *o, struct ckpt_weight_ma
     const struct ckpt_base *base = o->shared->base;
 
     if (o->decision.split == CKPT_SPLIT_LIKE_BASE)
-        return ckpt_automodel_split(
-            o->cat, &(struct ckpt_automodel_base){base->cat, base->weight_map, o->base_names},
-            &naming, o->config, ret, err);
+        return o->facts.split_as_base(
+            o->cat, &(struct ckpt_split_base){base->cat, base->weight_map, o->base_names}, &naming,
+            o->config, ret, err);
     *ret = ckpt_weight_map_ref(o->decision.split == CKPT_SPLIT_OWN    ? o->facts.weight_map
                                : o->decision.split == CKPT_SPLIT_BASE ? base->weight_map
                                                                       : NULL);

@@ -172,22 +172,36 @@ static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
     return describe(o, err);
 }
 
+/* Read what a trainer notes about the adapter in a file of its own; *ret points into *ret_file. */
+static int read_notes(const struct ckpt_opening *o, json_t **ret_file,
+                      struct ckpt_adapter_notes *ret, struct ckpt_err *err)
+{
+    for (const struct ckpt_trainer *const *t = ckpt_trainers; *t && !*ret_file; t++) {
+        if ((*t)->adapter_file && read_config(o, (*t)->adapter_file, ret_file, err) < 0)
+            return -1;
+        if (*ret_file)
+            (*t)->adapter(*ret_file, ret);
+    }
+    return 0;
+}
+
 int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *file = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
+    struct ckpt_adapter_notes notes = {0};
 
     if (!o->adapter)
         return 0;
     if (read_config(o, "adapter_config.json", &adapter, err) < 0 ||
-        read_config(o, "automodel_peft_config.json", &automodel, err) < 0)
+        read_notes(o, &file, &notes, err) < 0)
         return -1;
     json_t *alpha = json_object_get(o->shared->opt->overrides, "_lora_alpha");
     if (alpha && adapter && json_object_set_new(adapter, "lora_alpha", json_deep_copy(alpha)) < 0)
         return ckpt_nomem(err);
     const struct ckpt_lora_options opt = {.adapter = adapter,
-                                          .automodel = automodel,
+                                          .notes = notes,
                                           .base_names = o->base_names,
                                           .type = ckpt_opening_type(o),
                                           .config = o->config};

@@ -189,20 +189,18 @@ static size_t config_parameters(const json_t *config, const struct ckpt_type *ty
  * columns? PEFT's A multiplies the dimension that it takes for the input: the last one since PEFT
  * 0.19, the middle one before. Some models hold [experts, in, out] in memory, others only on the
  * hub. Returns 0 or 1; -1: the configs do not say. */
-static int config_turned(const json_t *config, const json_t *automodel,
-                         const struct ckpt_type *type)
+static int config_turned(const struct ckpt_lora_options *opt)
 {
-    const char *layout = ckpt_json_str(automodel, "paramwrapper_layout"),
-               *version = ckpt_json_str(config, "peft_version");
+    const enum ckpt_experts_turned turned = opt->type->experts_turned;
+    const char *version = opt->notes.peft_version ? opt->notes.peft_version
+                                                  : ckpt_json_str(opt->adapter, "peft_version");
     int major, minor;
 
-    if (type->experts_turned == CKPT_EXPERTS_TURNED_MEMORY)
+    if (turned == CKPT_EXPERTS_TURNED_MEMORY)
         return 1;
-    if (layout && ckpt_has_prefix(layout, "peft-"))
-        version = layout + strlen("peft-");
     if (!version || sscanf(version, "%9d.%9d", &major, &minor) != 2)
         return -1;
-    return (major == 0 && minor < 19) != (type->experts_turned == CKPT_EXPERTS_TURNED_HUB);
+    return (major == 0 && minor < 19) != (turned == CKPT_EXPERTS_TURNED_HUB);
 }
 
 /* ---- catalogues ---- */
@@ -356,7 +354,7 @@ static int choose_layout(const struct merge *m, const struct ckpt_experts *x, co
 {
     const bool straight = a->dim[1] == x->cols && b->dim[0] == x->rows;
     const bool turned = a->dim[1] == x->rows && b->dim[0] == x->cols;
-    const int said = config_turned(m->opt->adapter, m->opt->automodel, m->opt->type);
+    const int said = config_turned(m->opt);
 
     if (!straight && !turned)
         return ckpt_fail(m->err, CKPT_CONFLICT,
@@ -390,7 +388,7 @@ static int merge_parameter(struct merge *m, const char *name, const struct ckpt_
                            const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 {
     struct ckpt_tensor pair[2];
-    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = !m->opt->automodel};
+    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = !m->opt->notes.exact};
     struct layout layout = {0};
     char outer[64], inner[64];
 

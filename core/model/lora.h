@@ -8,14 +8,15 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "format/trainer.h"
 #include "model/base.h"
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The configs that a merge needs. All are borrowed. */
 struct ckpt_lora_options {
-    const json_t *adapter;    /* adapter_config.json */
-    const json_t *automodel;  /* automodel_peft_config.json, or NULL */
+    const json_t *adapter;           /* adapter_config.json */
+    struct ckpt_adapter_notes notes; /* what the trainer's own file says; all zero: nothing */
     const json_t *base_names; /* {tensor in memory: its name in the base} where they differ; NULL */
     const struct ckpt_type *type; /* facts about the base's model type */
     json_t *config; /* config.json of the merged model, which is changed if the adapter resizes the

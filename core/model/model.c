@@ -4,7 +4,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "format/automodel/export.h"
 #include "format/writer.h"
 #include "model/dequantize.h"
 #include "model/names.h"
@@ -383,6 +382,16 @@ static bool is_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t
            !keeps_dtype(o, t->name) && !find_mapped(o, t->name, &mapped);
 }
 
+enum ckpt_dtype ckpt_dtype_as_base(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
+                                   const enum ckpt_dtype *cast)
+{
+    if (cast && ckpt_dtype_is_castable(stored))
+        return mapped && *mapped == CKPT_F32 ? CKPT_F32 : *cast;
+    if (!cast && mapped && ckpt_dtype_is_castable(*mapped) && ckpt_dtype_is_float(stored))
+        return *mapped;
+    return stored;
+}
+
 /* The dtype of tensor t in the view. The first of these that names a dtype decides: the option
  * `dtype=`; the checkpoint's own mapping; the base's header for that tensor; the base's config, if
  * it states a 16-bit type and the tensor is a weight stored as F32 (a config alone never widens);
@@ -401,7 +410,7 @@ static enum ckpt_dtype wanted_dtype(const struct ckpt_opening *o, const struct c
     if (cast && o->facts.names != CKPT_NAMES_HUB)
         return o->shared->opt->dtype;
     if (find_mapped(o, t->name, &mapped))
-        return ckpt_automodel_dtype(t->dtype, &mapped, cast ? &o->shared->opt->dtype : NULL);
+        return ckpt_dtype_as_base(t->dtype, &mapped, cast ? &o->shared->opt->dtype : NULL);
     if (keeps_dtype(o, t->name))
         return t->dtype;
     if (cast)
@@ -409,15 +418,13 @@ static enum ckpt_dtype wanted_dtype(const struct ckpt_opening *o, const struct c
     return is_narrowed(o, t, &dtype) ? dtype : t->dtype;
 }
 
-/* Warn about tensors that have no entry in Automodel's mapping, which may cover one rank's tensors
- * only. Its own export leaves their dtypes unchanged. */
+/* Warn about tensors that have no entry in the checkpoint's mapping, which may cover one rank's
+ * tensors only. The trainer's own export leaves their dtypes unchanged. */
 static void warn_unknown(struct ckpt_opening *o, const struct ckpt_tensor *t, size_t n)
 {
     ckpt_catalog_warn(
-        o->cat,
-        "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: "
-        "shown as stored, %s",
-        n, t->name, o->shared->base ? " nor in the base" : "; base= may tell",
+        o->cat, "the dtypes of %zu tensors ('%s' ...) are not in %s%s: shown as stored, %s", n,
+        t->name, o->facts.dtypes_file, o->shared->base ? " nor in the base" : "; base= may tell",
         ckpt_dtype_name(t->dtype));
 }
 

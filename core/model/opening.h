@@ -120,6 +120,13 @@ int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err);
 /* The folder with the adapter's own files, below o->dir. */
 const char *ckpt_merge_folder(const struct ckpt_opening *o);
 
+/* The dtype of a tensor that is stored as `stored` and has the dtype `mapped` in the model from
+ * which training started (NULL: not known), where the user asked for `cast` (NULL: for none). This
+ * is the rule of NeMo Automodel's export (its `_output_dtype`), which holds for all formats here.
+ */
+enum ckpt_dtype ckpt_dtype_as_base(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
+                                   const enum ckpt_dtype *cast);
+
 /* The dtype that a config.json states, under its new key or its old one; or NULL. */
 const char *ckpt_config_dtype(const json_t *config);
 

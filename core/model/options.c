@@ -295,23 +295,19 @@ static const struct ckpt_option options[] = {
              "float32:float32 float:float32",
      .set = set_dtype},
     {"view", "hf|raw|memory"
-#define CKPT_WRITER(NAME) "|" #NAME
+#define CKPT_WRITER(NAME, ...) "|" #NAME
 #include "format/writers.def"
 #undef CKPT_WRITER
      ,
      "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
-     "names it has in memory, or a checkpoint of another framework (sharded_state: vLLM 0.32; "
-     "experts for its back ends Triton and CPU, which leave them as they are loaded)",
-     .also =
-         "format output_format out_format target_format export_format save_format to to_format "
-         "target target_type saver to_hf:hf hf:hf to_dcp:dcp to_megatron:megatron "
-         "to_mcore:megatron to_nanotron:nanotron to_torchtitan:torchtitan raw:raw optimizer:raw "
-         "optim:raw optimizer_states:raw load_optimizer:raw include_optimizer:raw",
+     "names it has in memory, or a checkpoint of another framework",
+     .also = "format output_format out_format target_format export_format save_format to to_format "
+             "target target_type saver to_hf:hf hf:hf raw:raw optimizer:raw optim:raw "
+             "optimizer_states:raw load_optimizer:raw include_optimizer:raw",
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .also = "shard_size export_size split_size split_max_size max_file_size max_shard",
      .set = set_max_shard_size},
-    {"max_size", "SIZE", "the same, by vLLM's word for it", .set = set_max_shard_size},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe),
      .also = "mapping mapping_file weight_mapping name_mapping converter state_dict_adapter"},
     {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping),
@@ -388,7 +384,8 @@ static const struct ckpt_option options[] = {
 
 enum { NOPTIONS = sizeof options / sizeof *options };
 
-static const struct ckpt_option *find_option(const char *key)
+/* The row of a word of the table above. */
+static const struct ckpt_option *find_row(const char *key)
 {
     for (size_t i = 0; i < NOPTIONS; i++)
         if (strcmp(options[i].word, key) == 0)
@@ -396,12 +393,43 @@ static const struct ckpt_option *find_option(const char *key)
     return NULL;
 }
 
+/* The i-th of the words that writers have for options; NULL: there are no more. */
+static const struct ckpt_writer_word *writers_word(size_t i)
+{
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        for (const struct ckpt_writer_word *word = (*w)->words; word && word->word; word++)
+            if (i-- == 0)
+                return word;
+    return NULL;
+}
+
+/* Find an option by its word, or by a writer's word for it, which *ret then has. */
+static bool find_option(const char *key, struct ckpt_option *ret)
+{
+    const struct ckpt_option *row = find_row(key);
+    const struct ckpt_writer_word *word;
+
+    for (size_t i = 0; !row && (word = writers_word(i)); i++)
+        row = strcmp(word->word, key) == 0 ? find_row(word->means) : NULL;
+    if (row) {
+        *ret = *row;
+        ret->word = key;
+    }
+    return row;
+}
+
 const struct ckpt_option *ckpt_options_row(size_t i) { return i < NOPTIONS ? &options[i] : NULL; }
 
 const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
 {
-    if (i >= NOPTIONS)
-        return NULL;
+    if (i >= NOPTIONS) {
+        const struct ckpt_writer_word *word = writers_word(i - NOPTIONS);
+        if (!word)
+            return NULL;
+        *ret_value = find_row(word->means)->value;
+        *ret_help = word->help;
+        return word->word;
+    }
     *ret_value = options[i].value;
     *ret_help = options[i].help;
     return options[i].word;
@@ -413,16 +441,19 @@ char *ckpt_options_meant(const char *word)
 
     for (size_t i = 0; i < NOPTIONS && !meant; i++)
         meant = ckpt_option_meant(&options[i], word);
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w && !meant; w++)
+        meant = ckpt_words_find((*w)->also, word) ? ckpt_asprintf("view=%s", (*w)->name) : NULL;
     return meant;
 }
 
 static int fail_unknown(const char *key, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *meant = ckpt_options_meant(key);
+    const char *known, *value, *help;
     struct ckpt_near near = {0};
 
-    for (size_t i = 0; i < NOPTIONS; i++)
-        ckpt_near_consider(&near, key, options[i].word);
+    for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
+        ckpt_near_consider(&near, key, known);
     const char *shown = meant ? meant : near.word;
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'%s%s", key,
                      shown ? "; did you mean " : "", shown ? shown : "");
@@ -444,15 +475,20 @@ static int set_model_key(struct ckpt_options *opt, const char *key, const char *
     return set_override(opt, key, key, v, err);
 }
 
-bool ckpt_options_knows(const char *key) { return find_option(key) || ckpt_keys_known(key); }
+bool ckpt_options_knows(const char *key)
+{
+    struct ckpt_option o;
+
+    return find_option(key, &o) || ckpt_keys_known(key);
+}
 
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
-    const struct ckpt_option *o = find_option(key);
+    struct ckpt_option o;
 
-    if (o)
-        return ckpt_option_set(o, opt, value, err);
+    if (find_option(key, &o))
+        return ckpt_option_set(&o, opt, value, err);
     if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
     return fail_unknown(key, err);

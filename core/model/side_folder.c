@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"
-#include "format/reader.h"
+#include "format/trainer.h"
 
 enum {
     MAX_DEPTH = 2,   /* routers of sentence-transformers nest their modules once */
@@ -32,23 +32,13 @@ static bool matches(const char *name, const char *const *patterns)
 
 bool ckpt_side_is_of_tools(const char *name)
 {
-    static const char *const patterns[] = {
-        /* hidden folders, logs, caches */
-        ".*", "runs", "logs", "wandb", "mlruns", "tensorboard", "lightning_logs", "__pycache__",
-        /* steps */
-        "checkpoint[-_]*", "global_step*", "step[-_0-9]*", "epoch[-_0-9]*", "iter_*", NULL};
+    /* hidden folders, logs, caches */
+    static const char *const patterns[] = {".*",     "runs",        "logs",           "wandb",
+                                           "mlruns", "tensorboard", "lightning_logs", "__pycache__",
+                                           NULL};
 
-    return matches(name, patterns) || ckpt_reader_is_staging(name);
-}
-
-/* Is it a file that a trainer needs to go on? */
-static bool is_of_trainer(const char *name)
-{
-    static const char *const patterns[] = {"trainer_state.json", "training_args.bin",
-                                           "optimizer*.pt",      "optimizer*.bin",
-                                           "scheduler*.pt",      NULL};
-
-    return matches(name, patterns);
+    return matches(name, patterns) || ckpt_trainers_is_step_name(name) ||
+           ckpt_reader_is_staging(name);
 }
 
 /* Is it the whole model, as another program than transformers reads it? */
@@ -111,10 +101,10 @@ static const char *why_file(const struct walk *w, const char *name)
         return "more than 128 files";
     if (w->is_module)
         return NULL;
-    return is_of_trainer(name)     ? ""
-           : is_other_model(name)  ? "the model for other programs"
-           : w->nbytes > max_bytes ? "more than 256 MiB"
-                                   : NULL;
+    return ckpt_reader_is_state_file(name) ? ""
+           : is_other_model(name)          ? "the model for other programs"
+           : w->nbytes > max_bytes         ? "more than 256 MiB"
+                                           : NULL;
 }
 
 static int walk_folder(struct walk *w, const char *path, int depth, struct ckpt_err *err);

@@ -12,67 +12,14 @@
 #include "base/par.h"
 #include "base/sort.h"
 #include "base/str.h"
+#include "run/save_times.h"
 
 /* Samples of contents: the number of places in one file, and in all files together. */
 enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 4096 };
 
-#define SECOND INT64_C(1000000000)
-#define LEAST_GAP (60 * SECOND)
-#define YOUNG (120 * SECOND)   /* a writer that is still active makes no longer pause than this */
-#define SLOWEST_COPY (1 << 20) /* bytes per second */
-#define SETTLING (2 * SECOND)  /* from a change of a file's times to the first bytes that follow */
-
-/* ---- times ---- */
-
-static int by_end(const void *a, const void *b)
-{
-    const struct ckpt_written *x = a, *y = b;
-
-    return (x->end_ns > y->end_ns) - (x->end_ns < y->end_ns);
-}
-
-/* The time at which writing of the file began: its creation, if that can be believed. If a second
- * save overwrites a file, it was created by the first save, before the marker. */
-static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
-{
-    const int64_t took = w->end_ns - w->begin_ns;
-    const bool plausible = w->begin_ns >= earliest && took >= 0 &&
-                           (uint64_t)(took / SECOND) <= w->size / SLOWEST_COPY + 1;
-
-    return w->begin_ns && plausible ? w->begin_ns : w->end_ns;
-}
-
-static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
-
-enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns)
-{
-    int64_t last;       /* the last point in time so far: a write, or the marker */
-    int64_t widest = 0; /* the longest pause so far */
-    int64_t first = 0;  /* the pause between the marker and the first shard, if it is the first */
-    int64_t later = 0;  /* the longest pause after that one */
-    bool after = !marker_ns;
-
-    if (n < 2)
-        return CKPT_TIMES_ONE;
-    qsort(w, n, sizeof *w, by_end);
-    last = w[0].end_ns;
-    for (size_t i = 0; i < n; i++) {
-        const bool passes = !after && *marker_ns <= w[i].end_ns;
-        if (passes) {
-            widest = longer(widest, i ? *marker_ns - last : 0);
-            last = *marker_ns;
-            after = true;
-        }
-        const int64_t gap = begin_of(&w[i], marker_ns ? *marker_ns : last) - last;
-        if (i && after && gap > LEAST_GAP && gap / 4 > widest)
-            return marker_ns && w[0].end_ns <= *marker_ns ? CKPT_TIMES_TWO : CKPT_TIMES_PAUSE;
-        first = i == 0 && passes ? gap : first;
-        later = i ? longer(later, gap) : 0;
-        widest = longer(widest, gap);
-        last = w[i].end_ns;
-    }
-    return first > LEAST_GAP && first / 4 > later ? CKPT_TIMES_PAUSE : CKPT_TIMES_ONE;
-}
+#define SETTLING                                                                                   \
+    (2 * CKPT_SECOND_NS) /* from a change of a file's times to the bytes that follow               \
+                          */
 
 /* ---- markers ---- */
 
@@ -257,68 +204,6 @@ void ckpt_save_unref(struct ckpt_save *s)
 
 /* ---- at first sight: times ---- */
 
-/* "2024-05-01 10:00:00" */
-struct date {
-    char text[32];
-};
-
-static struct date date_of(int64_t ns)
-{
-    const time_t t = (time_t)(ns / SECOND);
-    struct date d = {""};
-    struct tm tm;
-
-    if (gmtime_r(&t, &tm))
-        (void)strftime(d.text, sizeof d.text, "%Y-%m-%d %H:%M:%S", &tm);
-    return d;
-}
-
-static int64_t wall_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
-}
-
-/* The first and the last shard with their times, and the marker with its own; new. */
-static char *times_text(const struct ckpt_save *s, const struct ckpt_written *oldest,
-                        const struct ckpt_written *newest)
-{
-    const char *marker = s->marker.name;
-    ckpt_cleanup(ckpt_freep) char *a = path_of(s, oldest->file);
-    ckpt_cleanup(ckpt_freep) char *b = path_of(s, newest->file);
-    ckpt_cleanup(ckpt_freep) char *end =
-        marker ? ckpt_asprintf(" ('%s', which ends a save, at %s)", marker,
-                               date_of(s->marker.mtime_ns).text)
-               : strdup("");
-
-    if (!a || !b || !end)
-        return NULL;
-    return ckpt_asprintf("'%s' was written at %s, '%s' at %s UTC%s", a,
-                         date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end);
-}
-
-/* Is the evidence of the times enough to refuse the save, or only for a warning? */
-static int report_times(const struct ckpt_save *s, enum ckpt_save_times say, bool young,
-                        const char *text, struct ckpt_catalog *cat, struct ckpt_err *err)
-{
-    const char *step = ckpt_dir_path(s->step);
-
-    if (young)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s' is being written: %s: wait until the save has ended, or open it "
-                         "anyway with -o allow_mixed",
-                         step, text);
-    if (say == CKPT_TIMES_TWO)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s' holds shards of two saves: %s: save or copy the step again, or, if "
-                         "you know that it is one save, use -o allow_mixed",
-                         step, text);
-    ckpt_catalog_warn(cat, "'%s' was written with a long pause: %s; is it one save?", step, text);
-    return 0;
-}
-
 /* Judge by the files' times. Creation times cost a system call per file, so they are read only if
  * the other times are suspicious. */
 static int check_times(const struct ckpt_save *s, struct ckpt_catalog *cat, struct ckpt_err *err)
@@ -343,9 +228,18 @@ static int check_times(const struct ckpt_save *s, struct ckpt_catalog *cat, stru
         w[i].begin_ns = ckpt_dir_birth_ns(w[i].file->dir, w[i].file->name);
     if ((say = ckpt_save_times(w, n, marker)) == CKPT_TIMES_ONE)
         return 0;
-    ckpt_cleanup(ckpt_freep) char *text = times_text(s, &w[0], &w[n - 1]);
-    return text ? report_times(s, say, wall_ns() - w[n - 1].end_ns < YOUNG, text, cat, err)
-                : ckpt_nomem(err);
+    ckpt_cleanup(ckpt_freep) char *oldest = path_of(s, w[0].file);
+    ckpt_cleanup(ckpt_freep) char *newest = path_of(s, w[n - 1].file);
+    if (!oldest || !newest)
+        return ckpt_nomem(err);
+    return ckpt_save_times_report(&(struct ckpt_save_span){.step = ckpt_dir_path(s->step),
+                                                           .oldest = oldest,
+                                                           .newest = newest,
+                                                           .oldest_ns = w[0].end_ns,
+                                                           .newest_ns = w[n - 1].end_ns,
+                                                           .marker = s->marker.name,
+                                                           .marker_ns = s->marker.mtime_ns},
+                                  say, cat, err);
 }
 
 /* ---- the second time: identities ---- */
@@ -463,14 +357,14 @@ static int settle_one(void *ctx, size_t i, struct ckpt_err *err)
 
 int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err)
 {
-    struct settle c = {s, pool, wall_ns()};
+    struct settle c = {s, pool, ckpt_wall_ns()};
     size_t n = 0;
 
     for (size_t i = 0; i < s->files.len; i++)
         n += is_settling(&s->files.ptr[i], c.now_ns);
     if (n == 0)
         return 0;
-    (void)nanosleep(&(struct timespec){.tv_sec = SETTLING / SECOND}, NULL);
+    (void)nanosleep(&(struct timespec){.tv_sec = SETTLING / CKPT_SECOND_NS}, NULL);
     return ckpt_parallel(s->files.len, 0, settle_one, &c, err);
 }
 
@@ -487,10 +381,10 @@ int ckpt_save_at_rest(const struct ckpt_save *s, uint32_t quiet_ms, bool *ret, s
         if (!ckpt_file_id_eq(&id, &f->id))
             return ckpt_fail(err, CKPT_STALE, "'%s/%s' is being written", ckpt_dir_path(f->dir),
                              f->name);
-        newest = longer(newest, id.ctime_ns);
+        newest = newest > id.ctime_ns ? newest : id.ctime_ns;
     }
     /* the clock of a file server may go ahead of ours */
-    *ret = *ret || newest < wall_ns() - quiet_ms * (SECOND / 1000) ||
+    *ret = *ret || newest < ckpt_wall_ns() - quiet_ms * (CKPT_SECOND_NS / 1000) ||
            ckpt_now_ms() >= s->seen_ms + quiet_ms;
     return 0;
 }

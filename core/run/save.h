@@ -105,28 +105,3 @@ enum ckpt_save_state ckpt_save_state_of(const struct ckpt_save_counts *c);
  * changed, although 0 is returned. */
 int ckpt_save_compare(const struct ckpt_save *s, struct ckpt_fdpool *pool,
                       enum ckpt_save_state *ret, struct ckpt_err *err);
-
-/* ---- times ---- */
-
-struct ckpt_written {
-    int64_t begin_ns, end_ns; /* time of creation (0: not known) and of the last write */
-    uint64_t size;
-    const struct ckpt_save_file *file;
-};
-
-enum ckpt_save_times {
-    CKPT_TIMES_ONE,
-    CKPT_TIMES_PAUSE, /* nothing was written for a long time: by itself that proves nothing (a late
-                         rank, a slow night), but a recent pause may be that of a save in progress
-                       */
-    CKPT_TIMES_TWO,   /* there is such a pause after the marker, and shards are older than it */
-};
-
-/* What do the times of n shards say about their saves? `w` is sorted by end_ns here. A copy has its
- * files in any order and speed, so what counts is a pause in which nothing was written: after the
- * marker (NULL: there is none; then anywhere), longer than a minute and than four times every
- * earlier pause (the pause between the marker and the first of all shards: than every other). A
- * file that was created after the marker (without a marker: after the file before the pause) counts
- * as being written since its creation, unless the rate would be absurdly low, because a large file
- * in a copy takes its time. */
-enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns);

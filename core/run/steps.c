@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "format/trainer.h"
 
 /* ---- one directory ---- */
 
@@ -39,6 +40,9 @@ static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
     h = add_identity(h, dir, CONFIG, &(int64_t){0});
     for (size_t r = 0; ckpt_reader_list[r]; r++)
         for (const char *const *name = ckpt_reader_list[r]->rewrites; name && *name; name++)
+            h = add_identity(h, dir, *name, ret_mtime_ns);
+    for (const struct ckpt_trainer *const *t = ckpt_trainers; *t; t++)
+        for (const char *const *name = (*t)->rewrites; name && *name; name++)
             h = add_identity(h, dir, *name, ret_mtime_ns);
     return h;
 }
@@ -210,13 +214,17 @@ struct scan {
 /* The name of the mount's own link to the latest step. */
 #define LATEST_LINK "latest"
 
-/* Is it a link that points to one of the steps: a format's own, or one like the mount's? */
+/* Is it a link that points to one of the steps: a format's or a trainer's own, or one like the
+ * mount's? */
 static bool is_link(const char *name)
 {
     if (strcmp(name, LATEST_LINK) == 0)
         return true;
     for (size_t r = 0; ckpt_reader_list[r]; r++)
         if (ckpt_reader_list[r]->links && ckpt_one_of(name, ckpt_reader_list[r]->links))
+            return true;
+    for (const struct ckpt_trainer *const *t = ckpt_trainers; *t; t++)
+        if ((*t)->links && ckpt_one_of(name, (*t)->links))
             return true;
     return false;
 }

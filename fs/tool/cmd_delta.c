@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt delta: a directory with what has changed from A to B, as slime or SkyRL write it for their
- * inference engines (core/format/delta/reader.c describes it). Threads compare tensors; what they
- * compress is collected in memory, and written as a file when there is enough of it. The index,
- * which makes the version complete, comes last. */
+/* ckpt delta: a directory with what has changed from A to B, as a trainer writes it for its
+ * inference engines, in one of the forms that the library knows (ckpt_changes_form_at). Threads
+ * compare tensors; what they compress is collected in memory, and written as a file when there is
+ * enough of it. The index, which makes the version complete, comes last. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,6 @@ enum { FILE_BYTES = 256 << 20 };
 /* The names of files in OUT. LOCK is there, and locked, while a delta is written. */
 #define LOCK ".ckptfs-delta"
 #define PARTIAL_INDEX ".index.partial"
-static const char SLIME_INDEX[] = "model.safetensors.index.json", SKYRL_INDEX[] = "manifest.json";
 
 struct blob {
     size_t tensor;
@@ -45,15 +44,15 @@ struct delta {
     int dir, lock; /* OUT; the open LOCK, which this process has locked; or -1 */
     size_t made;   /* so many folders were made: OUT, and those above it */
     bool finished;
-    bool skyrl, overwrite;
-    uint64_t version, base, total;
+    const struct ckpt_changes_form *form;
+    struct ckpt_changes all; /* what becomes the index; under the mutex, as what follows it */
     struct ckpt_progress bar;
     pthread_mutex_t mutex; /* protects what follows */
     struct blob *blob;     /* what goes into the next file; room for all tensors */
-    size_t nblob, nfile;
-    uint64_t held; /* bytes of them */
-    json_t *map;   /* slime: {tensor: number of its file}; SkyRL: its records */
-    uint64_t done, changed, written;
+    size_t nblob;
+    uint64_t held;               /* bytes of them */
+    struct ckpt_changed *tensor; /* those of `all`; room for all tensors */
+    uint64_t done, changed;
     size_t nchanged;
 };
 
@@ -68,10 +67,12 @@ static int fail_file(const struct delta *d, const char *what, const char *name, 
 /* Is it a name that a delta gives to a file before its index is there? */
 static bool is_ours(const char *name)
 {
-    return (ckpt_has_prefix(name, "model-") && ckpt_has_suffix(name, ".safetensors")) ||
-           (ckpt_has_prefix(name, ".model-") && ckpt_has_suffix(name, ".partial")) ||
-           (ckpt_has_prefix(name, "delta-rank") && ckpt_has_suffix(name, ".safetensors")) ||
-           strcmp(name, PARTIAL_INDEX) == 0;
+    const struct ckpt_changes_form *form;
+    bool ours = strcmp(name, PARTIAL_INDEX) == 0;
+
+    for (size_t i = 0; (form = ckpt_changes_form_at(i)); i++)
+        ours |= form->is_file(name);
+    return ours;
 }
 
 /* Delete what a delta without an index has left, where `ours`; *ret_other is the name of an entry
@@ -117,6 +118,17 @@ static int lock_dest(struct delta *d, bool *ret_new, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_CONFLICT, "another ckpt delta is writing to '%s'", d->dest);
 }
 
+/* Does OUT have an index, of any form? */
+static bool has_index(const struct delta *d)
+{
+    const struct ckpt_changes_form *form;
+
+    for (size_t i = 0; (form = ckpt_changes_form_at(i)); i++)
+        if (faccessat(d->dir, form->index, F_OK, 0) == 0)
+            return true;
+    return false;
+}
+
 /* OUT is made, or is there: empty, or with what an interrupted delta has left, which is deleted. */
 static int open_dest(struct delta *d, struct ckpt_err *err)
 {
@@ -130,8 +142,7 @@ static int open_dest(struct delta *d, struct ckpt_err *err)
         return ckpt_fail_errno(err, errno, "opening '%s'", d->dest);
     if (lock_dest(d, &is_new, err) < 0)
         return -1;
-    if (faccessat(d->dir, SLIME_INDEX, F_OK, 0) == 0 ||
-        faccessat(d->dir, SKYRL_INDEX, F_OK, 0) == 0) {
+    if (has_index(d)) {
         d->finished = true;
         return ckpt_fail(err, CKPT_USAGE, "'%s' has a finished version already: remove it first",
                          d->dest);
@@ -167,7 +178,7 @@ static void delta_release(struct delta *d)
     for (size_t i = 0; i < d->nblob; i++)
         free(d->blob[i].change.data);
     free(d->blob);
-    json_decref(d->map);
+    free(d->tensor);
     leave_dest(d);
     (void)pthread_mutex_destroy(&d->mutex);
 }
@@ -191,49 +202,29 @@ static int write_file(const struct delta *d, const char *name, const struct iove
     return e ? fail_file(d, "writing", name, e, err) : 0;
 }
 
-/* slime's names have the number of files, which is known at the end. */
-static void name_file(const struct delta *d, size_t i, size_t of, char ret[64])
-{
-    if (d->skyrl)
-        (void)snprintf(ret, 64, "delta-rank00000-file%06zu.safetensors", i);
-    else if (of)
-        (void)snprintf(ret, 64, "model-%05zu-of-%05zu.safetensors", i, of);
-    else
-        (void)snprintf(ret, 64, ".model-%05zu.partial", i);
-}
-
-static json_t *record_of(const struct ckpt_tensor_info *info, const struct ckpt_change *c,
-                         const char *file)
-{
-    return json_pack("{s:s, s:s, s:o, s:I, s:I, s:s, s:s, s:s, s:s}", "name", info->name, "dtype",
-                     info->torch_dtype, "shape", ckptfs_json_shape(info), "uncompressed_num_bytes",
-                     (json_int_t)info->nbytes, "compressed_num_bytes", (json_int_t)c->len,
-                     "payload_file", file, "payload_key", info->name, "checksum", c->checksum,
-                     "checksum_algorithm", "xxh3-128");
-}
-
 /* Describe the blobs: in the header of their file, and in what becomes the index. */
-static int describe_blobs(struct delta *d, const char *file, json_t *header, json_t *sums,
-                          struct iovec *part, struct ckpt_err *err)
+static int describe_blobs(struct delta *d, json_t *header, json_t *sums, struct iovec *part,
+                          struct ckpt_err *err)
 {
     uint64_t at = 0;
 
     for (size_t i = 0; i < d->nblob; i++) {
         const struct ckpt_change *c = &d->blob[i].change;
-        const struct ckpt_tensor_info info = ckptfs_tensor(d->to, d->blob[i].tensor);
+        struct ckpt_changed *changed = &d->tensor[d->all.ntensor++];
+        *changed = (struct ckpt_changed){
+            .tensor = ckptfs_tensor(d->to, d->blob[i].tensor), .file = d->all.nfile, .len = c->len};
+        (void)snprintf(changed->checksum, sizeof changed->checksum, "%s", c->checksum);
+        const char *name = changed->tensor.name;
         json_t *entry =
             json_pack("{s:s, s:[I], s:[I, I]}", "dtype", "U8", "shape", (json_int_t)c->len,
                       "data_offsets", (json_int_t)at, (json_int_t)(at + c->len));
         at += c->len;
         part[i + 1] = (struct iovec){c->data, c->len};
-        if (json_object_set_new(header, info.name, entry) < 0 ||
-            (!d->skyrl && json_object_set_new(sums, info.name, json_string(c->checksum)) < 0) ||
-            (d->skyrl
-                 ? json_array_append_new(d->map, record_of(&info, c, file))
-                 : json_object_set_new(d->map, info.name, json_integer((json_int_t)d->nfile))) < 0)
+        if (json_object_set_new(header, name, entry) < 0 ||
+            (d->form->has_sums && json_object_set_new(sums, name, json_string(c->checksum)) < 0))
             return ckpt_nomem(err);
     }
-    d->written += at;
+    d->all.written += at;
     return 0;
 }
 
@@ -252,10 +243,10 @@ static int flush(struct delta *d, struct ckpt_err *err)
         json_decref(sums);
         return 0;
     }
-    name_file(d, d->nfile, 0, name);
+    d->form->file_name(d->all.nfile, 0, name);
     if (!header || !part || json_object_set_new(header, "__metadata__", sums) < 0)
         return ckpt_nomem(err);
-    if (describe_blobs(d, name, header, sums, part, err) < 0 ||
+    if (describe_blobs(d, header, sums, part, err) < 0 ||
         ckpt_json_dump(header, CKPT_JSON_COMPACT, false, &text, &len, err) < 0)
         return -1;
     const uint64_t padded = (len + 7) / 8 * 8;
@@ -268,7 +259,7 @@ static int flush(struct delta *d, struct ckpt_err *err)
         free(d->blob[i].change.data);
     d->nblob = 0;
     d->held = 0;
-    d->nfile++;
+    d->all.nfile++;
     return rc;
 }
 
@@ -281,7 +272,7 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
     const struct ckpt_tensor_info info = ckptfs_tensor(d->to, i);
 
     if (!ckpt_view_unchanged(d->from, d->to, i) &&
-        ckpt_view_change(d->from, d->to, i, d->overwrite, &b.change, err) < 0)
+        ckpt_view_change(d->from, d->to, i, d->all.overwrite, &b.change, err) < 0)
         return -1;
     (void)pthread_mutex_lock(&d->mutex);
     d->done += info.nbytes;
@@ -315,64 +306,28 @@ static int check_names(const struct delta *d, struct ckpt_err *err)
 
 /* ---- the index ---- */
 
-static int name_slime_files(struct delta *d, struct ckpt_err *err)
+/* Give the files the names that they have when their number is known. */
+static int name_files(const struct delta *d, struct ckpt_err *err)
 {
-    const char *tensor;
-    json_t *file;
     char from[64], to[64];
 
-    for (size_t i = 0; i < d->nfile; i++) {
-        name_file(d, i, 0, from);
-        name_file(d, i, d->nfile, to);
-        if (renameat(d->dir, from, d->dir, to) < 0)
+    for (size_t i = 0; i < d->all.nfile; i++) {
+        d->form->file_name(i, 0, from);
+        d->form->file_name(i, d->all.nfile, to);
+        if (strcmp(from, to) != 0 && renameat(d->dir, from, d->dir, to) < 0)
             return fail_file(d, "renaming", from, errno, err);
-    }
-    json_object_foreach(d->map, tensor, file) {
-        name_file(d, (size_t)json_integer_value(file), d->nfile, to);
-        if (json_object_set_new(d->map, tensor, json_string(to)) < 0)
-            return ckpt_nomem(err);
     }
     return 0;
 }
 
-static json_t *manifest(const struct delta *d)
-{
-    json_t *files = json_array();
-    char name[64];
-
-    for (size_t i = 0; i < d->nfile; i++) {
-        name_file(d, i, 0, name);
-        ckpt_json_append(&files, json_string(name));
-    }
-    return json_pack("{s:I, s:I, s:O, s:I, s:I, s:o}", "version", (json_int_t)d->version,
-                     "base_version", (json_int_t)d->base, "tensors", d->map,
-                     "total_uncompressed_num_bytes", (json_int_t)d->total,
-                     "total_compressed_num_bytes", (json_int_t)d->written, "payload_files", files);
-}
-
-static json_t *slime_index(const struct delta *d)
-{
-    char version[32], base[32];
-
-    (void)snprintf(version, sizeof version, "%06" PRIu64, d->version);
-    (void)snprintf(base, sizeof base, "%06" PRIu64, d->base);
-    return json_pack("{s:{s:s, s:s, s:s, s:s, s:s}, s:O}", "metadata", "version", version,
-                     "base_version", base, "delta_encoding", d->overwrite ? "overwrite" : "xor",
-                     "compression_format", "zstd", "checksum_format", "xxh3-128", "weight_map",
-                     d->map);
-}
-
 static int write_index(struct delta *d, struct ckpt_err *err)
 {
-    const char *name = d->skyrl ? SKYRL_INDEX : SLIME_INDEX;
+    const char *name = d->form->index;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     size_t len;
 
-    if (!d->skyrl && name_slime_files(d, err) < 0)
+    if (name_files(d, err) < 0 || d->form->index_text(&d->all, &text, &len, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = d->skyrl ? manifest(d) : slime_index(d);
-    if (!j || ckpt_json_dump(j, CKPT_JSON_LINE, false, &text, &len, err) < 0)
-        return j ? -1 : ckpt_nomem(err);
     const struct iovec part = {text, len};
     if (fsync(d->dir) < 0 || write_file(d, PARTIAL_INDEX, &part, 1, err) < 0)
         return err->code == CKPT_OK ? fail_file(d, "syncing", ".", errno, err) : -1;
@@ -399,34 +354,35 @@ static int take_version(struct delta *d, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE,
                          "'%s': the directory's name ends with the number of the version, 1 or "
                          "more: %s",
-                         d->dest, d->skyrl ? "delta-00000001" : "weight_v000001");
+                         d->dest, d->form->example);
     base = version - 1;
     if (t->base_version &&
         (!ckpt_parse_u64(t->base_version, strlen(t->base_version), &base) || base >= version))
         return ckpt_fail(err, CKPT_USAGE, "--base-version %s is not a version before %llu",
                          t->base_version, version);
-    d->version = version;
-    d->base = base;
+    d->all.version = version;
+    d->all.base_version = base;
     return 0;
 }
 
 static int report(const struct delta *d, struct ckpt_err *err)
 {
-    const double part = d->total ? (double)d->changed / (double)d->total : 0;
+    const uint64_t total = d->all.nbytes;
+    const double part = total ? (double)d->changed / (double)total : 0;
 
     if (!d->tool->json) {
         (void)printf("%s: %zu of %zu tensors changed, %.2f %% of %" PRIu64 " bytes; %" PRIu64
                      " bytes in %zu file%s\n",
-                     d->dest, d->nchanged, ckpt_view_tensors(d->to), 100 * part, d->total,
-                     d->written, d->nfile, d->nfile == 1 ? "" : "s");
+                     d->dest, d->nchanged, ckpt_view_tensors(d->to), 100 * part, total,
+                     d->all.written, d->all.nfile, d->all.nfile == 1 ? "" : "s");
         return 0;
     }
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "version",
-                  (json_int_t)d->version, "base_version", (json_int_t)d->base, "tensors",
-                  (json_int_t)ckpt_view_tensors(d->to), "changed_tensors", (json_int_t)d->nchanged,
-                  "bytes", (json_int_t)d->total, "changed_bytes", (json_int_t)d->changed, "changed",
-                  part, "written_bytes", (json_int_t)d->written, "files", (json_int_t)d->nfile);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "version", (json_int_t)d->all.version,
+        "base_version", (json_int_t)d->all.base_version, "tensors",
+        (json_int_t)ckpt_view_tensors(d->to), "changed_tensors", (json_int_t)d->nchanged, "bytes",
+        (json_int_t)total, "changed_bytes", (json_int_t)d->changed, "changed", part,
+        "written_bytes", (json_int_t)d->all.written, "files", (json_int_t)d->all.nfile);
     return ckpt_out_json(j, err);
 }
 
@@ -436,19 +392,35 @@ static int make(struct delta *d, struct ckpt_err *err)
 
     for (size_t i = 0; i < n; i++) {
         const struct ckpt_tensor_info info = ckptfs_tensor(d->to, i);
-        d->total += info.nbytes;
+        d->all.nbytes += info.nbytes;
     }
     d->blob = calloc(n + 1, sizeof *d->blob);
-    d->map = d->skyrl ? json_array() : json_object();
-    if (!d->blob || !d->map)
+    d->tensor = calloc(n + 1, sizeof *d->tensor);
+    if (!d->blob || !d->tensor)
         return ckpt_nomem(err);
-    ckpt_progress_begin(&d->bar, 0, d->total, d->tool->quiet);
+    d->all.tensor = d->tensor;
+    ckpt_progress_begin(&d->bar, 0, d->all.nbytes, d->tool->quiet);
     int rc = ckpt_parallel(n, ckpt_pump_jobs(d->tool->jobs), compare, d, err);
     ckpt_progress_end(&d->bar);
     return rc < 0 || flush(d, err) < 0 || ckpt_view_verify_unchanged(d->from, err) < 0 ||
                    ckpt_view_verify_unchanged(d->to, err) < 0 || write_index(d, err) < 0
                ? -1
                : report(d, err);
+}
+
+/* The form of this name; NULL is the name of the first. UNSUPPORTED: the library lacks it. */
+static const struct ckpt_changes_form *find_form(const char *name, struct ckpt_err *err)
+{
+    const struct ckpt_changes_form *form;
+
+    for (size_t i = 0; (form = ckpt_changes_form_at(i)); i++)
+        if (!name || strcmp(form->name, name) == 0)
+            return form;
+    if (name)
+        (void)ckpt_fail(err, CKPT_UNSUPPORTED, "this build does not write the form '%s'", name);
+    else
+        (void)ckpt_fail(err, CKPT_UNSUPPORTED, "this build writes no changes: it has no form");
+    return NULL;
 }
 
 int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
@@ -458,12 +430,14 @@ int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
                                                   .dest = t->operand[steps ? 0 : 1],
                                                   .dir = -1,
                                                   .lock = -1,
-                                                  .skyrl = t->delta_format == 1,
-                                                  .overwrite = t->encoding == 1};
+                                                  .all = {.overwrite = t->encoding == 1}};
 
     (void)pthread_mutex_init(&d.mutex, NULL);
-    if (d.skyrl && d.overwrite)
-        return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format skyrl");
+    if (!(d.form = find_form(t->delta_format, err)))
+        return -1;
+    if (d.all.overwrite && !d.form->has_overwrite)
+        return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format %s",
+                         d.form->name);
     if (steps && (t->steps || t->weights_only || t->no_weights))
         return ckpt_fail(err, CKPT_USAGE,
                          "--delta-from does not go with --steps, --weights-only or --no-weights");

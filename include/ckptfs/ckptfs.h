@@ -242,10 +242,49 @@ struct ckpt_change {
     char checksum[33]; /* XXH3-128 of the new bytes, as hexadecimal digits */
 };
 
+/* A tensor with a change, in a version that holds only what has changed since another. */
+struct ckpt_changed {
+    struct ckpt_tensor_info tensor; /* the tensor of the newer view */
+    size_t file;                    /* the number of the version's file that holds the change */
+    uint64_t len;                   /* bytes of the change, compressed */
+    char checksum[33];              /* as in struct ckpt_change */
+};
+
+/* All changes of a version, which become its index. */
+struct ckpt_changes {
+    uint64_t version, base_version;
+    bool overwrite;           /* how they are encoded (ckpt_view_change) */
+    uint64_t nbytes, written; /* bytes of all tensors, and of the changes */
+    size_t nfile, ntensor;
+    const struct ckpt_changed *tensor; /* in the order in which the changes lie in the files */
+};
+
+/* The form in which a trainer's inference engines expect such versions: a folder with files of
+ * safetensors, in which a change is a tensor of bytes under its tensor's name, and an index. */
+struct ckpt_changes_form {
+    const char *name;    /* "slime" */
+    const char *example; /* a version's folder: "weight_v000001" */
+    const char *index;   /* the file that makes a version complete, and is written last */
+    bool has_overwrite;  /* changes may be encoded by overwriting, too, not by XOR alone */
+    bool has_sums;       /* the files' __metadata__ has the checksum of each tensor */
+    /* The name of file i of n; n is 0 as long as their number is not known, and a file is renamed
+     * if its name is another one then. */
+    void (*file_name)(size_t i, size_t n, char ret[64]);
+    /* Can a file of this name be one of a version's, without the index? */
+    bool (*is_file)(const char *name);
+    /* The text of the index; the caller frees it. */
+    int (*index_text)(const struct ckpt_changes *changes, char **ret, size_t *ret_len,
+                      struct ckpt_err *err);
+};
+
+/* The i-th form that this library knows; the first one is the default. NULL: there are no more. */
+CKPT_PUBLIC const struct ckpt_changes_form *ckpt_changes_form_at(size_t i);
+
 /* Compare a tensor of one view with tensor i of another. What is compressed: all bytes of both,
  * combined by XOR; or, with overwrite, the number of changed bytes and their positions, as uint32_t
  * (little-endian), then their new values. Safe from many threads. MISSING: `from` has no tensor of
- * that name; CONFLICT: it has another shape or dtype there. */
+ * that name; CONFLICT: it has another shape or dtype there. UNSUPPORTED: the library knows no form
+ * of changes. */
 CKPT_PUBLIC int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i,
                                  bool overwrite, struct ckpt_change *ret, struct ckpt_err *err);
 

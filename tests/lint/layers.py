@@ -29,6 +29,8 @@ BELOW = {
     "load": {*BELOW_LOAD, "device", "comm", "load/want", "load/plan", "load"},  # with load/engine
     "": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run"},  # core/api.c
 }
+# Tables that declare nothing, and the layer that may read them although they are not below it: recipes are found by the names of formats.
+LISTS = {"recipe/library": {"format/readers.def", "format/writers.def"}}
 # Third-party headers and the only places that may include them.
 PLACES = [
     (r"jansson\.h", r"core/base/json\.h|fs/.*"),
@@ -66,7 +68,7 @@ def core_allows(path, quote, name):
     layer = layer_of(path[len("core/"):])
     if quote == "<" or layer is None:
         return layer is not None
-    return layer_of(name) in BELOW[layer]
+    return layer_of(name) in BELOW[layer] or name in LISTS.get(layer, ())
 
 
 def fs_allows(root, path, quote, name):

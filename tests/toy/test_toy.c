@@ -65,7 +65,7 @@ static bool has_file(const struct ckpt_view *v, const char *name)
     return ckpt_view_find(v, name) != NULL;
 }
 
-#define CKPT_READER(NAME) +1
+#define CKPT_READER(NAME, ...) +1
 enum {
     IN_CORE = 0
 #include "../../core/format/readers.def"

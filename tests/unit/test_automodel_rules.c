@@ -10,6 +10,7 @@
 #include "base/regex.h"
 #include "format/automodel/export.h"
 #include "model/base.h"
+#include "model/opening.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/fqn.h"
@@ -125,7 +126,7 @@ TEST(dtypes, exports_have_automodels)
         enum ckpt_dtype stored, mapped, cast, want;
         CHECK(dtype_at(row, 0, &stored) && dtype_at(row, 3, &want));
         bool has_mapped = dtype_at(row, 1, &mapped), has_cast = dtype_at(row, 2, &cast);
-        CHECK(ckpt_automodel_dtype(stored, has_mapped ? &mapped : NULL, has_cast ? &cast : NULL) ==
+        CHECK(ckpt_dtype_as_base(stored, has_mapped ? &mapped : NULL, has_cast ? &cast : NULL) ==
               want);
     }
 }

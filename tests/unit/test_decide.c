@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choices of a view: what the reader says, options and base in; a decision out. */
+#include "format/automodel/export.h"
 #include "model/decide.h"
 
 #include "test.h"
@@ -20,7 +21,7 @@ static const struct ckpt_facts framework = {.files_at = ""},
                                           .files_at = "",
                                           .weight_map = &some_map},
                                automodel = {.names = CKPT_NAMES_HUB,
-                                            .split_as_base = true,
+                                            .split_as_base = ckpt_automodel_split,
                                             .files = CKPT_FILES_CONFIG,
                                             .files_at = "model/.hf_metadata"},
                                adapter = {.names = CKPT_NAMES_HUB,

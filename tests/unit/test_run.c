@@ -8,6 +8,7 @@
 
 #include "base/option.h"
 #include "base/str.h"
+#include "format/writer.h"
 #include "model/options.h"
 #include "tree.h"
 
@@ -622,6 +623,8 @@ static void check_word_of_others(const char *word, const char *value)
 
     for (size_t i = 0; ckpt_options_row(i); i++)
         n += ckpt_words_find(ckpt_options_row(i)->also, word) != NULL;
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        n += ckpt_words_find((*w)->also, word) != NULL;
     if (n != 1 || ckpt_options_knows(word))
         fail_msg("'%s' means %zu things%s", word, n,
                  ckpt_options_knows(word) ? ", and itself" : "");
@@ -636,20 +639,27 @@ static void check_word_of_others(const char *word, const char *value)
     }
 }
 
+/* The words of a list, each with its value or, where there is none, `implied`. */
+static void check_words_of_others(const char *also, const char *implied)
+{
+    ckpt_cleanup(ckpt_freep) char *list = strdup(also ? also : "");
+
+    for (char *rest = NULL, *word = strtok_r(list, " ", &rest); word;
+         word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, ':');
+        if (value)
+            *value++ = '\0';
+        check_word_of_others(word, value ? value : implied);
+    }
+}
+
 TEST(options, another_programs_word_means_one_thing)
 {
     UNUSED_STATE;
-    for (size_t i = 0; ckpt_options_row(i); i++) {
-        ckpt_cleanup(ckpt_freep) char *list =
-            strdup(ckpt_options_row(i)->also ? ckpt_options_row(i)->also : "");
-        for (char *rest = NULL, *word = strtok_r(list, " ", &rest); word;
-             word = strtok_r(NULL, " ", &rest)) {
-            char *value = strchr(word, ':');
-            if (value)
-                *value++ = '\0';
-            check_word_of_others(word, value);
-        }
-    }
+    for (size_t i = 0; ckpt_options_row(i); i++)
+        check_words_of_others(ckpt_options_row(i)->also, NULL);
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        check_words_of_others((*w)->also, (*w)->name);
 }
 
 TEST(options, words_of_other_programs_are_understood)

@@ -6,6 +6,7 @@
 
 #include "random.h"
 #include "run/save.h"
+#include "run/save_times.h"
 
 #define S INT64_C(1000000000)
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dtypes and the split into files of NeMo Automodel. */
+/* The split into files of NeMo Automodel. */
 #include "format/automodel/export.h"
 
 #include <inttypes.h>
@@ -14,16 +14,6 @@
 #define SUFFIX ".safetensors"
 
 static const uint64_t default_file_len = UINT64_C(5) << 30; /* Automodel's 5 GiB */
-
-enum ckpt_dtype ckpt_automodel_dtype(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
-                                     const enum ckpt_dtype *cast)
-{
-    if (cast && ckpt_dtype_is_castable(stored))
-        return mapped && *mapped == CKPT_F32 ? CKPT_F32 : *cast;
-    if (!cast && mapped && ckpt_dtype_is_castable(*mapped) && ckpt_dtype_is_float(stored))
-        return *mapped;
-    return stored;
-}
 
 /* ---- the split ---- */
 
@@ -109,7 +99,7 @@ void ckpt_automodel_by_size(const uint64_t *len, size_t n, uint64_t max_len, uin
 
 struct split {
     const struct ckpt_catalog *cat;
-    const struct ckpt_automodel_base *base;
+    const struct ckpt_split_base *base;
     CKPT_VEC(const char *) files; /* files of the base, sorted */
     uint64_t *number;             /* number of each file, in the order of the base's map */
     uint64_t *file; /* number of each tensor's file; 0: the base does not have the tensor */
@@ -203,7 +193,7 @@ static int make_map(const struct split *s, struct ckpt_weight_map *map, struct c
     return 0;
 }
 
-int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_automodel_base *base,
+int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_split_base *base,
                          const struct ckpt_naming *naming, const json_t *config,
                          struct ckpt_weight_map **ret, struct ckpt_err *err)
 {

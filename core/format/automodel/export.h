@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NeMo Automodel's export does, for checkpoints that do not say it: the dtypes of tensors, and
- * how they are distributed over files (its `_maybe_build_consolidated_index`). */
+/* How NeMo Automodel's export distributes tensors over files, for checkpoints that do not say it
+ * (its `_maybe_build_consolidated_index`). */
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "format/reader.h"
 #include "tensor/catalog.h"
-#include "tensor/dtype.h"
 
 /* The number in a name such as "...-00002-of-00003.safetensors"; 1 for "model.safetensors". For
  * other names false, and 1. */
@@ -28,21 +27,8 @@ uint64_t ckpt_automodel_equally(size_t i, size_t n, uint64_t nfile);
 /* Fill files in order, up to max_len bytes each; a larger key gets a file of its own. */
 void ckpt_automodel_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_t *ret_number);
 
-/* The model from which training started. Each may be NULL; nothing is owned. */
-struct ckpt_automodel_base {
-    const struct ckpt_catalog *cat;
-    const struct ckpt_weight_map *weight_map;
-    const json_t *names; /* {tensor: its name in the base} where that differs */
-};
-
 /* Make a new weight_map {tensor: model-0000I-of-0000N.safetensors} for cat that follows the base's
  * split. *ret is NULL if the base has neither weights nor an index. */
-int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_automodel_base *base,
+int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_split_base *base,
                          const struct ckpt_naming *naming, const json_t *config,
                          struct ckpt_weight_map **ret, struct ckpt_err *err);
-
-/* The rule of NeMo Automodel's export (its `_output_dtype`). `stored` is the dtype in the shard,
- * `mapped` the one in the base (NULL: not known), `cast` the one that the user asked for (NULL:
- * none). */
-enum ckpt_dtype ckpt_automodel_dtype(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
-                                     const enum ckpt_dtype *cast);

@@ -110,6 +110,7 @@ static int read_mappings(struct ckpt_dir *dir, const char *below, struct ckpt_hf
         check_mapping(l->file_index, is_file_number, files, "the number of a file", err) < 0 ||
         check_mapping(facts->dtypes, is_string, dtypes, "the name of a dtype", err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), below);
+    facts->dtypes_file = dtypes;
     return 0;
 }
 
@@ -127,7 +128,7 @@ static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_facts
         if (!ckpt_dir_has_file(dir, path))
             continue;
         facts->index_name = i ? DIFFUSERS_INDEX : NULL;
-        return ckpt_weight_map_read(dir, path, &facts->weight_map, err);
+        return ckpt_weight_map_read(dir, path, ckpt_reader_refuse_index, &facts->weight_map, err);
     }
     return 0;
 }

@@ -12,10 +12,10 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "format/automodel/run_folder.h"
 #include "format/dcp/hf_layout.h"
 #include "format/pieces.h"
 #include "format/reader.h"
+#include "format/trainer.h"
 
 enum { MAX_SHARDS = 10000000 };
 
@@ -59,7 +59,9 @@ static void load_release(struct load *l)
 
 /* ---- which files ---- */
 
-static bool is_automodel(const struct load *l)
+/* Did a trainer write it that prepares an export of its own: below model/, or with a mapping of
+ * tensors to files? */
+static bool is_of_trainer(const struct load *l)
 {
     return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
 }
@@ -360,10 +362,10 @@ static int describe(struct load *l, struct ckpt_err *err)
     json_t **about = &l->cat->about;
 
     l->facts->names = CKPT_NAMES_HUB;
-    l->facts->split_as_base = is_automodel(l);
+    l->facts->split_as_base = is_of_trainer(l) ? ckpt_trainers_split() : NULL;
     ckpt_json_set(about, "format", json_string("dcp_hf"));
     ckpt_json_set(about, "shards", json_integer((json_int_t)l->shards.len));
-    ckpt_automodel_describe_step(l->dir, l->cat);
+    ckpt_trainers_describe(l->dir, l->cat);
     return map_weights(l, err);
 }
 
@@ -396,7 +398,7 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
                 return ckpt_err_in(err, "'%s'", ckpt_dir_path(l.shard_dir));
     /* torch writes through the safetensors library, which sorts by name; Automodel has written in
      * the model's order since 0.3 */
-    if (l.wholes.len && !is_automodel(&l))
+    if (l.wholes.len && !is_of_trainer(&l))
         qsort_r(l.wholes.ptr, l.wholes.len, sizeof *l.wholes.ptr, whole_cmp, &l);
     for (size_t i = 0; i < l.shards.len; i++)
         if (ckpt_catalog_add_source(cat, l.shards.ptr[i].source, err) == UINT32_MAX)
@@ -413,10 +415,8 @@ static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)
 
 const struct ckpt_reader ckpt_reader_dcp_hf = {
     .name = "dcp_hf",
-    .rewrites = ckpt_automodel_rewrites,
-    .links = ckpt_automodel_links,
     .probe = dcp_hf_probe,
     .load = dcp_hf_load,
-    .latest = ckpt_automodel_latest,
-    .finished = ckpt_automodel_finished,
+    .latest = ckpt_trainers_latest,
+    .finished = ckpt_trainers_finished,
 };

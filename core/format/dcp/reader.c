@@ -5,9 +5,9 @@
 
 #include "base/mem.h"
 #include "container/torch_file.h"
-#include "format/automodel/run_folder.h"
 #include "format/dcp/load.h"
 #include "format/megatron/load.h"
+#include "format/trainer.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
@@ -37,7 +37,7 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 /* A save is finished when .metadata exists: it is written last, and renamed to this name. */
 static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
-    return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_automodel_finished(dir, name, latest);
+    return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_trainers_finished(dir, name, latest);
 }
 
 static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -51,7 +51,7 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
     if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0)
         return -1;
-    ckpt_automodel_describe_step(dir, cat);
+    ckpt_trainers_describe(dir, cat);
     return 0;
 }
 
@@ -134,16 +134,20 @@ static const char *const rewrites[] = {".metadata", NULL};
 /* torchtitan's dump folder; accelerate's project. */
 static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL};
 
+/* torchtitan's */
+static const char *const step_names[] = {"step[-_0-9]*", NULL};
+
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .markers = markers,
     .rewrites = rewrites,
     .inner_runs = inner_runs,
+    .step_names = step_names,
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,
     .paths = dcp_paths,
-    .latest = ckpt_automodel_latest,
+    .latest = ckpt_trainers_latest,
     .finished = dcp_finished,
     .side_files = "",
 };

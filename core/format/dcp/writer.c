@@ -130,6 +130,7 @@ static int write_dcp(const struct ckpt_writing *w, struct ckpt_err *err)
 
 const struct ckpt_writer ckpt_writer_dcp = {
     .name = "dcp",
+    .also = "to_dcp",
     .keys = 1u << CKPT_CUT_RANKS | CKPT_WRITES_NAMES,
     .layout = "each tensor is cut along its first dimension, for ranks=N",
     .bare = true,

@@ -236,6 +236,7 @@ static const char *const markers[] = {"latest", "latest_universal", NULL};
 static const char *const rewrites[] = {"latest", "mp_rank_00_model_states.pt",
                                        "zero_pp_rank_0_mp_rank_00_model_states.pt", NULL};
 static const char *const tools[] = {"zero_to_fp32.py", "zero_to_torch.py", NULL};
+static const char *const step_names[] = {"global_step*", NULL};
 
 const struct ckpt_reader ckpt_reader_deepspeed = {
     .name = "deepspeed",
@@ -247,5 +248,6 @@ const struct ckpt_reader ckpt_reader_deepspeed = {
     .latest = ckpt_ds_latest,
     .finished = ds_finished,
     .tools = tools,
+    .step_names = step_names,
     .side_files = "",
 };

@@ -20,8 +20,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"
-#include "container/delta.h"
 #include "container/safetensors.h"
+#include "format/delta/fold.h"
 #include "format/reader.h"
 #include "tensor/strided.h"
 
@@ -640,6 +640,10 @@ const struct ckpt_reader ckpt_reader_delta = {
     .name = "delta",
     .markers = markers,
     .rewrites = rewrites,
+    .index_key = "delta_encoding",
+    .index_why = "its metadata has delta_encoding: the files hold what has changed since another "
+                 "version, not a model's tensors: give the folder of all versions and step=, or a "
+                 "whole model",
     .is_published = true,
     .probe = delta_probe,
     .load = delta_load,

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A PEFT adapter: adapter_model.safetensors or adapter_model.bin with adapter_config.json, as
- * written by PeftModel.save_pretrained, in a trainer's checkpoint-N, or in model/ of NeMo
- * Automodel's steps. The view shows the same directory, with the weights in safetensors. */
+ * written by PeftModel.save_pretrained, in a trainer's checkpoint-N, or in model/ of a step
+ * of NeMo Automodel. The view shows the same directory, with the weights in safetensors. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "container/safetensors.h"
 #include "container/st_metadata.h"
-#include "format/automodel/run_folder.h"
 #include "format/pieces.h"
 #include "format/reader.h"
 #include "format/torch/piece.h"
+#include "format/trainer.h"
 
 #define CONFIG "adapter_config.json"
 #define WEIGHTS "adapter_model.safetensors"
@@ -103,7 +103,7 @@ static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     facts->is_adapter = true;
     facts->files = CKPT_FILES_COMPLETE;
     ckpt_json_set(&cat->about, "format", json_string("peft"));
-    ckpt_automodel_describe_step(dir, cat);
+    ckpt_trainers_describe(dir, cat);
     return ckpt_facts_map_all(facts, cat, WEIGHTS, err);
 }
 
@@ -117,6 +117,6 @@ const struct ckpt_reader ckpt_reader_peft = {
     .is_published = true,
     .probe = peft_probe,
     .load = peft_load,
-    .latest = ckpt_automodel_latest,
-    .finished = ckpt_automodel_finished,
+    .latest = ckpt_trainers_latest,
+    .finished = ckpt_trainers_finished,
 };

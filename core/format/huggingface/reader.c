@@ -68,7 +68,7 @@ static int find_files(struct load *l, struct ckpt_err *err)
         return ckpt_vec_push(&l->files, ((struct file){.name = l->style->single})) < 0
                    ? ckpt_nomem(err)
                    : 0;
-    if (ckpt_weight_map_read(l->dir, l->style->index, &l->map, err) < 0)
+    if (ckpt_weight_map_read(l->dir, l->style->index, ckpt_reader_refuse_index, &l->map, err) < 0)
         return -1;
     for (size_t i = 0; i < l->map->files.len; i++) /* file i of the list is file i of the map */
         if (ckpt_vec_push(&l->files, ((struct file){.name = l->map->files.ptr[i]})) < 0)
@@ -172,10 +172,22 @@ static const char *const markers[] = {"model.safetensors.index.json",
 static const char *const rewrites[] = {"config.json", "model.safetensors",
                                        "model.safetensors.index.json", NULL};
 
+/* Of transformers' Trainer, and accelerate. */
+static const char *const step_names[] = {"checkpoint[-_]*", NULL};
+static const char *const state_files[] = {"trainer_state.json", "training_args.bin",
+                                          "optimizer*.pt",      "optimizer*.bin",
+                                          "scheduler*.pt",      NULL};
+static const char *const states[] = {"training_args.", "optimizer",     "scheduler",
+                                     "scaler",         "sampler",       "rng_state",
+                                     "random_states",  "dl_state_dict", NULL};
+
 const struct ckpt_reader ckpt_reader_hf = {
     .name = "hf",
     .markers = markers,
     .rewrites = rewrites,
+    .step_names = step_names,
+    .state_files = state_files,
+    .states = states,
     .is_published = true,
     .probe = hf_probe,
     .load = hf_load,

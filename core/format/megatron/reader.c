@@ -401,9 +401,9 @@ static int megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_optio
 
 static char *megatron_latest(struct ckpt_dir *run)
 {
-    char *latest = ckpt_tracker_latest(run, CKPT_TRACKER_MEGATRON);
+    char *latest = ckpt_tracker_latest(run, CKPT_TRACKER_ITER);
 
-    return latest ? latest : ckpt_tracker_latest(run, CKPT_TRACKER_VERL);
+    return latest ? latest : ckpt_tracker_latest(run, CKPT_TRACKER_GLOBAL_STEP);
 }
 
 /* The format with one file per rank has no marker, and verl writes more files after the marker. The
@@ -414,10 +414,9 @@ static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char
     enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
 
     if (format == CKPT_MEGATRON_UNFINISHED ||
-        ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL))
+        ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_GLOBAL_STEP))
         return false;
-    return format != CKPT_MEGATRON_RANKS ||
-           !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_MEGATRON);
+    return format != CKPT_MEGATRON_RANKS || !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_ITER);
 }
 
 /* The back end "torch", with one file per rank, has none. */
@@ -440,11 +439,13 @@ static const char *const rewrites[] = {"metadata.json",
                                        "dist_ckpt/metadata.json",
                                        "model/dist_ckpt/metadata.json",
                                        NULL};
+static const char *const step_names[] = {"iter_*", NULL};
 
 const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
     .markers = markers,
     .rewrites = rewrites,
+    .step_names = step_names,
     .probe = megatron_probe,
     .has_weights_in = megatron_has_weights_in,
     .load = megatron_load,

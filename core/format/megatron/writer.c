@@ -400,6 +400,7 @@ const struct ckpt_writer ckpt_writer_megatron = {
     .keys = CKPT_MG_KEYS,
     .layout = "its chunks are those of tp, pp, ep, etp and vpp",
     .recipes = "megatron",
+    .also = "to_megatron to_mcore",
     .vocab_multiple = CKPT_MG_VOCAB_MULTIPLE,
     .write = write_megatron,
 };

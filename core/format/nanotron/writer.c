@@ -262,5 +262,6 @@ const struct ckpt_writer ckpt_writer_nanotron = {
     .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP,
     .layout = "its files are those of tp and pp; every rank has all experts",
     .recipes = "nanotron",
+    .also = "to_nanotron",
     .write = write_nanotron,
 };

@@ -325,7 +325,7 @@ static int check_index(struct load *l, struct ckpt_err *err)
 
     if (!l->files.ptr[0].is.part || !ckpt_dir_has_file(l->dir, name))
         return 0;
-    return ckpt_weight_map_read(l->dir, name, &index, err) < 0
+    return ckpt_weight_map_read(l->dir, name, ckpt_reader_refuse_index, &index, err) < 0
                ? -1
                : ckpt_reader_check_map(index, name, l->dir, l->opt, l->cat, err);
 }
@@ -413,14 +413,14 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
 
 static char *rank_files_latest(struct ckpt_dir *run)
 {
-    return ckpt_tracker_latest(run, CKPT_TRACKER_VERL);
+    return ckpt_tracker_latest(run, CKPT_TRACKER_GLOBAL_STEP);
 }
 
 /* The tracker is written when the files of all ranks and of all models are there. */
 static bool rank_files_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     (void)dir;
-    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL);
+    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_GLOBAL_STEP);
 }
 
 /* Where verl's Megatron runs put the model alone, if it is saved as Hugging Face's. */
@@ -428,10 +428,12 @@ static const char *const inner_models[] = {
     "actor", "huggingface", "model/huggingface", "actor/huggingface", "actor/model/huggingface",
     NULL};
 static const char *const rewrites[] = {"fsdp_config.json", NULL};
+static const char *const step_names[] = {"global_step*", NULL}; /* verl's */
 
 const struct ckpt_reader ckpt_reader_rank_files = {
     .name = "rank_files",
     .inner_models = inner_models,
+    .step_names = step_names,
     .rewrites = rewrites,
     .latest = rank_files_latest,
     .finished = rank_files_finished,

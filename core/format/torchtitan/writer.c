@@ -18,5 +18,6 @@ const struct ckpt_writer ckpt_writer_torchtitan = {
     .layout = "each tensor is cut along its first dimension, for ranks=N",
     .bare = true,
     .recipes = "torchtitan",
+    .also = "to_torchtitan",
     .write = write_torchtitan,
 };

@@ -294,6 +294,12 @@ static int write_sharded_state(const struct ckpt_writing *w, struct ckpt_err *er
     return result < 0 ? -1 : ckpt_vfiles_add_model(w->files, w->model, err);
 }
 
+static const struct ckpt_writer_word words[] = {
+    {"max_size", "max_shard_size",
+     "of view=sharded_state (vLLM 0.32; experts for its back ends Triton and CPU, which leave them "
+     "as they are loaded): max_shard_size, by vLLM's word for it"},
+    {0}};
+
 const struct ckpt_writer ckpt_writer_sharded_state = {
     .name = "sharded_state",
     .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP | CKPT_WRITES_SIZE,
@@ -302,5 +308,6 @@ const struct ckpt_writer ckpt_writer_sharded_state = {
     .vocab_whole = true,
     .hub_files = true,
     .recipes = "vllm",
+    .words = words,
     .write = write_sharded_state,
 };

@@ -12,25 +12,32 @@
 #include "recipe/language/field.h"
 #include "recipe/library/settings.h"
 
-enum folder { MODELS, MEGATRON, NANOTRON, TORCHTITAN, TRANSFORMERS, DEEPSPEED, VLLM, NFOLDER };
+#define MODELS_FOLDER "models"
 
-static const char *const folder_names[NFOLDER] = {
-    "models/", "megatron/", "nanotron/", "torchtitan/", "transformers/", "deepspeed/", "vllm/"};
-
-/* Which folder has the recipes for a format. */
+/* The formats for which there are recipes, and the folder of data that has them; models are no
+ * format, but a folder, too. Hugging Face's stand here. A framework names its folder in its line of
+ * the readers' table, and in that of the writers' what only a writer asks for: there the format has
+ * the folder's name. A line without a folder is of a format without recipes. */
 static const struct {
-    const char *format;
-    enum folder folder;
+    const char *format, *folder;
 } formats[] = {
-    {"megatron", MEGATRON},         {"nanotron", NANOTRON}, {"dcp", TORCHTITAN},
-    {"transformers", TRANSFORMERS}, {"hub", TRANSFORMERS},  {"torchtitan", TORCHTITAN},
-    {"deepspeed", DEEPSPEED},       {"vllm", VLLM},
+    {"", MODELS_FOLDER},
+    {"transformers", "transformers"},
+    {"hub", "transformers"},
+#define CKPT_READER(NAME, ...) {#NAME, "" __VA_ARGS__},
+#include "format/readers.def"
+#undef CKPT_READER
+#define CKPT_WRITER(NAME, ...) {"" __VA_ARGS__, "" __VA_ARGS__},
+#include "format/writers.def"
+#undef CKPT_WRITER
 };
+
+enum { MODELS, NFORMAT = sizeof formats / sizeof *formats };
 
 /* What was parsed so far. */
 struct parsed {
     pthread_mutex_t lock; /* of folders that are being parsed; parsed ones do not change */
-    struct ckpt_recipe_folder folder[NFOLDER];
+    struct ckpt_recipe_folder folder[NFORMAT]; /* the first format of each folder has it */
     struct ckpt_recipe_folder given; /* a recipe that was given by its path, and its model file */
 };
 
@@ -47,7 +54,7 @@ static int find_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *
                        const char *model, const struct ckpt_family **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *owned = NULL, *name = ckpt_asprintf("models/%s", model);
-    const struct ckpt_beside models = {b->files, b->dir, folder_names[MODELS]};
+    const struct ckpt_beside models = {b->files, b->dir, MODELS_FOLDER "/"};
     struct ckpt_family *f;
     struct ckpt_file file;
 
@@ -120,14 +127,21 @@ static void folder_release(struct ckpt_recipe_folder *f)
     ckpt_arena_release(&f->arena);
 }
 
+static bool is_in(const struct ckpt_file *f, const char *folder)
+{
+    const size_t len = strlen(folder);
+
+    return len && strncmp(f->name, folder, len) == 0 && f->name[len] == '/';
+}
+
 /* Is the file one of the folder? A user's recipe may be in a folder of any other name: its format
  * says what it is for. */
-static bool belongs(const struct ckpt_file *f, enum folder folder)
+static bool belongs(const struct ckpt_file *f, size_t folder)
 {
-    if (ckpt_has_prefix(f->name, folder_names[folder]) || folder == MODELS || !f->given)
-        return ckpt_has_prefix(f->name, folder_names[folder]);
-    for (int i = 0; i < NFOLDER; i++)
-        if (ckpt_has_prefix(f->name, folder_names[i]))
+    if (is_in(f, formats[folder].folder) || folder == MODELS || !f->given)
+        return is_in(f, formats[folder].folder);
+    for (size_t i = 0; i < NFORMAT; i++)
+        if (is_in(f, formats[i].folder))
             return false;
     return !ckpt_has_prefix(f->name, "types/");
 }
@@ -147,7 +161,7 @@ static int add_file(struct ckpt_recipe_folder *to, const struct ckpt_files *file
 
 /* Parse a folder's files. Called with the lock held. */
 static int parse_folder(struct ckpt_recipe_folder *to, const struct ckpt_files *files,
-                        enum folder folder, struct ckpt_err *err)
+                        size_t folder, struct ckpt_err *err)
 {
     for (size_t i = 0; i < files->list.len; i++) {
         const struct ckpt_file *f = &files->list.ptr[i];
@@ -160,7 +174,7 @@ static int parse_folder(struct ckpt_recipe_folder *to, const struct ckpt_files *
     return 0;
 }
 
-static int get_folder(const struct ckpt_recipes *set, enum folder folder,
+static int get_folder(const struct ckpt_recipes *set, size_t folder,
                       const struct ckpt_recipe_folder **ret, struct ckpt_err *err)
 {
     struct parsed *p = set->parsed;
@@ -174,16 +188,29 @@ static int get_folder(const struct ckpt_recipes *set, enum folder folder,
     return rc;
 }
 
+/* The number of the folder with a format's recipes, which is that of the first format that has the
+ * same folder. NFORMAT: there are none. */
+static size_t folder_of(const char *format)
+{
+    size_t i = 0, first = 0;
+
+    while (i < NFORMAT && (!*formats[i].folder || strcmp(formats[i].format, format) != 0))
+        i++;
+    while (i < NFORMAT && strcmp(formats[first].folder, formats[i].folder) != 0)
+        first++;
+    return i < NFORMAT ? first : NFORMAT;
+}
+
 int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
                     const struct ckpt_recipe_folder **ret, struct ckpt_err *err)
 {
     static const struct ckpt_recipe_folder none;
 
     *ret = set->given ? &set->parsed->given : &none;
-    for (size_t i = 0; format && !set->given && i < sizeof formats / sizeof *formats; i++)
-        if (strcmp(formats[i].format, format) == 0)
-            return get_folder(set, formats[i].folder, ret, err);
-    return 0;
+    if (!format || set->given)
+        return 0;
+    const size_t folder = folder_of(format);
+    return folder < NFORMAT ? get_folder(set, folder, ret, err) : 0;
 }
 
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe_folder **ret,
@@ -298,7 +325,7 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
 {
     if (!set)
         return;
-    for (int i = 0; set->parsed && i < NFOLDER; i++)
+    for (size_t i = 0; set->parsed && i < NFORMAT; i++)
         folder_release(&set->parsed->folder[i]);
     if (set->parsed) {
         folder_release(&set->parsed->given);

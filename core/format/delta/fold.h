@@ -29,14 +29,6 @@ enum ckpt_delta_sum { CKPT_DELTA_UNCHECKED, CKPT_DELTA_XXH3, CKPT_DELTA_ADLER32 
 /* The kind of that name ("xxh3-128", "adler32"); UNCHECKED for one that is not known. */
 enum ckpt_delta_sum ckpt_delta_sum_find(const char *name);
 
-/* A checksum that is being computed; all zero but `kind` before the first bytes. */
-struct ckpt_delta_summing {
-    enum ckpt_delta_sum kind;
-    void *xxh3; /* malloc'ed; freed by _end */
-    uint32_t a, b;
-};
-/* Add the next bytes; -1: no memory. */
-
 /* A change of one tensor. */
 struct ckpt_delta {
     struct ckpt_source *of; /* where the compressed bytes are; referenced */

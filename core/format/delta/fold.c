@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Folding changes into bytes, and making them. */
-#include "container/delta.h"
+#include "format/delta/fold.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -37,7 +37,15 @@ enum ckpt_delta_sum ckpt_delta_sum_find(const char *name)
                                                   : CKPT_DELTA_UNCHECKED;
 }
 
-static int sum_add(struct ckpt_delta_summing *s, const void *data, size_t len)
+/* A checksum that is being computed; all zero but `kind` before the first bytes. */
+struct summing {
+    enum ckpt_delta_sum kind;
+    void *xxh3; /* malloc'ed; freed by sum_end */
+    uint32_t a, b;
+};
+
+/* Add the next bytes; -1: no memory. */
+static int sum_add(struct summing *s, const void *data, size_t len)
 {
     const unsigned char *p = data;
 
@@ -59,7 +67,7 @@ static int sum_add(struct ckpt_delta_summing *s, const void *data, size_t len)
 }
 
 /* The digits; frees what the checksum has allocated. */
-static void sum_end(struct ckpt_delta_summing *s, char ret_digits[33])
+static void sum_end(struct summing *s, char ret_digits[33])
 {
     *ret_digits = '\0';
     if (s->kind == CKPT_DELTA_ADLER32)
@@ -70,7 +78,7 @@ static void sum_end(struct ckpt_delta_summing *s, char ret_digits[33])
                        (uint64_t)h.low64);
     }
     (void)XXH3_freeState(s->xxh3);
-    *s = (struct ckpt_delta_summing){.kind = s->kind};
+    *s = (struct summing){.kind = s->kind};
 }
 
 /* ---- the store ---- */
@@ -91,7 +99,7 @@ struct level {
     uint32_t position[POSITIONS];
     unsigned char value[POSITIONS];
     size_t n, at; /* how many are held, and the next of them */
-    struct ckpt_delta_summing sum;
+    struct summing sum;
 };
 
 struct source_delta {
@@ -555,7 +563,7 @@ struct making {
     const struct ckpt_tensor *a, *b;
     struct ckpt_reading *of_a, *of_b;
     struct ckpt_zstd_frame *frame;
-    struct ckpt_delta_summing *sum; /* of the pass that computes it; else NULL */
+    struct summing *sum; /* of the pass that computes it; else NULL */
     uint64_t changed;
     unsigned char *old, *new;
     unsigned char held[4 * HELD]; /* positions or values that are not compressed yet */
@@ -683,7 +691,7 @@ int ckpt_delta_make(const struct ckpt_tensor *a, struct ckpt_reading *of_a,
                     const struct ckpt_tensor *b, struct ckpt_reading *of_b, bool overwrite,
                     struct ckpt_change *ret, struct ckpt_err *err)
 {
-    struct ckpt_delta_summing sum = {.kind = CKPT_DELTA_XXH3};
+    struct summing sum = {.kind = CKPT_DELTA_XXH3};
     ckpt_cleanup(ckpt_freep) struct making *m = calloc(1, sizeof *m);
     ckpt_cleanup(ckpt_freep) unsigned char *memory = malloc((size_t)2 * AT_ONCE);
 

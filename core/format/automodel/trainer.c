@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NeMo Automodel's run folders. */
-#include "format/automodel/run_folder.h"
+/* NeMo Automodel, which writes steps of several formats, each with its own reader. Its run folders
+ * have directories epoch_E_step_S, a link LATEST, and a file .incomplete in directories that are
+ * being written; the directory model/ in a step is the checkpoint. */
+#include "format/trainer.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "format/reader.h"
-
-const char *const ckpt_automodel_rewrites[] = {"model", ".incomplete", NULL};
-const char *const ckpt_automodel_links[] = {"LATEST", "LOWEST_VAL", NULL};
+#include "format/automodel/export.h"
 
 /* LATEST is a link to the step's directory. Where links are not possible it is the text file
  * LATEST.txt, and in a copy of a run the link may have become a file. */
-char *ckpt_automodel_latest(struct ckpt_dir *run)
+static char *automodel_latest(struct ckpt_dir *run)
 {
     static const char *const files[] = {"LATEST", "LATEST.txt"};
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
@@ -42,7 +41,7 @@ char *ckpt_automodel_latest(struct ckpt_dir *run)
 
 /* .incomplete is removed after LATEST was changed; in an asynchronous save only at the next save.
  */
-bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+static bool automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     if (strstr(name, ".reserving-"))
         return false;
@@ -50,7 +49,7 @@ bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char 
 }
 
 /* Parses the step's name, epoch_E_step_S. */
-void ckpt_automodel_describe_step(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
+static void automodel_describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
 {
     const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
     unsigned long epoch, step;
@@ -64,3 +63,32 @@ void ckpt_automodel_describe_step(const struct ckpt_dir *dir, struct ckpt_catalo
     ckpt_json_set(&cat->about, "epoch", json_integer((json_int_t)epoch));
     ckpt_json_set(&cat->about, "step", json_integer((json_int_t)step));
 }
+
+/* Automodel's own file says which PEFT's layout the matrices of experts have ("peft-0.19.1"). Its
+ * merge doesn't round a change before it is added. */
+static void automodel_adapter(const json_t *file, struct ckpt_adapter_notes *ret)
+{
+    static const char of_peft[] = "peft-";
+    const char *layout = ckpt_json_str(file, "paramwrapper_layout");
+
+    if (layout && ckpt_has_prefix(layout, of_peft))
+        ret->peft_version = layout + strlen(of_peft);
+    ret->exact = true;
+}
+
+static const char *const rewrites[] = {"model", ".incomplete", NULL};
+static const char *const links[] = {"LATEST", "LOWEST_VAL", NULL};
+static const char *const step_names[] = {"epoch[-_0-9]*", NULL};
+
+const struct ckpt_trainer ckpt_trainer_automodel = {
+    .name = "automodel",
+    .latest = automodel_latest,
+    .finished = automodel_finished,
+    .rewrites = rewrites,
+    .links = links,
+    .step_names = step_names,
+    .describe = automodel_describe,
+    .split = ckpt_automodel_split,
+    .adapter_file = "automodel_peft_config.json",
+    .adapter = automodel_adapter,
+};
