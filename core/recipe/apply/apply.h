@@ -126,8 +126,8 @@ int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)
  * warning with allow_partial). Copies of tied tensors must be equal, and are marked as used. */
 int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
-/* Look whether the catalogue has a listed tensor below another prefix, by the tails of its names, of
- * which the table exists, with their tensors' numbers. */
+/* Look whether the catalogue has a listed tensor below another prefix, by the tails of its names,
+ * of which the table exists, with their tensors' numbers. */
 void ckpt_lacks_relate(struct ckpt_lacks *l, const struct ckpt_catalog *cat, const char *name);
 
 /* Add the tensors of the checkpoint that are not marked as used yet and whose names begin with one

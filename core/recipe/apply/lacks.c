@@ -238,7 +238,8 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
     else if ((ret->listed = !f->open) && count(f, cat, config, ret, err) < 0)
         return -1;
     ret->own_class = f && !is_known_class(f, config);
-    /* a causal model of transformers has no part below another prefix, so nothing would be loaded */
+    /* a causal model of transformers has no part below another prefix, so nothing would be loaded
+     */
     ret->none |= ret->behind && !why && !ret->own_class && !json_object_get(config, "auto_map");
     if (why || (ret->quantized && f))
         ret->unchecked = why ? why : "the model is quantised";
