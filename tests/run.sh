@@ -172,8 +172,8 @@ run() {
     -DCKPTFS_MOTO="$(realpath -m "$venv/moto")" -DCKPTFS_MORE="$(realpath -m "$venv/more")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
-  phase "$preset: tests"
-  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" "${only[@]}" 2>&1 | tee "$log" || {
+  phase "$preset: tests" # one at a time more than there are processors: some wait
+  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j $((jobs + 1)) "$@" "${only[@]}" 2>&1 | tee "$log" || {
     { echo "tests of '$preset' failed:"; tell_failures "$preset"; } >>"$failures"
     again "$preset" || failed=1
   }
