@@ -93,10 +93,41 @@ static const struct ckpt_option *find(uint32_t of, const char *word, char letter
     return NULL;
 }
 
-static void print_help(const struct ckptfs_command *command)
+/* The topics of the library's options, and the commands whose help has them. */
+static const struct {
+    enum ckpt_option_topic topic;
+    uint32_t of;
+    const char *heading;
+} topics[] = {
+    {CKPT_TOPIC_MODEL, CKPTFS_MOUNT | CKPTFS_TOOL, "What is shown of the checkpoint"},
+    {CKPT_TOPIC_FORMAT, CKPTFS_FILES, "Views in a training framework's format (--view)"},
+    {CKPT_TOPIC_BUCKET, CKPTFS_MOUNT | CKPTFS_TOOL, "Runs in a bucket"},
+};
+
+/* Print the options of the library that these commands obey. */
+static void print_topics(uint32_t of)
 {
     const char *word, *value, *help;
 
+    for (size_t k = 0; k < sizeof topics / sizeof *topics; k++) {
+        if (!(topics[k].of & of))
+            continue;
+        (void)printf("\n%s:\n", topics[k].heading);
+        for (size_t i = 0; (word = ckpt_options_word(i, &value, &help)); i++)
+            if (ckpt_options_topic(i) == topics[k].topic &&
+                !((of & (of - 1)) == 0 && find(of, word, 0)))
+                print_option(0, word, "=", value, help);
+        if (topics[k].topic == CKPT_TOPIC_MODEL)
+            print_option(0, "KEY", "=", "NUMBER",
+                         "a number of the model, by its key in config.json");
+        if (topics[k].topic == CKPT_TOPIC_BUCKET)
+            (void)printf("RUN is s3://BUCKET/PREFIX then; endpoint, region and credentials are "
+                         "those of AWS's\ntools (AWS_...).\n");
+    }
+}
+
+static void print_help(const struct ckptfs_command *command)
+{
     (void)printf("usage: %s %s [option...]\n%s.\n\n", command->name, command->operands,
                  command->help);
     for (size_t i = 0; i < ckptfs_noptions; i++) {
@@ -104,16 +135,34 @@ static void print_help(const struct ckptfs_command *command)
         if ((o->of & command->bit) && o->help)
             print_option(o->letter, o->word, o->takes_rest ? " " : "=", o->value, o->help);
     }
-    (void)printf("\nWhat is shown of the checkpoint:\n");
-    for (size_t i = 0; (word = ckpt_options_word(i, &value, &help)); i++)
-        if (!find(command->bit, word, 0))
-            print_option(0, word, "=", value, help);
-    print_option(0, "KEY", "=", "NUMBER", "a number of the model, by its key in config.json");
-    (void)printf(
-        "\nRUN may be s3://BUCKET/PREFIX: endpoint, region and credentials are those of AWS's "
-        "tools (AWS_...).\n");
-    (void)printf("\n%sExit status: 0 good, 1 failed or different, 2 usage.\n",
-                 command->more ? command->more : "");
+    print_topics(command->bit);
+    (void)printf("\n%s", command->more ? command->more : "");
+    if (!(command->bit & CKPTFS_FILES))
+        (void)printf("ckpt help options lists the options of all commands.\n");
+    (void)printf("Exit status: 0 good, 1 failed or different, 2 usage.\n");
+}
+
+/* Print the options of all these commands, each with the commands that take it. */
+static void print_options(uint32_t of)
+{
+    (void)printf("The options of ckpt's commands:\n");
+    for (size_t i = 0; i < ckptfs_noptions; i++) {
+        const struct ckpt_option *o = &ckptfs_options[i];
+        const char *between = " [";
+        if (!(o->of & of) || !o->help)
+            continue;
+        ckpt_cleanup(ckpt_str_release) struct ckpt_str help = {0};
+        ckpt_str_puts(&help, o->help);
+        for (const struct ckptfs_command *c = ckptfs_commands; c->bit && (o->of & of) != of; c++)
+            if (c->bit & of & o->of) {
+                ckpt_str_printf(&help, "%s%s", between, strchr(c->name, ' ') + 1);
+                between = ", ";
+            }
+        ckpt_str_puts(&help, *between == ',' ? "]" : "");
+        print_option(o->letter, o->word, o->takes_rest ? " " : "=", o->value,
+                     help.failed ? o->help : ckpt_str_get(&help));
+    }
+    print_topics(of);
 }
 
 static void print_commands(uint32_t of)
@@ -122,7 +171,8 @@ static void print_commands(uint32_t of)
     for (const struct ckptfs_command *c = ckptfs_commands; c->bit; c++)
         if (c->bit & of)
             print_wrapped(c->help, printf("  %s %s", c->name, c->operands));
-    (void)printf("\nckpt COMMAND --help lists the options of a command.\n"
+    (void)printf("\nckpt COMMAND --help lists the options of a command, ckpt help options those of "
+                 "all.\n"
                  "Exit status: 0 good, 1 failed or different, 2 usage.\n");
 }
 
@@ -369,6 +419,8 @@ static void take_help_word(struct ckptfs_cmdline *c)
 static int find_command(struct ckptfs_cmdline *c, struct ckpt_err *err)
 {
     take_help_word(c);
+    if (c->help && has_commands(c) && c->noperand == 1 && strcmp(c->operand[0], "options") == 0)
+        return 0;
     for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
         if ((k->bit & c->of) &&
             (!has_commands(c) ||
@@ -426,6 +478,8 @@ int ckptfs_cmdline_parse(struct ckptfs_cmdline *c, char **argv, struct ckpt_err 
         return -1;
     if (c->help && c->command)
         print_help(c->command);
+    else if (c->help && c->noperand)
+        print_options(c->of);
     else if (c->help)
         print_commands(c->of);
     if (c->help || c->version) {

@@ -2,7 +2,8 @@
 /* The command line of the programs, and its help. Both are made from one table of options
  * (options.c), in which each row says which commands take the option. An option is written
  * --word=value, --word value, or, as mount(8) has it, -o word=value; '-' and '_' are the same in a
- * word. The words of the library (ckpt_options_word) belong to every command. */
+ * word. The words of the library (ckpt_options_word) belong to every command, and the help of a
+ * command lists those that change what it does. */
 #pragma once
 
 #include <stdbool.h>
@@ -26,6 +27,8 @@ enum {
     CKPTFS_PLAN = 1 << 8,
     CKPTFS_DELTA = 1 << 9,
     CKPTFS_TOOL = (1 << 10) - 2, /* all commands of ckpt */
+    /* those that show files, which may be a training framework's */
+    CKPTFS_FILES = CKPTFS_MOUNT | CKPTFS_LS | CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST,
 };
 
 struct ckptfs_command {

@@ -30,6 +30,7 @@ struct ckpt_option {
     enum ckpt_option_kind kind;
     size_t at; /* the member's offset in the struct that is filled */
     uint32_t least, most;
+    unsigned topic; /* in the library's table: an enum ckpt_option_topic */
     /* Store the value instead; `into` is the struct that is filled. NULL: `kind` says how. */
     int (*set)(void *into, const struct ckpt_option *o, const char *value, struct ckpt_err *err);
     /* For a program's table: */

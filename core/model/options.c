@@ -274,7 +274,7 @@ static int set_alpha(void *into, const struct ckpt_option *o, const char *value,
     .kind = CKPT_OPTION_CHOICE, .least = 1, .at = offsetof(struct ckpt_options, member)
 #define PARTS(cut_)                                                                                \
     .kind = CKPT_OPTION_NUMBER, .least = 1, .most = CKPT_CUT_MOST,                                 \
-    .at = offsetof(struct ckpt_options, output.cut[cut_])
+    .at = offsetof(struct ckpt_options, output.cut[cut_]), .topic = CKPT_TOPIC_FORMAT
 
 /* In the order of help. ckptfs(1) describes each at length. The words of `also` are those of
  * transformers, Megatron, DeepSpeed, torchtitan, nanotron, verl, slime, PEFT and vLLM. */
@@ -344,19 +344,20 @@ static const struct ckpt_option options[] = {
     {"follow_symlinks", NULL, "follow symbolic links that lead out of the run",
      .also = "follow_links symlinks dereference", FLAG(follow_symlinks)},
     {"wait", NULL, "a folder without a step is no error", FLAG(wait)},
-    {"connections", "N", "of a run in a bucket: connections at once (32; 64 for small reads)",
+    {"connections", "N", "requests at once (32; 64 for small reads)",
      .also = "max_connections max_concurrency concurrency parallel_downloads",
      .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,
-     .at = offsetof(struct ckpt_options, bucket.connections)},
-    {"timeout", "S", "of a run in a bucket: seconds of attempts to make one request (60)",
+     .at = offsetof(struct ckpt_options, bucket.connections), .topic = CKPT_TOPIC_BUCKET},
+    {"timeout", "S", "seconds of attempts to make one request (60)",
      .also = "request_timeout connect_timeout", .kind = CKPT_OPTION_SECONDS,
-     .at = offsetof(struct ckpt_options, bucket.timeout_ms)},
-    {"cache", "DIR|no", "of a run in a bucket: where headers are kept (in the user's cache folder)",
-     .also = "cache_dir", .set = set_cache},
-    {"anonymous", NULL, "of a run in a public bucket: do not sign requests",
-     .also = "anon no_sign_request unsigned", FLAG(bucket.anonymous)},
-    {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names)},
-    {"ranks", "N", "of views in other formats: ranks that divide each tensor",
+     .at = offsetof(struct ckpt_options, bucket.timeout_ms), .topic = CKPT_TOPIC_BUCKET},
+    {"cache", "DIR|no", "where headers are kept (in the user's cache folder)", .also = "cache_dir",
+     .set = set_cache, .topic = CKPT_TOPIC_BUCKET},
+    {"anonymous", NULL, "do not sign requests, which a public bucket allows",
+     .also = "anon no_sign_request unsigned", FLAG(bucket.anonymous), .topic = CKPT_TOPIC_BUCKET},
+    {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names),
+     .topic = CKPT_TOPIC_FORMAT},
+    {"ranks", "N", "ranks that divide each tensor",
      .also = "world_size target_world_size num_ranks nranks num_shards", PARTS(CKPT_CUT_RANKS)},
     {"tp", "N", "tensor-parallel ranks",
      .also = "tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size "
@@ -433,6 +434,11 @@ const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret
     *ret_value = options[i].value;
     *ret_help = options[i].help;
     return options[i].word;
+}
+
+enum ckpt_option_topic ckpt_options_topic(size_t i)
+{
+    return i < NOPTIONS ? (enum ckpt_option_topic)options[i].topic : CKPT_TOPIC_FORMAT;
 }
 
 char *ckpt_options_meant(const char *word)

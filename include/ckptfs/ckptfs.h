@@ -61,6 +61,16 @@ CKPT_PUBLIC bool ckpt_options_knows(const char *key);
  * options. Static storage. */
 CKPT_PUBLIC const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help);
 
+/* What an option is about. */
+enum ckpt_option_topic {
+    CKPT_TOPIC_MODEL,  /* which model is shown of a checkpoint */
+    CKPT_TOPIC_FORMAT, /* how a view in a training framework's format is divided among ranks */
+    CKPT_TOPIC_BUCKET, /* how a run in a bucket is read */
+};
+
+/* The topic of option i of ckpt_options_word, for a help that groups them. */
+CKPT_PUBLIC enum ckpt_option_topic ckpt_options_topic(size_t i);
+
 /* What a user means who writes another program's word for an option: "dtype=bfloat16" for bf16,
  * "view=hf|raw|..." for output_format, "allow_partial" for ignore_missing. The caller frees it;
  * NULL: the word is not known, or memory ran out. */

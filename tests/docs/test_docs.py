@@ -144,6 +144,17 @@ class Documents(unittest.TestCase):
         self.assertEqual(said("help"), said("--help"))
         self.assertEqual(said("help", "export"), said("export", "--help"))
 
+    def test_help_has_what_a_command_obeys(self):
+        """A command that shows no files is silent about the formats of files; `ckpt help options` has everything."""
+        def words(*args):
+            said = subprocess.run([os.path.join(BUILD, "fs", "ckpt"), *args], capture_output=True, text=True, check=True).stdout
+            return set(re.findall(r"^  (?:-\w,|   ) --([\w-]+)", said, re.M))
+        info, export, everything = words("info", "--help"), words("export", "--help"), words("help", "options")
+        self.assertTrue({"json", "base", "connections"} <= info and not {"tp", "ranks", "names", "layout"} & info, info)
+        self.assertTrue({"base", "tp", "names", "connections", "watch"} <= export, export)
+        for command in "info ls explain export verify delta digest load plan".split():
+            self.assertLessEqual(words(command, "--help"), everything)
+
     def test_what_is_wrong_with_a_command_line_is_said(self):
         for typed, text in (("ckpt", "no command"), ("ckpt exprot $RUN x", "exprot: no such command; did you mean export"),
                             ("ckpt ls", "missing arguments: usage: ckpt ls RUN"), ("ckpt ls $RUN x", "too many arguments"),

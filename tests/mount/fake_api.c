@@ -112,6 +112,11 @@ const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret
     return i < 3 ? word[i] : NULL;
 }
 
+enum ckpt_option_topic ckpt_options_topic(size_t i)
+{
+    return i == 2 ? CKPT_TOPIC_FORMAT : CKPT_TOPIC_MODEL;
+}
+
 char *ckpt_options_meant(const char *word)
 {
     return strcmp(word, "precision") == 0 ? strdup("dtype=WORD") : NULL;
