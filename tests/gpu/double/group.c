@@ -180,6 +180,8 @@ static void check_overlaps(const struct launch *l)
                                !l->transfer[i].send};
     for (size_t i = 0; i < l->nlocal; i++) {
         const struct local *o = &l->local[i];
+        if (o->len == 0)
+            continue;
         r[n++] = (struct range){o->dst, o->dst + o->len, true};
         r[n++] = (struct range){o->src, o->src + o->len, false};
     }
