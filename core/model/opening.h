@@ -65,7 +65,8 @@ const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
  * that was found beside it; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
 
-/* The same of a model under a framework's names, whose own config is the framework's. */
+/* Get the config of a model under a framework's names, whose own config is the framework's: the
+ * base's, or else one that was found beside it; or NULL. */
 const json_t *ckpt_opening_base_config(const struct ckpt_opening *o);
 
 /* The options for recipes that rename the tensors: transformers' conversions for a model with the
