@@ -105,7 +105,7 @@ struct ckpt_plan_sizes {
     uint64_t unit;   /* of a unit; exceeded only by a single element that is larger */
     uint64_t slice;  /* of a slice; >= CKPT_UNIT_ALIGN */
     uint64_t window; /* of all slices of a window; exceeded only where slices are the smallest */
-    /* These members differ from rank to rank: */
+    /* These members may differ from rank to rank: */
     uint64_t piece; /* of a piece; exceeded only by a single slice or unit */
     uint32_t ahead; /* number of pieces that can be read at the same time */
     bool device;    /* groups of one member have windows, too */
