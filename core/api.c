@@ -257,7 +257,8 @@ static json_int_t count_shards(const struct ckpt_catalog *cat, json_int_t *ret_b
     return n;
 }
 
-/* What ckpt_bucket_info tells; NULL: nothing, or no memory. */
+/* Make the object whose text ckpt_bucket_info returns. NULL: no run in a bucket is open, or memory
+ * ran out. */
 static json_t *bucket_info(void)
 {
     struct ckpt_bucket_stats s;
@@ -373,7 +374,8 @@ static json_t *shape_list(const struct ckpt_tensor *t)
     return list;
 }
 
-/* What a tensor is made of in the end: the stored ones, each with its pieces. */
+/* Append the stored tensors from which a tensor is computed, or itself if it is stored, each with
+ * its pieces. */
 static void add_stored(json_t **list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
 {
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)

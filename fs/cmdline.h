@@ -40,7 +40,7 @@ struct ckptfs_command {
     const char *also;     /* what other programs call the command, separated by spaces; or NULL */
 };
 
-/* What is said to a user who writes another program's option that is no option here. */
+/* A hint tells a user who writes another program's option, which is no option here, what to do. */
 struct ckptfs_hint {
     uint32_t of;       /* the commands for which it is true */
     const char *words; /* other programs' options, separated by spaces */

@@ -13,7 +13,7 @@
 CKPT_CLEANUP_BY(ckpt_view_release, struct ckpt_view)
 CKPT_CLEANUP_BY(ckpt_run_close, struct ckpt_run)
 
-/* What the library knows of a tensor. Its texts and its shape are the view's. */
+/* Get what the library knows of a tensor. Its texts and its shape are the view's. */
 struct ckpt_tensor_info ckptfs_tensor(const struct ckpt_view *view, size_t i);
 
 /* A new list of the tensor's dimensions; NULL: out of memory. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all commands of ckpt and ckpt-load do: parse the command line, open the run and the view
- * that it selects, print what went wrong. */
+/* All commands of ckpt and ckpt-load begin here: these functions parse the command line, open the
+ * run and the view that it selects, and print what went wrong. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -112,7 +112,7 @@ static void put_links(const json_t *links)
         line("link", "%s -> %s", name, json_string_value(step));
 }
 
-/* Of the newest of the files that are read. */
+/* Print when the newest of the files that are read was saved. */
 static void put_saved(const json_t *info)
 {
     const time_t t = (time_t)(number_of(info, "saved_ns") / 1000000000);
@@ -387,7 +387,7 @@ static void put_head(const json_t *j)
              number_of(j, "file_offset"));
 }
 
-/* What is neither in the head nor drawn, such as how a computed tensor is made. */
+/* Print what is neither in the head nor drawn, such as how a computed tensor is made. */
 static void put_rest(const json_t *j)
 {
     static const char *const shown[] = {"tensor",      "dtype", "shape", "file",

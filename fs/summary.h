@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library says in JSON, as a few lines for people. */
+/* These functions print what the library says in JSON, as a few lines for people. */
 #pragma once
 
 #include <stdbool.h>

@@ -54,8 +54,8 @@ int ckpt_option_choice(const struct ckpt_option *o, const char *value, uint32_t 
  * ":bfloat16" or less; NULL: the list, which may be NULL, has no such word. */
 const char *ckpt_words_find(const char *list, const char *word);
 
-/* What a user should write who wrote another program's word for the option: "dtype=bfloat16". The
- * caller frees it; NULL: the word is not in o->also, or memory ran out. */
+/* Translate another program's word for the option into what the user should write:
+ * "dtype=bfloat16". The caller frees it; NULL: the word is not in o->also, or memory ran out. */
 char *ckpt_option_meant(const struct ckpt_option *o, const char *word);
 
 /* The word that was meant by one that is not known. */

@@ -64,14 +64,14 @@ struct ckpt_rounds {
     uint32_t up, down;
 };
 
-/* What a heartbeat tells. */
+/* A heartbeat carries these numbers. */
 struct ckpt_heartbeat {
     struct ckpt_rounds rounds; /* of the sender */
     uint32_t idle_ms;          /* how long ago some rank last did something, as far as the sender
                                   knows: ranks pass on the least that they have heard */
 };
 
-/* What a comm knows of another rank. */
+/* A comm knows this of each other rank. */
 struct ckpt_comm_peer {
     uint64_t heard_ms;         /* when its last message arrived */
     struct ckpt_rounds rounds; /* its progress, as its last heartbeat told */

@@ -541,7 +541,8 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
     return 0;
 }
 
-/* What a rank proves that it has rank 0's secret for: rank 0's random number, and itself. */
+/* A rank that has rank 0's secret proves it by a keyed hash of these bytes: rank 0's random number,
+ * and the rank itself. */
 struct membership {
     unsigned char nonce[CKPT_NONCE_BYTES];
     uint32_t rank, size;

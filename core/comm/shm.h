@@ -13,7 +13,7 @@
  * set, a hash of its value: tests play several machines. */
 uint64_t ckpt_node_digest(void);
 
-/* What another process must know to map this one's memory. */
+/* Another process needs these numbers to map this one's memory. */
 struct ckpt_shm_place {
     uint64_t node; /* ckpt_node_digest */
     uint64_t pid, fd;

@@ -96,7 +96,7 @@ void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, ui
                            bool first);
 void ckpt_st_header_end(struct ckpt_str *out);
 
-/* The same for a part of a tensor, of that shape and size. */
+/* Write the entry of a part of a tensor: shape `dim`, and `len` bytes from `off` on. */
 void ckpt_st_header_part(struct ckpt_str *out, const struct ckpt_tensor *t, const uint64_t *dim,
                          uint64_t off, uint64_t len, bool first);
 

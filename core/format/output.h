@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a view is laid out as: a Hugging Face model directory, or a checkpoint of a training
- * framework, cut for so many ranks. It describes what is written only, never the checkpoint that is
- * read. */
+/* An output says how a view is laid out: as a Hugging Face model directory, or as a checkpoint of a
+ * training framework, cut for so many ranks. It describes what is written only, never the
+ * checkpoint that is read. */
 #pragma once
 
 #include <stdint.h>

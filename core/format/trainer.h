@@ -14,7 +14,7 @@
 #include "io/dir.h"
 #include "tensor/catalog.h"
 
-/* What a trainer's own file says about an adapter, besides adapter_config.json. */
+/* A trainer's own file says this about an adapter, besides adapter_config.json. */
 struct ckpt_adapter_notes {
     const char *peft_version; /* the version of PEFT that would store experts' matrices as they are
                                  here, such as "0.19.1"; borrowed from the file; NULL: not said */

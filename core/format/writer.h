@@ -18,7 +18,7 @@ enum {
     CKPT_WRITES_SIZE = 1 << (CKPT_NCUT + 1), /* the option max_shard_size= */
 };
 
-/* What a writer is given, and fills. */
+/* A writer is given this, and fills `files` and `place`. */
 struct ckpt_writing {
     struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the files,
                                  and may get memory for parts of tensors */

@@ -300,7 +300,7 @@ static bool is_plain(const char *name)
     return true;
 }
 
-/* What all names of an adapter's file have in common. */
+/* look_at_file learns this from all names of an adapter's file. */
 struct file_names {
     bool rooted;  /* some are below ROOT */
     bool wrapped; /* those are below ROOT and `module` */

@@ -11,7 +11,7 @@
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
-/* What an adapter is compared with. All are borrowed. */
+/* An adapter is compared with these facts. All are borrowed. */
 struct ckpt_adapter_facts {
     const json_t *config;         /* adapter_config.json; NULL: it is not known */
     const struct ckpt_base *base; /* or NULL */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is asked about the checkpoint of an open view, and is not in the view's files. */
+/* These functions answer questions about the checkpoint of an open view that the view's files do
+ * not answer. */
 #pragma once
 
 #include "base/err.h"

@@ -77,7 +77,7 @@ static const json_t *text_config(const json_t *config, const char *decoder)
     return NULL;
 }
 
-/* What a config class has although config.json may leave it out. */
+/* Add what a config class has although config.json may leave it out. */
 static void add_defaults(json_t **g, bool no_use_cache)
 {
     static const char *const outputs[] = {"output_attentions", "output_hidden_states",
@@ -488,7 +488,8 @@ static uint64_t buffer_numel(const struct ckpt_opening *o)
 
 /* ---- other formats ---- */
 
-/* What the checkpoint says, or the number in which its folder's name ends: "step-20". */
+/* Get the step that the checkpoint says, or the number in which its folder's name ends:
+ * "step-20". */
 static uint64_t step_of(const struct ckpt_opening *o)
 {
     const size_t len = strlen(o->name);

@@ -42,8 +42,9 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     return 0;
 }
 
-/* What a recipe of an adapter can ask for besides the framework's config: the options, and the
- * model's config under "_base", whose type an option may say. NULL: out of memory. */
+/* Make the keys that a recipe of an adapter can ask for besides the framework's config: the
+ * options, and the model's config under "_base", whose type an option may say. NULL: out of
+ * memory. */
 static json_t *keys_of_adapter(const struct ckpt_opening *o)
 {
     const json_t *config = ckpt_opening_base_config(o);
@@ -290,8 +291,8 @@ static int find_lora(struct ckpt_opening *o, bool *ret_merged, struct ckpt_err *
 
 /* ---- does the adapter do something? ---- */
 
-/* What an error about an adapter without values adds, if a folder beside its file holds a
- * checkpoint, in which trainers keep them: a new text, "" if there is none. NULL: out of memory. */
+/* Make the text that an error about an adapter without values adds if a folder beside its file
+ * holds a checkpoint, in which trainers keep them; "" if there is none. NULL: out of memory. */
 static char *advice_of(const struct ckpt_opening *o)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};

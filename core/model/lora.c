@@ -86,8 +86,8 @@ static int config_check(const json_t *config, struct ckpt_err *err)
     return 0;
 }
 
-/* As PEFT's get_pattern_key: the first entry whose pattern matches the end of the name. *ret is
- * NULL if none does. */
+/* Find the first entry whose pattern matches the end of the name, as PEFT's get_pattern_key does.
+ * *ret is NULL if none does. */
 static int find_pattern(const json_t *patterns, const char *name, const json_t **ret,
                         struct ckpt_err *err)
 {

@@ -305,8 +305,8 @@ static int try_name(struct naming *n, const struct ckpt_catalog *base, const str
  * images and so on), whose type no file lists. */
 static int try_base(struct naming *n, const struct ckpt_catalog *base, struct ckpt_err *err)
 {
-    /* Of the base's names, as the first may be one that is not there; and of places, each of which
-     * costs as much as the base has names. */
+    /* At most MOST_NAMES names of the base are tried, as the first may be one that is not there,
+     * and at most MOST_TRIES places, each of which costs as much as the base has names. */
     enum { MOST_NAMES = 16, MOST_TRIES = 64 };
     ckpt_cleanup(ckpt_map_release) struct ckpt_map ours = {0};
     unsigned tries = MOST_TRIES;

@@ -61,11 +61,12 @@ void ckpt_opening_release(struct ckpt_opening *o);
 /* The facts about the model type that o->config names. */
 const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
 
-/* The config of a model under transformers' names: the base's, or else the checkpoint's own, or one
- * that was found beside it; or NULL. */
+/* Get the config of a model under transformers' names: the base's, or else one that was found
+ * beside the checkpoint, or else the checkpoint's own; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
 
-/* The same of a model under a framework's names, whose own config is the framework's. */
+/* Get the config of a model under a framework's names, whose own config is the framework's: the
+ * base's, or else one that was found beside it; or NULL. */
 const json_t *ckpt_opening_base_config(const struct ckpt_opening *o);
 
 /* The options for recipes that rename the tensors: transformers' conversions for a model with the

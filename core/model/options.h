@@ -14,7 +14,7 @@
 #include "format/output.h"
 #include "tensor/dtype.h"
 
-/* What to show of a checkpoint that contains LoRA matrices. */
+/* The option lora= says what to show of a checkpoint that contains LoRA matrices. */
 enum ckpt_lora_rule {
     CKPT_LORA_AUTO,    /* the adapter; a warning says so if the checkpoint holds the base too */
     CKPT_LORA_ADAPTER, /* the adapter */
@@ -26,7 +26,7 @@ enum ckpt_lora_rule {
  * all. */
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 
-/* What becomes of tensors that the checkpoint lacks. */
+/* The option missing= says what becomes of tensors that the checkpoint lacks. */
 enum ckpt_lacks_rule { CKPT_LACKS_ERROR, CKPT_LACKS_FROM_BASE };
 
 struct ckpt_option;

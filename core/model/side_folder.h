@@ -16,7 +16,7 @@ struct ckpt_side_entry {
     bool leads_nowhere; /* it is a link that leads to nothing, or out */
 };
 
-/* What a folder holds. All zero before; release it after a failure, too. */
+/* A side folder holds these files. All zero before; release it after a failure, too. */
 struct ckpt_side_folder {
     CKPT_VEC(struct ckpt_side_entry) files;
     const char *why; /* static: why the folder is left out; "": for a reason that users know, such

@@ -12,7 +12,8 @@
  * they stand: itself, or a copy in the arena. NULL: out of memory. */
 const char *ckpt_wrappers_strip(struct ckpt_arena *arena, const char *name);
 
-/* The same, and without the part `module` wherever it stands, which a class may have too. */
+/* Strip a name as ckpt_wrappers_strip does, and of the part `module` wherever it stands, which a
+ * class may have too. */
 const char *ckpt_wrappers_strip_all(struct ckpt_arena *arena, const char *name);
 
 /* Do the first `len` bytes of the name have such a part, or `module`? */

@@ -238,9 +238,9 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
 
 /* ---- life cycle ---- */
 
-/* What may be the reason that there is no checkpoint: a link that leads out, or to no file. *ret is
- * new, and "" if there is none. The hub's cache has links to blobs in another folder, which tar
- * packs as links. */
+/* Say what may be the reason that there is no checkpoint: a link that leads out, or to no file.
+ * *ret is new, and "" if there is none. The hub's cache has links to blobs in another folder, which
+ * tar packs as links. */
 static int advise_links(const struct ckpt_run *run, const char *path, char **ret,
                         struct ckpt_err *err)
 {

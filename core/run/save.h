@@ -98,7 +98,7 @@ enum ckpt_save_state {
                       */
 };
 
-/* What the numbers of its shards say about a save. */
+/* Find out what the numbers of its shards say about a save. */
 enum ckpt_save_state ckpt_save_state_of(const struct ckpt_save_counts *c);
 
 /* Compare all files with their recorded identities. For CKPT_SAVE_MIXED, *err says which ones have

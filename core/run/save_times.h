@@ -35,13 +35,13 @@ enum ckpt_save_times {
     CKPT_TIMES_TWO,   /* there is such a pause after the marker, and shards are older than it */
 };
 
-/* What do the times of n shards say about their saves? `w` is sorted by end_ns here. A copy has its
- * files in any order and speed, so what counts is a pause in which nothing was written: after the
- * marker (NULL: there is none; then anywhere), longer than a minute and than four times every
- * earlier pause (the pause between the marker and the first of all shards: than every other). A
- * file that was created after the marker (without a marker: after the file before the pause) counts
- * as being written since its creation, unless the rate would be absurdly low, because a large file
- * in a copy takes its time. */
+/* Find out what the times of n shards say about their saves. `w` is sorted by end_ns here. A copy
+ * has its files in any order and speed, so what counts is a pause in which nothing was written:
+ * after the marker (NULL: there is none; then anywhere), longer than a minute and than four times
+ * every earlier pause (the pause between the marker and the first of all shards: than every other).
+ * A file that was created after the marker (without a marker: after the file before the pause)
+ * counts as being written since its creation, unless the rate would be absurdly low, because a
+ * large file in a copy takes its time. */
 enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns);
 
 /* The shards of a save that were written first and last: their paths in the step, and their times.

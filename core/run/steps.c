@@ -148,8 +148,8 @@ static bool is_pointed_at(const struct pointers *p, const char *name)
     return false;
 }
 
-/* Of the steps whose folders have not changed, every scan looks at so many, and finds out of so
- * many whether they have. */
+/* Every scan looks again at so many of the known steps, and finds out of so many whether their
+ * folders have changed. */
 enum { LOOKS = 16, STATS = 4096 };
 
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };

@@ -77,7 +77,7 @@ const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err
  * read. */
 char *ckpt_part_above(const struct ckpt_dir *dir);
 
-/* As ckpt_archive_open. If the path is the folder of weights in a checkpoint, that checkpoint is
- * opened. */
+/* Open a path as ckpt_archive_open does. If the path is the folder of weights in a checkpoint, that
+ * checkpoint is opened. */
 int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                    struct ckpt_err *err);

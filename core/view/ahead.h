@@ -20,7 +20,8 @@ void ckpt_ahead_free(struct ckpt_ahead *a); /* NULL is allowed */
 void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
                      uint64_t end);
 
-/* The same for bytes of a tensor, by its number in the catalogue, where it lies in a file. */
+/* Notes that bytes [off, end) of a tensor, given by its number in the catalogue, are read now where
+ * they lie in a file. */
 void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
                             uint64_t off, uint64_t end);
 

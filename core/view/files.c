@@ -274,8 +274,8 @@ int64_t ckpt_vfiles_mtime(const struct ckpt_tensor *t, int64_t mtime)
 
 /* ---- the files of a model beside its weights ---- */
 
-/* What is generated goes before a file of the checkpoint's own with the same name, and an index
- * that is not generated would speak of files that are not here. */
+/* Add the files of opt->side, except one with the same name as a generated file, and, beside
+ * weights, an index that is not generated, which would speak of files that are not here. */
 static int add_sides(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt, bool weights,
                      struct ckpt_err *err)
 {

@@ -41,7 +41,7 @@ int ckpt_vfiles_add(struct ckpt_vfiles *f, const char *path, struct ckpt_vnode *
 int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path, struct ckpt_segment *segment,
                              size_t n, int64_t mtime_ns, struct ckpt_err *err);
 
-/* The same for a file of one segment, which is copied. */
+/* Add a file of one segment, which is copied, as ckpt_vfiles_add_segments does. */
 int ckpt_vfiles_add_segment(struct ckpt_vfiles *f, const char *path, struct ckpt_segment segment,
                             int64_t mtime_ns, struct ckpt_err *err);
 

@@ -217,7 +217,7 @@ static int check_file_name(const char *tensor, const char *name, struct ckpt_err
     return 0;
 }
 
-/* Of files of a map that tensors are in. */
+/* A file of a map is used if tensors are in it. */
 struct used {
     const char *name;
     uint32_t number; /* in the map */

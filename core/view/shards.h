@@ -21,7 +21,7 @@
 #include "tensor/catalog.h"
 #include "view/text.h"
 
-/* Of transformers 5, "50GB". Its units are decimal. */
+/* The default of transformers 5 is "50GB". Its units are decimal. */
 #define CKPT_DEFAULT_SHARD_SIZE 50000000000u
 
 /* A size as transformers takes it: bytes ("5000000"), or a number with KB, MB, GB or TB (powers of
@@ -62,7 +62,8 @@ int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_
 
 /* ---- model.safetensors.index.json, as transformers writes it ---- */
 
-/* What the text is made of; all borrowed, must live as long as the text. */
+/* The text of an index is made from these members, which are all borrowed and must live as long as
+ * the text. */
 struct ckpt_index {
     const struct ckpt_catalog *cat;
     const struct ckpt_shards *shards;

@@ -26,7 +26,7 @@ int ckpt_text_init(struct ckpt_text *t,
                    void (*entry)(const void *ctx, size_t i, struct ckpt_str *out), const void *ctx,
                    size_t nentry, struct ckpt_arena *arena, struct ckpt_err *err);
 
-/* What goes before the tensors of a safetensors file: length, header, spaces. */
+/* So many segments go before the tensors of a safetensors file: length, header, spaces. */
 enum { CKPT_ST_LEADING = 3 };
 
 struct ckpt_st_head {

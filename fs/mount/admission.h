@@ -25,7 +25,7 @@ enum {
     CKPTFS_QUEUE_S = 60,     /* limit for the time that one waits, in seconds */
 };
 
-/* What a request is counted by. */
+/* A request is counted by its step and by its file. */
 struct ckptfs_lanes {
     uint64_t step, file; /* any numbers that identify them */
     unsigned file_jobs;  /* limit of the file: CKPTFS_FILE_JOBS or another */

@@ -47,8 +47,8 @@ int ckptfs_daemon_fork(int *ret_ready, struct ckpt_err *err)
     return 0;
 }
 
-/* What sd_notify(3) does, without the library: send one datagram to the socket that the environment
- * names. */
+/* Tell the service manager that the mount is ready, as sd_notify(3) does, without the library: send
+ * one datagram to the socket that the environment names. */
 static void notify_manager(int fd)
 {
     const char *path = getenv("NOTIFY_SOCKET"), text[] = "READY=1";

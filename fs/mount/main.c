@@ -25,7 +25,7 @@ static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
                  fmt, ap);
 }
 
-/* What the library notes of a checkpoint is for everybody, also in the foreground without -d. */
+/* Log what the library notes of a checkpoint for everybody, also in the foreground without -d. */
 static void library_line(void *ctx, enum ckpt_log_severity severity, const char *text)
 {
     struct ckptfs_log log = *(const struct ckptfs_log *)ctx;

@@ -16,8 +16,8 @@
 #include "mount/refresh.h"
 #include "mount/sandbox.h"
 
-/* What the kernel, libfuse and the mount have negotiated. Written before any request except INIT is
- * handled. */
+/* The kernel, libfuse and the mount have negotiated these values. They are written before any
+ * request except INIT is handled. */
 struct ckptfs_negotiated {
     unsigned proto_major, proto_minor;
     unsigned max_read;      /* bytes per request */
@@ -86,7 +86,8 @@ extern const struct fuse_lowlevel_ops ckptfs_ops;
 /* Make the content of .ckptfs/stats.json, which is about the mount itself (control.c), and which
  * the caller frees. NULL: out of memory. */
 char *ckptfs_stats_text(struct ckptfs *fs);
-/* The same numbers in Prometheus' text format, for .ckptfs/stats.prom. */
+/* Make the content of .ckptfs/stats.prom in the same way: the same numbers in Prometheus' text
+ * format. */
 char *ckptfs_stats_prometheus(struct ckptfs *fs);
 
 /* A mount from beginning to end (session.c): open the run, mount it, announce the mount through

@@ -57,8 +57,8 @@ static int ask_daemon(const char *path)
     return statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_MODE, &st) == 0 ? 0 : errno;
 }
 
-/* As ask_daemon, with the user id of the mount's owner: without allow_other the kernel refuses even
- * root before it checks whether the daemon lives. */
+/* Ask the daemon as ask_daemon does, with the user id of the mount's owner: without allow_other the
+ * kernel refuses even root before it checks whether the daemon lives. */
 static int ask_daemon_as(const char *path, uid_t user)
 {
     int status = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon may still do: base/confine.h with the places of the run. Capabilities are dropped
- * by system calls, which need no library for four numbers. */
+/* The sandbox limits the daemon to what it may still do: base/confine.h with the places of the run.
+ * Capabilities are dropped by system calls, which need no library for four numbers. */
 #include "mount/sandbox.h"
 
 #include <dlfcn.h>

@@ -25,10 +25,10 @@ extern char **environ;
 
 enum { WAKE = SIGUSR1 }; /* ends the thread that waits for signals */
 
-/* Of --watch. QUIET_MS: the files of a step whose end nothing marks have not changed for so long
- * when it is exported; with half of it, a writer that pauses (a slow network) is taken for one that
- * has ended; with twice, steps come later. A step that failed is tried again after FIRST_PAUSE_MS,
- * then after twice as long each time, up to LAST_PAUSE_MS. */
+/* --watch waits for these times. QUIET_MS: the files of a step whose end nothing marks have not
+ * changed for so long when it is exported; with half of it, a writer that pauses (a slow network)
+ * is taken for one that has ended; with twice, steps come later. A step that failed is tried again
+ * after FIRST_PAUSE_MS, then after twice as long each time, up to LAST_PAUSE_MS. */
 enum { QUIET_MS = 5000, FIRST_PAUSE_MS = 2000, LAST_PAUSE_MS = 60000 };
 
 /* A step of the run, and what became of it. */
@@ -216,7 +216,7 @@ static int check_options(const struct ckpt_tool *t, struct ckpt_err *err)
     return 0;
 }
 
-/* What became of a step. */
+/* Find the record of what became of a step, or add one. NULL: no memory. */
 static struct followed *follow(struct series *s, const char *step)
 {
     struct followed *f;

@@ -38,7 +38,7 @@ bool ckpt_items_have_config(const struct ckpt_items *items);
 /* Drop the files that are not weights and not their index; or, if !weights, those that are. */
 void ckpt_items_keep(struct ckpt_items *items, bool weights);
 
-/* The same of all tensors, in the order of the state dict. */
+/* List all tensors, in the order of the state dict, as ckpt_items_files lists files. */
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
 /* Free the list. */

@@ -13,12 +13,12 @@ struct ckpt_values {
                           are */
 };
 
-/* What was found; all zero at first. */
+/* ckpt_values_compare counts here what it finds; all is zero at first. */
 struct ckpt_gap {
     uint64_t differing, within; /* elements that differ by more than the tolerance; by less */
     uint64_t nan;               /* of those that differ: NaN on one side only */
-    /* Of all of them, the one that differs most. Where there is no difference of two numbers (NaN,
-     * or a dtype that is not known here), max is -1 and it is the first. */
+    /* These members describe the element that differs most. Where there is no difference of two
+     * numbers (NaN, or a dtype that is not known here), max is -1 and the element is the first. */
     uint64_t at;
     long double max, a, b;
 };

@@ -61,19 +61,19 @@ CKPT_PUBLIC bool ckpt_options_knows(const char *key);
  * options. Static storage. */
 CKPT_PUBLIC const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help);
 
-/* What an option is about. */
+/* The topics by which a help groups the options. */
 enum ckpt_option_topic {
     CKPT_TOPIC_MODEL,  /* which model is shown of a checkpoint */
     CKPT_TOPIC_FORMAT, /* how a view in a training framework's format is divided among ranks */
     CKPT_TOPIC_BUCKET, /* how a run in a bucket is read */
 };
 
-/* The topic of option i of ckpt_options_word, for a help that groups them. */
+/* Return the topic of option i of ckpt_options_word. */
 CKPT_PUBLIC enum ckpt_option_topic ckpt_options_topic(size_t i);
 
-/* What a user means who writes another program's word for an option: "dtype=bfloat16" for bf16,
- * "view=hf|raw|..." for output_format, "allow_partial" for ignore_missing. The caller frees it;
- * NULL: the word is not known, or memory ran out. */
+/* Translate another program's word for an option into what the user should write: "dtype=bfloat16"
+ * for bf16, "view=hf|raw|..." for output_format, "allow_partial" for ignore_missing. The caller
+ * frees it; NULL: the word is not known, or memory ran out. */
 CKPT_PUBLIC char *ckpt_options_meant(const char *word);
 
 /* How serious a message is. */
@@ -243,7 +243,8 @@ CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char 
 CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len,
                                        uint64_t off, struct ckpt_err *err);
 
-/* What has changed in a tensor, as frameworks ship it to inference engines (`ckpt delta`). */
+/* A change says what has changed in a tensor, as frameworks ship it to inference engines (`ckpt
+ * delta`). */
 struct ckpt_change {
     size_t size;       /* sizeof(struct ckpt_change), set before the call */
     void *data;        /* compressed by zstd, in memory that the caller frees; NULL: no byte has */
@@ -374,9 +375,9 @@ struct ckpt_stats {
 /* Get them. Fails only if ret->size is not set (USAGE). */
 CKPT_PUBLIC int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err);
 
-/* What this process has done with buckets so far, as JSON text that the caller frees: {"endpoint",
- * "region", "credentials" (their kind), "requests", "bytes", "retries", "connections"}. NULL if no
- * run in a bucket is open. */
+/* Describe what this process has done with buckets so far, as JSON text that the caller frees:
+ * {"endpoint", "region", "credentials" (their kind), "requests", "bytes", "retries",
+ * "connections"}. NULL if no run in a bucket is open. */
 CKPT_PUBLIC int ckpt_bucket_info(char **ret_json, struct ckpt_err *err);
 
 /* The warnings of all views that the run has opened so far, as JSON text that the caller frees:

@@ -67,8 +67,8 @@ CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
  * what. Called by the thread that waits; text is borrowed. */
 typedef void ckpt_comm_log(void *ctx, const char *text);
 
-/* As ckpt_comm_from_env, with a function to which rank 0 says whom it waits for; log may be NULL.
- */
+/* COLLECTIVE. Make a comm as ckpt_comm_from_env does, with a function to which rank 0 says whom it
+ * waits for; log may be NULL. */
 CKPT_PUBLIC int ckpt_comm_from_env_log(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret,
                                        struct ckpt_err *err);
 

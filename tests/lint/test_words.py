@@ -35,6 +35,30 @@ class Declarations(unittest.TestCase):
                                     "static inline int f(int a)\n{\n    return g(a);\n}\n"), [])
 
 
+class Comments(unittest.TestCase):
+    def lines(self, text):
+        return list(words.fragments(text))
+
+    def test_a_comment_that_begins_with_no_sentence(self):
+        self.assertEqual(self.lines("/* Of this rank: */\nint a; /* As b. */\n/*\n * What a\n * tells. */\n"
+                                    "/* The\n * same. */\n"), [(1, "Of"), (2, "As"), (3, "What"), (6, "The same")])
+
+    def test_other_beginnings(self):
+        self.assertEqual(self.lines("/* Often a. As b. */\n/* The sameness of a is b. */\nint a; /* of a */\n"), [])
+
+    def test_text_is_no_comment(self):
+        self.assertEqual(self.lines("f(\"/* As a */\", '\"'); /* Says \"As a\". */\ng(\"a/*\"); /* As b. */\n"),
+                         [(2, "As")])
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(os.path.join(root, "core"))
+            for name in ("a.c", "a.h", "a.py"):
+                with open(os.path.join(root, "core", name), "w") as f:
+                    f.write("\n/* As b. */\n")
+            self.assertEqual([line.split(": ")[0] for line in words.check(root)], ["core/a.c:2", "core/a.h:2"])
+
+
 class Documents(unittest.TestCase):
     def test_a_wide_line(self):
         with tempfile.TemporaryDirectory() as root:

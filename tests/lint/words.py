@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every extern declaration has a comment, and no line of a document is longer than 120 columns: words.py SOURCE_DIR
+"""Every extern declaration has a comment, no comment begins with a word that seldom begins a sentence, and no line of a
+document is longer than 120 columns: words.py SOURCE_DIR
 
-Rows of tables, which Markdown cannot break, may be longer. core/load is left out for now.
+Rows of tables, which Markdown cannot break, may be longer.
+
+A comment's first sentence has a subject and a verb. One that begins with "Of", "As", "What" or "The same" hardly ever
+has, so no comment in core, fs and include may begin so, not even if it is a whole sentence.
 
 A declaration is a function or a variable in a header, at the left margin. Its comment stands before it, on its own line or
 lines, or behind it. Declarations that follow each other without an empty line share the comment before the first one.
@@ -14,6 +18,8 @@ import sys
 
 COLUMNS = 120
 COMMENT = re.compile(r"/\*.*?\*/", re.S)
+LITERAL_OR_COMMENT = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|" + COMMENT.pattern, re.S)
+FRAGMENT = re.compile(r"/\*[*\s]*(Of|As|What|The\s[*\s]*same)\b")
 EXTERN = re.compile(r"(?!typedef\b|static\b|CKPT_VEC\b)(extern .*|\w[^{}=]*\(.*\));")
 
 
@@ -54,12 +60,20 @@ def undocumented(text):
                 covered = False
 
 
-def headers(root):
+def fragments(text):
+    """(line number, word) of comments whose first sentence begins with a word that seldom begins one."""
+    for found in LITERAL_OR_COMMENT.finditer(text):
+        begins = FRAGMENT.match(found.group())
+        if begins:
+            yield text.count("\n", 0, found.start()) + 1, re.sub(r"[*\s]+", " ", begins.group(1))
+
+
+def sources(root):
     for top in ("include", "core", "fs"):
         for folder, dirs, files in os.walk(os.path.join(root, top)):
             dirs.sort()
             for name in sorted(files):
-                if name.endswith(".h"):
+                if name.endswith((".c", ".h")):
                     yield os.path.relpath(os.path.join(folder, name), root)
 
 
@@ -70,10 +84,13 @@ def documents(root):
 
 
 def check(root):
-    for path in headers(root):
+    for path in sources(root):
         with open(os.path.join(root, path), encoding="utf-8") as f:
-            for number in undocumented(f.read()):
-                yield "%s:%d: an extern declaration without a comment" % (path, number)
+            text = f.read()
+        for number in undocumented(text) if path.endswith(".h") else ():
+            yield "%s:%d: an extern declaration without a comment" % (path, number)
+        for number, word in fragments(text):
+            yield "%s:%d: a comment begins with \"%s\": begin with a subject and a verb" % (path, number, word)
     for path in documents(root):
         with open(os.path.join(root, path), encoding="utf-8") as f:
             for number, line in enumerate(f.read().split("\n"), 1):
@@ -83,7 +100,8 @@ def check(root):
 
 def main():
     bad = list(check(sys.argv[1]))
-    print("\n".join(bad) if bad else "every extern declaration has a comment, no document is wider than %d columns" % COLUMNS)
+    print("\n".join(bad) if bad else "every extern declaration has a comment, none begins with a fragment's word, "
+          "no document is wider than %d columns" % COLUMNS)
     sys.exit(1 if bad else 0)
 
 

@@ -26,7 +26,7 @@ struct ckpt_tcp {
     struct ckpt_shm shm;
 };
 
-/* What an address says. */
+/* ckpt_tcp_parse finds these parts in an address. */
 struct ckpt_tcp_contact {
     char host[CKPT_HOST_BYTES];
     uint32_t port, nport; /* the first of nport ports where the rank may listen */
@@ -66,10 +66,9 @@ struct ckpt_tcp_outgoing {
     unsigned char data[]; /* the frame and the message */
 };
 
-/* What goes over the data connection of two ranks that map each other's shared memory. From the
- * sender of a transfer: its bytes are at this offset. From the receiver, with offset 0: it needs
- * them no more.
- */
+/* Two ranks that map each other's shared memory send notes over their data connection, in place of
+ * bytes. From the sender of a transfer: its bytes are at this offset. From the receiver, with
+ * offset 0: it needs them no more. */
 struct ckpt_tcp_note {
     uint64_t number; /* of the transfer, counted from 0 for each direction */
     uint64_t off;
@@ -122,7 +121,7 @@ struct ckpt_tcp_peer {
     size_t in_cap;
 };
 
-/* What is needed until all ranks have found each other. */
+/* A rank needs these members until all ranks have found each other. */
 struct ckpt_tcp_meeting {
     struct ckpt_tcp_contact root; /* where ranks come to, and the token that they show there */
     int door;                     /* rank 0: a second listener, which is at that place; or -1 */
@@ -188,7 +187,7 @@ int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, b
 /* Forget all notes; after a failed load, and at the end. */
 void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n);
 
-/* As in ckpt_xport_ops. */
+/* Implement ckpt_xport_ops.fetched: the bytes of a transfer are used up. From any thread. */
 void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
 
 /* ---- xport.c ---- */

@@ -213,7 +213,7 @@ static void thread_free(struct ckpt_xport *x)
     free(x);
 }
 
-/* The same transport under two names. */
+/* The two transports, "threads" and "self", differ only in their names. */
 #define THREAD_OPS(label)                                                                          \
     {                                                                                              \
         .name = (label), .post = thread_post, .progress = thread_progress, .wait = thread_wait,    \

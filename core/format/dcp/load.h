@@ -12,7 +12,7 @@
  * are data files only, so the save is not finished. */
 enum ckpt_evidence ckpt_dcp_evidence(struct ckpt_dir *dir);
 
-/* As ckpt_reader.load, with the format's rules; format NULL: a plain DCP. */
+/* Load the directory as ckpt_reader.load does, by the format's rules; format NULL: a plain DCP. */
 int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                   const struct ckpt_dcp_format *format, struct ckpt_catalog *cat,
                   struct ckpt_err *err);

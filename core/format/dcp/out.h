@@ -46,7 +46,8 @@ struct ckpt_dcp_part {
     uint64_t len;        /* of the archive */
 };
 
-/* What a distributed checkpoint consists of. The functions are pure, and safe from many threads. */
+/* A distributed checkpoint consists of these keys and parts. The functions are pure, and safe from
+ * many threads. */
 struct ckpt_dcp_state {
     const void *ctx;
     size_t nkey, npart;
@@ -76,7 +77,7 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
 /* ---- tensors cut along their first dimension, as torch's Shard(0) deals the rows out to ranks
  * ---- */
 
-/* What one rank has of a tensor. */
+/* One rank has these rows of a tensor. */
 struct ckpt_rows {
     const struct ckpt_tensor *tensor;
     uint64_t lo, n;     /* rows lo..lo+n; a scalar is one row */

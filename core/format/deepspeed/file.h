@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the torch.save files of a DeepSpeed tag say. */
+/* These functions interpret the names and the content of the torch.save files of a DeepSpeed
+ * tag. */
 #pragma once
 
 #include "base/err.h"

@@ -172,7 +172,7 @@ static const char *const markers[] = {"model.safetensors.index.json",
 static const char *const rewrites[] = {"config.json", "model.safetensors",
                                        "model.safetensors.index.json", NULL};
 
-/* Of transformers' Trainer, and accelerate. */
+/* transformers' Trainer and accelerate give these names to what they put beside a model. */
 static const char *const step_names[] = {"checkpoint[-_]*", NULL};
 static const char *const state_files[] = {"trainer_state.json", "training_args.bin",
                                           "optimizer*.pt",      "optimizer*.bin",

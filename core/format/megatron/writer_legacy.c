@@ -14,7 +14,8 @@
 #include "format/megatron/writer_plan.h"
 #include "format/writer.h"
 
-/* What one rank's file has. */
+/* These numbers identify a rank, which has one file: its pipeline stage, and its numbers in the
+ * tensor-parallel, expert-parallel and expert-tensor-parallel groups. */
 struct rank {
     uint32_t stage, tp, ep, etp;
 };

@@ -16,8 +16,8 @@
 
 struct ckpt_pickle_out;
 
-/* What all Megatron's formats have (struct ckpt_writer): the options of their layout, and
- * Megatron's default of make_vocab_size_divisible_by. */
+/* All of Megatron's formats have these values (struct ckpt_writer): the options of their layout,
+ * and Megatron's default of make_vocab_size_divisible_by. */
 enum {
     CKPT_MG_KEYS = 1 << CKPT_CUT_TP | 1 << CKPT_CUT_PP | 1 << CKPT_CUT_EP | 1 << CKPT_CUT_ETP |
                    1 << CKPT_CUT_VPP | 1 << CKPT_CUT_VOCAB,
@@ -30,7 +30,7 @@ struct ckpt_mg_grid {
     uint64_t layers, experts; /* of the model; experts 0: it has none */
 };
 
-/* What a tensor's name says. */
+/* ckpt_mg_name_parse finds these parts in a tensor's name. */
 struct ckpt_mg_name {
     size_t stem;      /* bytes before the number in a list of equal modules, or 0 */
     const char *rest; /* behind that number; the whole name if it has none */

@@ -108,10 +108,11 @@ struct ckpt_nt_interval {
 /* The interval of one rank when numel elements are divided evenly; the first ranks get one more. */
 struct ckpt_nt_interval ckpt_nt_zero_share(uint64_t numel, uint32_t rank, uint32_t size);
 
-/* As ckpt_nt_zero_share, but from `offsets` if it lists the parameter: the object
- * param_name_to_dp_rank_offsets in optimizer_config.json, {PARAM: {"0": ["0", "118"], ...}}, which
- * the first pipeline stage writes for its own parameters. NULL: not available. CONFLICT: the rank
- * is not listed. FORMAT: the entry is not an interval of the parameter. */
+/* Get the interval of one rank from `offsets` if it lists the parameter, else as ckpt_nt_zero_share
+ * does. `offsets` is the object param_name_to_dp_rank_offsets in optimizer_config.json, {PARAM:
+ * {"0": ["0", "118"], ...}}, which the first pipeline stage writes for its own parameters; NULL:
+ * not available. CONFLICT: the rank is not listed. FORMAT: the entry is not an interval of the
+ * parameter. */
 int ckpt_nt_zero_interval(const json_t *offsets, const char *param, uint64_t numel, uint32_t rank,
                           uint32_t size, struct ckpt_nt_interval *ret, struct ckpt_err *err);
 

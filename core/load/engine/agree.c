@@ -24,8 +24,8 @@
 
 /* ---- what all ranks want ---- */
 
-/* What of its table the first rank of a class sends: the boxes alone, unless its class owns the
- * form. */
+/* Get the part of its table that the first rank of a class sends: the boxes alone, unless its class
+ * owns the form. */
 static struct ckpt_table sent_of(const struct ckpt_job *job, const struct ckpt_table *own,
                                  uint32_t class)
 {
@@ -170,7 +170,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
     return 0;
 }
 
-/* What rank 0 gathers from the messages of all ranks. */
+/* Rank 0 gathers this from the messages of all ranks. */
 struct fits {
     struct fit most; /* the maximum of each number, and the sum of the claims */
     CKPT_VEC(struct ckpt_group_claim) claims;
@@ -446,7 +446,8 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
     return check_plans(load, rc, &fit, err);
 }
 
-/* What the comm's last load has measured replaces what would be assumed. */
+/* Unless a rate is given, take the one that the comm's last load has measured in place of an
+ * assumed one. */
 static void use_measured(const struct ckpt_comm *comm, uint32_t nnode, struct ckpt_rates *rates)
 {
     double *rate = nnode > 1 ? &rates->network : &rates->local_link;

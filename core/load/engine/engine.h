@@ -53,9 +53,9 @@ struct ckpt_engine_stats {
 
 struct ckpt_engine;
 
-/* What an engine is made of. comm is borrowed until ckpt_engine_end; the engine holds a reference
- * to view and copies target. ckpt_engine_start takes plan and job_wants, even if it fails, because
- * workers may use them afterwards: both members are NULL then. */
+/* An engine is made of these parts. comm is borrowed until ckpt_engine_end; the engine holds a
+ * reference to view and copies target. ckpt_engine_start takes plan and job_wants, even if it
+ * fails, because workers may use them afterwards: both members are NULL then. */
 struct ckpt_engine_parts {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
@@ -77,20 +77,20 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
  * ranks know, and sets *err to the error that all report. Does nothing in a job of one rank. */
 void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err);
 
-/* As ckpt_load_wait (load.h). */
+/* Wait for the end of the load, as ckpt_load_wait (load.h) does. */
 int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
 
-/* As ckpt_load_next. */
+/* Wait for the next want to arrive, as ckpt_load_next does. */
 int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_want,
                      struct ckpt_err *err);
 
-/* As ckpt_load_cancel: returns at once, and may be called from any thread. */
+/* Stop the load, as ckpt_load_cancel does: returns at once, and may be called from any thread. */
 void ckpt_engine_cancel(struct ckpt_engine *e);
 
-/* As ckpt_load_pause; may be called from any thread. */
+/* Pause the load, as ckpt_load_pause does; may be called from any thread. */
 int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
 
-/* As ckpt_load_resume. */
+/* Go on after a pause, as ckpt_load_resume does. */
 int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
 
 /* Stop the load if it runs, and drop the caller's reference to the engine; NULL is allowed. Each
@@ -99,9 +99,10 @@ int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
  * it. */
 void ckpt_engine_end(struct ckpt_engine *e);
 
-/* As ckpt_engine_end, but give plan and job_wants back to *parts, for a reload. Each read is waited
- * for until it has lasted read_timeout_ms, or half of exchange_timeout_ms if that is less, because
- * the other ranks wait meanwhile. If a worker is still in a read then, *parts stays as it is. */
+/* End the engine as ckpt_engine_end does, but give plan and job_wants back to *parts, for a reload.
+ * Each read is waited for until it has lasted read_timeout_ms, or half of exchange_timeout_ms if
+ * that is less, because the other ranks wait meanwhile. If a worker is still in a read then, *parts
+ * stays as it is. */
 void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
 
 /* The statistics of this rank up to now; plan_s is 0. */

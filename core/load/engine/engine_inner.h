@@ -98,7 +98,7 @@ struct ckpt_pause {
     bool wanted;       /* a pause has been asked for and not yet been resumed */
     bool reached;      /* this rank is paused */
     uint64_t since_ms; /* when the last of them was asked for */
-    /* Of the pump: */
+    /* Only the pump uses these members: */
     uint32_t reported; /* how many pauses this rank has reported to the rank above */
     uint32_t nheard;   /* for the next pause: number of ranks right below that have reported */
     uint32_t furthest; /* for the next pause: the maximum of what they have reported */

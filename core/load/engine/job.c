@@ -27,7 +27,8 @@ enum {
 
 /* ---- the messages ---- */
 
-/* What each rank sends; the sizes of its first HELLO_FILES files follow, each a uint64_t. */
+/* Each rank sends this message; the sizes of its first HELLO_FILES files follow, each a
+ * uint64_t. */
 struct hello {
     unsigned char checkpoint[16]; /* ckpt_catalog_digest */
     char step[STEP_TEXT];         /* the step's name, or its beginning */

@@ -11,7 +11,7 @@
 
 struct ckpt_load;
 
-/* As rank 0 sends it. */
+/* Rank 0 sends these facts to all ranks. */
 struct ckpt_job_facts {
     uint32_t nclass; /* number of different tables of wants */
     uint32_t nnode;  /* number of machines */

@@ -101,11 +101,11 @@ struct ckpt_window {
 
 /* Limits in bytes. */
 struct ckpt_plan_sizes {
-    /* Equal on all ranks that share what they read: */
+    /* These members are equal on all ranks that share what they read: */
     uint64_t unit;   /* of a unit; exceeded only by a single element that is larger */
     uint64_t slice;  /* of a slice; >= CKPT_UNIT_ALIGN */
     uint64_t window; /* of all slices of a window; exceeded only where slices are the smallest */
-    /* Of this rank: */
+    /* These members may differ from rank to rank: */
     uint64_t piece; /* of a piece; exceeded only by a single slice or unit */
     uint32_t ahead; /* number of pieces that can be read at the same time */
     bool device;    /* groups of one member have windows, too */
@@ -128,7 +128,7 @@ struct ckpt_plan {
                     this one reads */
 };
 
-/* What a rank wants of a file, and how much of that other ranks of its node want, too: in bytes. */
+/* A rank wants `wanted` bytes of a file; other ranks of its node want `again` of these, too. */
 struct ckpt_file_use {
     uint64_t wanted, again;
 };

@@ -54,7 +54,7 @@ struct ckpt_thread_buffers {
 void ckpt_thread_buffers_divide(uint64_t aside, bool direct, bool cached, uint32_t *threads,
                                 struct ckpt_thread_buffers *ret);
 
-/* What slot sizes depend on. */
+/* These numbers determine the sizes of slots. */
 struct ckpt_size_input {
     const struct ckpt_load_options *opt;
     uint64_t aside; /* bytes of host_bytes that are not for slots */

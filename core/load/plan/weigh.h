@@ -26,7 +26,7 @@ struct ckpt_load_places {
     uint32_t nshare; /* 0 or 1: all ranks share */
 };
 
-/* What is counted at one rank, in bytes. */
+/* These numbers are counted at one rank, in bytes unless they say otherwise. */
 struct ckpt_weight {
     uint64_t needed; /* ckpt_load_needed */
     uint64_t unique,

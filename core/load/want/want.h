@@ -73,7 +73,8 @@ void ckpt_wants_release(struct ckpt_wants *w);
 uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *dim,
                          const uint32_t *rank, struct ckpt_err *err);
 
-/* The same for a placement, which is copied. */
+/* Add a placement, which is copied, unless there is an equal one; returns its index. CKPT_NONE and
+ * *err: no memory. */
 uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, struct ckpt_err *err);
 
 /* Append an entry: `box` (copied; NULL: the whole) of a tensor of the catalogue, divided by `spec`

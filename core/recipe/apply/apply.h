@@ -114,8 +114,8 @@ int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r);
 int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                    const struct ckpt_sizes *sizes);
 
-/* As ckpt_apply_add, for a tensor that the config ties to another: it is not added to the model,
- * but must be a copy. */
+/* Add the result as ckpt_apply_add does, but for a tensor that the config ties to another: it is
+ * not added to the model, but must be a copy. */
 int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                         const struct ckpt_sizes *sizes);
 

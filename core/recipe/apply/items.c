@@ -12,9 +12,9 @@ struct tally {
     size_t need, have;
 };
 
-/* What a walk does: count what the checkpoint has; add the model's tensors; compare those that are
- * left out; or, for a recipe that is read backwards, see whether the checkpoint has all of the
- * model's tensors, and compare its copies. */
+/* A walk does one of these: count what the checkpoint has; add the model's tensors; compare those
+ * that are left out; or, for a recipe that is read backwards, see whether the checkpoint has all of
+ * the model's tensors, and compare its copies. */
 enum pass { PASS_PROBE, PASS_EMIT, PASS_LEAVE_OUT, PASS_CHECK, PASS_CHECK_COPIES };
 
 struct walk {

@@ -11,7 +11,7 @@
 
 enum { MAX_RUNS = 1 << 16 };
 
-/* Of "(gate=f/tp + up=f/tp)" with f 4 and two ranks, a part has two runs, which lie apart in the
+/* A part of "(gate=f/tp + up=f/tp)" with f 4 and two ranks has two runs, which lie apart in the
  * whole:
  *
  *      rank 0   g0 g1 u0 u1

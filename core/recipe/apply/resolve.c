@@ -69,7 +69,7 @@ static int build_indices(struct ckpt_resolver *rs)
 
 /* ---- numbers in names ---- */
 
-/* What is added to the axis: {k+layers}. */
+/* Get the number that is added to the axis: {k+layers}. False: it is not known. */
 static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes *sizes,
                       uint64_t *ret)
 {

@@ -73,12 +73,12 @@ int ckpt_name_choose(struct ckpt_arena *arena, const char *s, const struct ckpt_
 int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t len,
                     struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
 
-/* The same for a text that is no part of a rule: its axes have names only. */
+/* Parse a text that is no part of a rule, as ckpt_name_parse does: its axes have names only. */
 int ckpt_name_parse_alone(struct ckpt_arena *arena, const char *what, const char *text,
                           const struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
 
-/* The same for the beginning of names, with at most one number: "layers.{l}.mlp.". FORMAT if it has
- * several spellings or numbers. */
+/* Parse the beginning of names, as ckpt_name_parse_alone does, with at most one number:
+ * "layers.{l}.mlp.". FORMAT if it has several spellings or numbers. */
 int ckpt_name_parse_start(struct ckpt_arena *arena, const char *what, const char *text,
                           const struct ckpt_name **ret, struct ckpt_err *err);
 

@@ -104,7 +104,7 @@ static int read_two(struct reader *r, const char *where, const json_t *j, const 
     return *ret_a && *ret_b ? 0 : ckpt_nomem(r->err);
 }
 
-/* The same, of a mapping's source and target; backwards they change places. */
+/* Read a mapping's source and target from a list of two texts; backwards they change places. */
 static int read_from_to(struct reader *r, const char *where, const json_t *j, const char **ret_from,
                         const char **ret_to)
 {

@@ -34,7 +34,7 @@ static const struct {
 
 enum { MODELS, NFORMAT = sizeof formats / sizeof *formats };
 
-/* What was parsed so far. */
+/* A set of recipes keeps here what was parsed so far. */
 struct parsed {
     pthread_mutex_t lock; /* of folders that are being parsed; parsed ones do not change */
     struct ckpt_recipe_folder folder[NFORMAT]; /* the first format of each folder has it */
@@ -406,8 +406,8 @@ static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_opt
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
 
-/* Of the matching recipes, those of the lowest tier are candidates; the user's come before the
- * embedded ones. */
+/* The matching recipes of the lowest tier are candidates; the user's come before the embedded
+ * ones. */
 enum { NTIER = 8 };
 
 /* Backwards, a model type's own family comes before others that list it too. */

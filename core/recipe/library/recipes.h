@@ -36,8 +36,8 @@ int ckpt_recipes_family(const struct ckpt_recipes *set, const char *model_type,
 int ckpt_recipes_common(const struct ckpt_recipes *set, const struct ckpt_family **ret,
                         struct ckpt_err *err);
 
-/* As ckpt_recipes_load with a path, but from memory, so that only embedded files can be included.
- */
+/* Load a recipe from memory, as ckpt_recipes_load does from a path; only embedded files can be
+ * included. */
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err);
 
