@@ -7,6 +7,7 @@ A case has a case.json (see case.py), or, of nanotron, an oracle CASE.expected/ 
 one, or, of Megatron, CASE.expected.safetensors. The tree's own copies and the collection in CKPTFS_FIXTURES are tried.
 """
 
+import concurrent.futures
 import glob
 import json
 import os
@@ -248,19 +249,21 @@ def cases(root):
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     passed = failed = 0
-    seen = set()
-    with tempfile.TemporaryDirectory() as unpacked:
+    todo, seen = [], set()
+    with tempfile.TemporaryDirectory() as unpacked, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         case.unpack("bridge.tar.xz", os.path.join(unpacked, "bridge"))
         for root in [unpacked, *case.roots()]:
             for name, check in cases(root):
                 if not (name + "/").startswith(only.rstrip("/") + "/" if only else "") or (name.startswith("bridge/") and name in seen):
                     continue  # the collection has the archive's cases, too
                 seen.add(name)
-                problems = check()
-                print(f"{'ok  ' if not problems else 'FAIL'} {name}")
-                for p in problems[:10]:
-                    print(f"     {p}")
-                passed, failed = passed + (not problems), failed + bool(problems)
+                todo.append((name, pool.submit(check)))
+        for name, checked in todo:
+            problems = checked.result()
+            print(f"{'ok  ' if not problems else 'FAIL'} {name}")
+            for p in problems[:10]:
+                print(f"     {p}")
+            passed, failed = passed + (not problems), failed + bool(problems)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 
