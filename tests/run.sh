@@ -38,8 +38,7 @@ phase() {
 system_python=/usr/bin/python3
 [[ -x $system_python ]] || system_python=$(command -v python3 || echo "$system_python")
 
-# pip_install ARGUMENTS...: without compiling what is installed, which takes most of the time: Python compiles what it imports
-pip_install() { "$venv/bin/pip" install --quiet --no-compile "$@"; }
+pip_install() { "$venv/bin/pip" install --quiet "$@"; }
 
 # install_torch VERSION: the build for CPUs is asked for by its name, which pip finds where an index or a folder offers it
 # (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS: PyTorch has an index of them); else the one with CUDA's libraries, which works, too.
@@ -172,8 +171,8 @@ run() {
     -DCKPTFS_MOTO="$(realpath -m "$venv/moto")" -DCKPTFS_MORE="$(realpath -m "$venv/more")" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
-  phase "$preset: tests" # one at a time more than there are processors: some wait
-  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j $((jobs + 1)) "$@" "${only[@]}" 2>&1 | tee "$log" || {
+  phase "$preset: tests"
+  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" "${only[@]}" 2>&1 | tee "$log" || {
     { echo "tests of '$preset' failed:"; tell_failures "$preset"; } >>"$failures"
     again "$preset" || failed=1
   }
@@ -198,8 +197,9 @@ tell_times() {
 touch build/began
 if ((strict)); then
   export CKPTFS_STRICT=1
-  run asan -LE 'interop|bench|engines'
-  run tsan -LE interop
+  # many of these wait, so there is one more than there are processors; those of release start processes of their own
+  run asan -LE 'interop|bench|engines' -j $((jobs + 1))
+  run tsan -LE interop -j $((jobs + 1))
   phase 'fuzzing'
   mkdir -p build/fuzz
   # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
