@@ -17,10 +17,11 @@
 #   fuzz       every target for $SECONDS_EACH seconds (600)
 #   saves      checkpoints that megatron-core saves out of its own modules
 #   malloc     every allocation of the commands fails once
+#   mutate     60 changes of one operator, constant or condition each: how many the tests notice (goes on where it ended)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict folders chroots everything packages container arm64 faults ceiling soak fuzz saves malloc)
+((${#stages[@]})) || stages=(strict folders chroots everything packages container arm64 faults ceiling soak fuzz saves malloc mutate)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -63,6 +64,7 @@ for s in "${stages[@]}"; do
         stage saves "$python" tests/interop/megatron_saves.py
       ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
+    mutate) stage mutate tests/mutate.py ;;
     *) sed -n '3,20p' "$0" >&2; exit 2 ;;
   esac
 done
