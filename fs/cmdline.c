@@ -76,7 +76,7 @@ static void print_option(char letter, const char *word, const char *between, con
 /* Words are equal if they differ in '-' and '_' only. */
 static bool same_word(const char *a, const char *b)
 {
-    while (*a && (*a == *b || (*a == '-' && *b == '_') || (*a == '_' && *b == '-')))
+    while (*a && ckpt_option_same_letter(*a, *b))
         a++, b++;
     return *a == *b;
 }
@@ -142,6 +142,14 @@ static void print_help(const struct ckptfs_command *command)
     (void)printf("Exit status: 0 good, 1 failed or different, 2 usage.\n");
 }
 
+/* The last word of a command's name: "info" of "ckpt info". */
+static const char *short_name(const struct ckptfs_command *k)
+{
+    const char *space = strchr(k->name, ' ');
+
+    return space ? space + 1 : k->name;
+}
+
 /* Print the options of all these commands, each with the commands that take it. */
 static void print_options(uint32_t of)
 {
@@ -155,7 +163,7 @@ static void print_options(uint32_t of)
         ckpt_str_puts(&help, o->help);
         for (const struct ckptfs_command *c = ckptfs_commands; c->bit && (o->of & of) != of; c++)
             if (c->bit & of & o->of) {
-                ckpt_str_printf(&help, "%s%s", between, strchr(c->name, ' ') + 1);
+                ckpt_str_printf(&help, "%s%s", between, short_name(c));
                 between = ", ";
             }
         ckpt_str_puts(&help, *between == ',' ? "]" : "");
@@ -234,14 +242,6 @@ static int fail_letter(const struct ckptfs_cmdline *c, char letter, struct ckpt_
 
     return ckpt_fail(err, CKPT_USAGE, "-%c: no such option%s%s (--help lists them)", letter,
                      advice ? "; " : "", advice ? advice : "");
-}
-
-/* The last word of a command's name: "info" of "ckpt info". */
-static const char *short_name(const struct ckptfs_command *k)
-{
-    const char *space = strchr(k->name, ' ');
-
-    return space ? space + 1 : k->name;
 }
 
 static int fail_command(const struct ckptfs_cmdline *c, const char *name, struct ckpt_err *err)
@@ -423,8 +423,7 @@ static int find_command(struct ckptfs_cmdline *c, struct ckpt_err *err)
         return 0;
     for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
         if ((k->bit & c->of) &&
-            (!has_commands(c) ||
-             (c->noperand && strcmp(strchr(k->name, ' ') + 1, c->operand[0]) == 0)))
+            (!has_commands(c) || (c->noperand && strcmp(short_name(k), c->operand[0]) == 0)))
             c->command = k;
     if (!c->command && c->noperand)
         return fail_command(c, c->operand[0], err);

@@ -152,7 +152,7 @@ const char *ckpt_words_find(const char *list, const char *word)
 {
     for (const char *at = list; at && *at; at += strcspn(at, " "), at += strspn(at, " ")) {
         const char *w = word;
-        while (*w && (*at == *w || (*at == '_' && *w == '-') || (*at == '-' && *w == '_')))
+        while (*w && ckpt_option_same_letter(*at, *w))
             at++, w++;
         if (!*w && strchr(": ", *at)) /* finds the end of the list, too */
             return at;

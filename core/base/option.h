@@ -49,6 +49,12 @@ int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
 int ckpt_option_choice(const struct ckpt_option *o, const char *value, uint32_t *ret,
                        struct ckpt_err *err);
 
+/* Are these the same letter of a word? '-' and '_' are equal. */
+static inline bool ckpt_option_same_letter(char a, char b)
+{
+    return (a == '-' ? '_' : a) == (b == '-' ? '_' : b);
+}
+
 /* Find a word in a list such as "precision bf16:bfloat16", whose words are separated by spaces and
  * may have a value after ':'. '-' and '_' are equal. Returns what follows the word in the list, so
  * ":bfloat16" or less; NULL: the list, which may be NULL, has no such word. */

@@ -82,13 +82,11 @@ static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
 
 /* ---- shapes and names that are listed ---- */
 
-/* A class of other code than transformers' may have other shapes under the names of a known type.
- */
+/* A class that is none of transformers' may have other shapes under the names of a known type. */
 static int tell_shapes(struct ckpt_opening *o, const struct ckpt_lacks *lacks, struct ckpt_err *err)
 {
     const char *dir = ckpt_dir_path(o->dir), *names = ckpt_str_get(&lacks->shapes),
-               *class = json_string_value(
-                   json_array_get(json_object_get(o->config, "architectures"), 0));
+               *class = ckpt_config_class(o->config);
     const bool one = lacks->nshape == 1;
 
     if (lacks->nshape == 0)
@@ -123,23 +121,13 @@ static int tell_lacks(struct ckpt_opening *o, const struct ckpt_lacks *lacks, st
     return 0;
 }
 
-/* Does a name contain the word between dots? */
-static bool has_word(const char *name, const char *word, size_t len)
+/* Does a name have this word between dots or, unless it is to be the whole of it, a longer one that
+ * begins so? */
+static bool has_word(const char *name, const char *word, size_t len, bool whole)
 {
     for (const char *at = name; at; at = strchr(at, '.')) {
         at += *at == '.';
-        if (strncmp(at, word, len) == 0 && (at[len] == '.' || at[len] == '\0'))
-            return true;
-    }
-    return false;
-}
-
-/* Does a word between dots begin with this one? */
-static bool has_beginning(const char *name, const char *word, size_t len)
-{
-    for (const char *at = name; at; at = strchr(at, '.')) {
-        at += *at == '.';
-        if (strncmp(at, word, len) == 0)
+        if (strncmp(at, word, len) == 0 && (!whole || at[len] == '.' || at[len] == '\0'))
             return true;
     }
     return false;
@@ -156,11 +144,11 @@ static bool is_of_part(const json_t *config, const char *name)
 
     json_object_foreach((json_t *)config, key, v)
         if (json_is_object(v) && ckpt_has_suffix(key, end) &&
-            has_beginning(name, key, strlen(key) - strlen(end)))
+            has_word(name, key, strlen(key) - strlen(end), false))
             return true;
     return ckpt_json_bool(config, "is_encoder_decoder", false) &&
-           (has_beginning(name, encoder, strlen(encoder)) ||
-            has_beginning(name, decoder, strlen(decoder)));
+           (has_word(name, encoder, strlen(encoder), false) ||
+            has_word(name, decoder, strlen(decoder), false));
 }
 
 /* The tensor that shows a model of this type without a head, if it is a weight in a module: one of
@@ -202,8 +190,9 @@ static int has_none(const struct ckpt_opening *o, bool *ret, struct ckpt_err *er
     *ret = false;
     for (size_t i = 0; anchor && i < o->cat->tensors.len; i++) {
         const char *name = o->cat->tensors.ptr[i].name;
-        if (has_word(name, anchor, strcspn(anchor, ".")) || ckpt_texts_end(&type->output, name) ||
-            ckpt_texts_end(&type->embedding, name) || is_of_part(o->config, name))
+        if (has_word(name, anchor, strcspn(anchor, "."), true) ||
+            ckpt_texts_end(&type->output, name) || ckpt_texts_end(&type->embedding, name) ||
+            is_of_part(o->config, name))
             return 0;
     }
     if (anchor && is_renamed(o, type, model_type, &renamed, err) < 0)

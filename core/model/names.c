@@ -40,8 +40,7 @@ static bool is_weight(const struct ckpt_type *type, const char *name)
 /* The model's class by its config; "": that does not say it. */
 static const char *class_of(const json_t *config)
 {
-    const char *name =
-        json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+    const char *name = ckpt_config_class(config);
 
     return name ? name : "";
 }

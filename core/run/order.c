@@ -39,8 +39,7 @@ static int form_cmp(const char *a, const char *b)
 }
 
 /* The last whole number in a name before `end`, and its end, or NULL. A decimal fraction is a
- * metric
- * ("best_f1_0.91"), which says nothing about when the step was saved. */
+ * metric ("best_f1_0.91"), which says nothing about when the step was saved. */
 static const char *whole_number(const char *name, const char *end, const char **ret_end)
 {
     const char *begin;

@@ -17,9 +17,8 @@
 /* Samples of contents: the number of places in one file, and in all files together. */
 enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 4096 };
 
-#define SETTLING                                                                                   \
-    (2 * CKPT_SECOND_NS) /* from a change of a file's times to the bytes that follow               \
-                          */
+/* The bytes that follow a change of a file's times come within this time. */
+#define SETTLING (2 * CKPT_SECOND_NS)
 
 /* ---- markers ---- */
 

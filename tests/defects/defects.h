@@ -10,12 +10,9 @@
 #include <time.h>
 
 #include "base/err.h"
+#include "sanitized.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MOST_SECONDS = 120 };
-#else
-enum { MOST_SECONDS = 20 };
-#endif
+enum { MOST_SECONDS = SANITIZED ? 120 : 20 };
 
 struct judge {
     const char *filter; /* only cases whose names contain it; NULL: all */

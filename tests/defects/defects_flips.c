@@ -292,11 +292,7 @@ static uint64_t flips_wanted(void)
 {
     const char *text = getenv("CKPTFS_FLIPS");
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    const uint64_t n = FLIPS_SANITIZED;
-#else
-    const uint64_t n = FLIPS;
-#endif
+    const uint64_t n = SANITIZED ? FLIPS_SANITIZED : FLIPS;
     return !text ? n : strcmp(text, "all") == 0 ? UINT64_MAX : strtoull(text, NULL, 10);
 }
 

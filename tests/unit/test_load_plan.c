@@ -6,16 +6,12 @@
 
 #include "load/plan/cost.h"
 #include "load_made_up.h"
+#include "sanitized.h"
 #include "tensor/read.h"
 
 /* ---- plans of all ranks of a job, as each makes its own ---- */
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { ROUNDS = 60 };
-#else
-enum { ROUNDS = 300 };
-#endif
-enum { GROUPS = 4 };
+enum { GROUPS = 4, ROUNDS = SANITIZED ? 60 : 300 };
 
 struct job {
     struct ckpt_catalog *cat;

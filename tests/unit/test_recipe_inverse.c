@@ -4,6 +4,7 @@
  * computed where the rule names a value, and mapped back. */
 #include <stdlib.h>
 
+#include "sanitized.h"
 #include "test.h"
 
 #include "base/str.h"
@@ -11,11 +12,7 @@
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { ROUNDS = 2 }; /* there are many rules */
-#else
-enum { ROUNDS = 8 };
-#endif
+enum { ROUNDS = SANITIZED ? 2 : 8 }; /* there are many rules */
 enum { AXES = CKPT_SCOPE_AXES + CKPT_MAX_RANK, MAX_NUMEL = 200000 };
 
 /* ---- random ---- */

@@ -8,6 +8,7 @@
 #include "recipe/apply/apply.h"
 #include "recipe/library/recipes.h"
 #include "recipe/library/settings.h"
+#include "recipe/library/types.h"
 
 /* The list of a model file is walked through as for a checkpoint that is to be written. */
 
@@ -64,12 +65,6 @@ int ckpt_lacks_add_shape(struct ckpt_lacks *l, const struct ckpt_tensor *t, cons
         return -1;
     ckpt_str_printf(&l->shapes, ", not %s", ckpt_shape_text(want, rank).text);
     return l->shapes.failed ? ckpt_nomem(err) : 0;
-}
-
-/* The first of a config's classes, or NULL. */
-static const char *class_of(const json_t *config)
-{
-    return json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
 }
 
 /* ---- names ---- */
@@ -149,7 +144,7 @@ static bool is_known_class(const struct ckpt_family *f, const json_t *config)
                                         "ForTokenClassification",
                                         "ForQuestionAnswering"};
     static const char head[] = "ForCausalLM";
-    const char *class = class_of(config), *own = class_of(f->config),
+    const char *class = ckpt_config_class(config), *own = ckpt_config_class(f->config),
                *type = ckpt_json_str_or(config, "model_type", "");
     const size_t len = strlen(type) - (ckpt_has_suffix(type, "_text") ? strlen("_text") : 0);
 
@@ -169,7 +164,7 @@ static bool is_known_class(const struct ckpt_family *f, const json_t *config)
 /* Why missing tensors of a model with this config are not told; NULL: they are. */
 static const char *why_unchecked(const json_t *config)
 {
-    const char *class = class_of(config);
+    const char *class = ckpt_config_class(config);
 
     if (json_object_get(config, "quantization_config"))
         return "the model is quantised";
@@ -238,8 +233,7 @@ int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog 
     else if ((ret->listed = !f->open) && count(f, cat, config, ret, err) < 0)
         return -1;
     ret->own_class = f && !is_known_class(f, config);
-    /* a causal model of transformers has no part below another prefix, so nothing would be loaded
-     */
+    /* A causal model of transformers has no part below another prefix: nothing would be loaded. */
     ret->none |= ret->behind && !why && !ret->own_class && !json_object_get(config, "auto_map");
     if (why || (ret->quantized && f))
         ret->unchecked = why ? why : "the model is quantised";

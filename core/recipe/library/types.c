@@ -35,6 +35,11 @@ struct reader {
 
 /* ---- texts ---- */
 
+const char *ckpt_config_class(const json_t *config)
+{
+    return json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+}
+
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name)
 {
     for (size_t i = 0; i < w->n; i++)

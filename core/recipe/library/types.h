@@ -124,6 +124,10 @@ const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *
 /* The facts about a type that no file lists. */
 const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t);
 
+/* Return the first class that a config.json names in "architectures"; NULL: it names none. Borrowed
+ * from the config. */
+const char *ckpt_config_class(const json_t *config);
+
 /* Does the name contain, or end with, one of them? */
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name);
 bool ckpt_texts_end(const struct ckpt_texts *w, const char *name);
