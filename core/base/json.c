@@ -2,12 +2,14 @@
 /* jansson with limits; Python's number spelling. */
 #include "base/json.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/utf8.h"
@@ -46,23 +48,139 @@ static bool too_deep(const char *text, size_t len)
     return false;
 }
 
-int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret,
+/* ---- Python's JSON as that of RFC 8259 ---- */
+
+/* A lone half of a surrogate pair, which UTF-8 can't hold, is kept as a private character of the
+ * last plane that has its low 16 bits. */
+enum { SURROGATES = 0xd800, SURROGATES_END = 0xe000, KEPT_SURROGATE = 0x100000 };
+
+static int32_t hex4(const char *s);
+
+/* The half of a surrogate pair that "\\uXXXX" at s is, or -1. */
+static int32_t surrogate_at(const char *s, const char *end)
+{
+    const int32_t c = end - s >= 6 && s[0] == '\\' && s[1] == 'u' ? hex4(s + 2) : -1;
+
+    return c >= SURROGATES && c < SURROGATES_END ? c : -1;
+}
+
+/* Copy the string at s, with its quotes. Returns where it ends. */
+static const char *copy_string(const char *s, const char *end, struct ckpt_str *out)
+{
+    const char *from = s++;
+
+    while (s < end && *s != '"') {
+        const int32_t half = surrogate_at(s, end);
+        if (half < 0) {
+            s += *s == '\\' && end - s > 1 ? 2 : 1;
+        } else if (half < 0xdc00 && surrogate_at(s + 6, end) >= 0xdc00) {
+            s += 12;
+        } else {
+            ckpt_str_append(out, from, (size_t)(s - from));
+            ckpt_str_printf(out, "\\u%04x\\u%04x",
+                            0xd800 + ((KEPT_SURROGATE + half - 0x10000) >> 10),
+                            0xdc00 + (half & 0x3ff));
+            from = s += 6;
+        }
+    }
+    s += s < end;
+    ckpt_str_append(out, from, (size_t)(s - from));
+    return s;
+}
+
+/* Copy the number or word at s: a number that is none of C's long long or double, and Python's
+ * words for such numbers, become an object with one member. Returns where it ends. */
+static const char *copy_word(const char *s, const char *end, struct ckpt_str *out)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    char word[512]; /* longer ones are copied as they are */
+    size_t n = 0;
+
+    while (s + n < end && s[n] && (strchr("+-.0123456789", s[n]) || strchr(letters, s[n])))
+        n++;
+    if (n == 0 || n >= sizeof word) {
+        ckpt_str_append(out, s, n ? n : 1);
+        return s + (n ? n : 1);
+    }
+    memcpy(word, s, n);
+    word[n] = '\0';
+
+    const bool is_integer = word[strspn(word, "-0123456789")] == '\0',
+               is_number = word[strspn(word, "-+.eE0123456789")] == '\0';
+    const double v = strtod(word, NULL);
+    errno = 0;
+    if (is_integer && strtoll(word, NULL, 10) && errno == ERANGE)
+        ckpt_str_printf(out, "{\"" CKPT_JSON_BIG_INTEGER "\": \"%s\"}", word);
+    else if (strcmp(word, "NaN") == 0)
+        ckpt_str_puts(out, "{\"" CKPT_JSON_SPECIAL_FLOAT "\": \"NaN\"}");
+    else if (strcmp(word, "Infinity") == 0 || strcmp(word, "-Infinity") == 0 ||
+             (is_number && isinf(v)))
+        ckpt_str_printf(out, "{\"" CKPT_JSON_SPECIAL_FLOAT "\": \"%sInfinity\"}", v < 0 ? "-" : "");
+    else
+        ckpt_str_puts(out, word);
+    return s + n;
+}
+
+/* Write JSON with what Python's json reads beyond RFC 8259 in the form that json.h describes. */
+static void copy_as_rfc8259(const char *text, size_t len, struct ckpt_str *out)
+{
+    for (const char *s = text, *end = text + len; s < end;)
+        s = *s == '"' ? copy_string(s, end, out) : copy_word(s, end, out);
+}
+
+/* ---- parsing ---- */
+
+static json_t *load(const char *text, size_t len, size_t flags, const char *what,
                     struct ckpt_err *err)
 {
     json_error_t je;
-
     const char *nul = len ? memchr(text, 0, len) : NULL;
 
-    if (nul) /* which jansson takes for the end of a number, and passes over */
-        return ckpt_fail(err, CKPT_FORMAT, "%s: not valid JSON: a NUL at byte %zu", what,
-                         (size_t)(nul - text));
-    if (too_deep(text, len))
-        return ckpt_fail(err, CKPT_LIMIT, "%s: JSON nested deeper than %d", what, MAX_DEPTH);
-    json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
+    if (nul) { /* which jansson takes for the end of a number, and passes over */
+        (void)ckpt_fail(err, CKPT_FORMAT, "%s: not valid JSON: a NUL at byte %zu", what,
+                        (size_t)(nul - text));
+        return NULL;
+    }
+    if (too_deep(text, len)) {
+        (void)ckpt_fail(err, CKPT_LIMIT, "%s: JSON nested deeper than %d", what, MAX_DEPTH);
+        return NULL;
+    }
+    json_t *j = json_loadb(text, len, flags, &je);
     if (!j)
-        return ckpt_fail(
+        (void)ckpt_fail(
             err, json_error_code(&je) == json_error_out_of_memory ? CKPT_NOMEM : CKPT_FORMAT,
             "%s: not valid JSON: %s (line %d, byte %d)", what, je.text, je.line, je.position);
+    return j;
+}
+
+int ckpt_json_parse_strict(const char *text, size_t len, const char *what, json_t **ret,
+                           struct ckpt_err *err)
+{
+    json_t *j = load(text, len, JSON_REJECT_DUPLICATES, what, err);
+
+    if (!j)
+        return -1;
+    *ret = j;
+    return 0;
+}
+
+int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret,
+                    struct ckpt_err *err)
+{
+    struct ckpt_err first = {0};
+    json_t *j = load(text, len, 0, what, &first);
+
+    if (!j && first.code == CKPT_FORMAT) { /* which is rare, so the text is not copied before */
+        ckpt_cleanup(ckpt_freep) char *copy = NULL;
+        struct ckpt_str out = {0};
+        copy_as_rfc8259(text, len, &out);
+        const size_t n = out.len;
+        if (ckpt_str_steal(&out, &copy, err) < 0)
+            return -1;
+        j = load(copy, n, 0, what, NULL);
+    }
+    if (!j)
+        return ckpt_err_move(err, &first);
     *ret = j;
     return 0;
 }
@@ -117,6 +235,16 @@ static unsigned utf8_next(const unsigned char **p)
     return c;
 }
 
+static unsigned utf8_at(const unsigned char *p) { return utf8_next(&p); }
+
+/* The lone half of a surrogate pair that a character stands for; 0: it stands for itself. */
+static unsigned kept_surrogate(unsigned c)
+{
+    return c >= KEPT_SURROGATE + SURROGATES && c < KEPT_SURROGATE + SURROGATES_END
+               ? c - KEPT_SURROGATE
+               : 0;
+}
+
 /* json.dumps' default: ASCII only, \uxxxx in lower case. jansson strings are valid UTF-8. */
 void ckpt_json_put_string(struct ckpt_str *s, const char *text)
 {
@@ -133,6 +261,9 @@ void ckpt_json_put_string(struct ckpt_str *s, const char *text)
             break;
         unsigned c = utf8_next(&p);
         const char *esc = c < 0x80 ? strchr(short_escape, (int)c) : NULL;
+        const unsigned half = kept_surrogate(c);
+        if (half && !(half < 0xdc00 && *p && kept_surrogate(utf8_at(p)) >= 0xdc00))
+            c = half; /* two halves in this order were never alone */
         if (esc)
             ckpt_str_printf(s, "\\%c", letter[esc - short_escape]);
         else if (c < 0x10000)
@@ -211,7 +342,10 @@ static void put(struct dump *d, const json_t *j, int depth)
 {
     switch (json_typeof(j)) {
     case JSON_OBJECT:
-        put_object(d, j, depth);
+        if (json_object_size(j) == 1 && ckpt_json_str(j, CKPT_JSON_BIG_INTEGER))
+            ckpt_str_puts(&d->out, ckpt_json_str(j, CKPT_JSON_BIG_INTEGER));
+        else
+            put_object(d, j, depth);
         break;
     case JSON_ARRAY:
         put_array(d, j, depth);

@@ -14,10 +14,23 @@
 /* json_decref for ckpt_cleanup. */
 void ckpt_json_decrefp(json_t **j);
 
-/* Parse text[0..len): strict JSON (also Python's NaN and Infinity are refused), no duplicate keys,
- * valid UTF-8, no NUL in strings, depth <= 64. `what` names the text in errors. *ret is new. */
+/* Parse text[0..len) as Python's json.loads does, because Python wrote it: of equal keys the last
+ * counts; numbers that are no long long or double become an object with one of the two members
+ * below; a lone surrogate comes back when it is dumped. Refused: invalid UTF-8, NUL in strings,
+ * depth > 64. `what` names the text in errors. *ret is new. */
 int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret,
                     struct ckpt_err *err);
+
+/* {"__float__": "Infinity"}, also "-Infinity" and "NaN", as transformers 5 writes them
+ * (configuration_utils.py, _FLOAT_TAG_KEY). */
+#define CKPT_JSON_SPECIAL_FLOAT "__float__"
+/* {"__int__": "123..."}, an integer that does not fit; it is dumped as the number again. */
+#define CKPT_JSON_BIG_INTEGER "__int__"
+
+/* Parse JSON that people write for us: strict (also Python's NaN and Infinity are refused), no
+ * equal keys. Otherwise as ckpt_json_parse. */
+int ckpt_json_parse_strict(const char *text, size_t len, const char *what, json_t **ret,
+                           struct ckpt_err *err);
 
 enum ckpt_json_style {
     CKPT_JSON_COMPACT, /* {"a":1} */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON: what is accepted survives being written and read again, in both styles. */
+/* JSON: text that is accepted survives being written and read again, in both styles. */
 #include "fuzz.h"
 
 #include <stdlib.h>
@@ -25,17 +25,11 @@ static void check_pulled(const uint8_t *data, size_t size, const json_t *whole)
     json_decref(j);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static void check_dumped(const json_t *j)
 {
     struct ckpt_err err = {0};
-    json_t *j, *again;
+    json_t *again;
 
-    if (ckpt_json_parse((const char *)data, size, "input", &j, &err) < 0) {
-        check_err(&err);
-        check_pulled(data, size, NULL);
-        return 0;
-    }
-    check_pulled(data, size, j);
     for (int style = 0; style < 4; style++) {
         char *text;
         size_t len;
@@ -47,6 +41,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(text);
     }
     (void)ckpt_json_at(j, "a.b.c");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ckpt_err err = {0}, strict_err = {0};
+    json_t *j = NULL, *strict = NULL;
+
+    (void)ckpt_json_parse_strict((const char *)data, size, "input", &strict, &strict_err);
+    if (!strict)
+        check_err(&strict_err);
+    check_pulled(data, size, strict);
+    if (ckpt_json_parse((const char *)data, size, "input", &j, &err) < 0) {
+        check_err(&err);
+        MUST(!strict);
+        return 0;
+    }
+    check_dumped(j);
+    if (strict)
+        MUST(json_equal(j, strict));
+    json_decref(strict);
     json_decref(j);
     return 0;
 }

@@ -144,6 +144,50 @@ TEST(json, what_is_not_strict_json_is_refused)
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct ckpt_err err = {0};
         json_t *j;
+        CHECK_FAILS(ckpt_json_parse_strict(texts[i], strlen(texts[i]), "file", &j, &err),
+                    CKPT_FORMAT, "file: not valid JSON");
+    }
+}
+
+/* Every line is what json.dumps(json.loads(text)) writes, but for numbers that are none (those are
+ * as transformers 5 writes them). */
+TEST(json, text_of_python_is_read_as_python_does)
+{
+    static const char *const texts[][2] = {
+        {"{\"a\": 1, \"b\": 2, \"a\": 3}", "{\"a\":3,\"b\":2}"},
+        {"[NaN, Infinity, -Infinity]",
+         "[{\"__float__\":\"NaN\"},{\"__float__\":\"Infinity\"},{\"__float__\":\"-Infinity\"}]"},
+        {"[1e400, -1e400, 1e-400]",
+         "[{\"__float__\":\"Infinity\"},{\"__float__\":\"-Infinity\"},0.0]"},
+        {"[9223372036854775807, 9223372036854775808, -9223372036854775809]",
+         "[9223372036854775807,9223372036854775808,-9223372036854775809]"},
+        {"{\"n\": 1000000000000000019884624838656}", "{\"n\":1000000000000000019884624838656}"},
+        {"[\"\\ud800\", \"\\udc00\\ud83d\\ude00\", \"x\\uDBFFy\", \"\\\\ud800\"]",
+         "[\"\\ud800\",\"\\udc00\\ud83d\\ude00\",\"x\\udbffy\",\"\\\\ud800\"]"},
+        {"[\"NaN and \\\" Infinity\", NaN]", "[\"NaN and \\\" Infinity\",{\"__float__\":\"NaN\"}]"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct ckpt_err err = {0};
+        char *got;
+        json_t *j;
+        CHECK_OK(ckpt_json_parse(texts[i][0], strlen(texts[i][0]), "t", &j, &err));
+        CHECK_OK(ckpt_json_dump(j, CKPT_JSON_COMPACT, false, &got, NULL, &err));
+        CHECK_STR(got, texts[i][1]);
+        free(got);
+        json_decref(j);
+    }
+}
+
+TEST(json, text_that_python_does_not_read_is_refused)
+{
+    static const char *const texts[] = {
+        "",          "[1,]",          "[nan]",        "[inf]", "[+Infinity]",
+        "[Infinit]", "[--Infinity]",  "[\"\\ud80\"]", "['a']", "[01]",
+        "[1e400",    "{\"a\":1 NaN}", "[\"\\ud800]",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct ckpt_err err = {0};
+        json_t *j;
         CHECK_FAILS(ckpt_json_parse(texts[i], strlen(texts[i]), "file", &j, &err), CKPT_FORMAT,
                     "file: not valid JSON");
     }

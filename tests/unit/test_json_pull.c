@@ -14,7 +14,7 @@ static void same(const char *text, size_t len)
     struct ckpt_err err = {0}, own = {0}, skipped = {0};
     json_t *whole = NULL;
 
-    (void)ckpt_json_parse(text, len, "text", &whole, &err);
+    (void)ckpt_json_parse_strict(text, len, "text", &whole, &err);
     json_t *parts = pull_tree(text, len, false, &own);
     (void)pull_tree(text, len, true, &skipped);
     if (own.code != skipped.code)

@@ -311,7 +311,7 @@ int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *te
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
 
-    if (ckpt_json_parse(text, len, name, &j, err) < 0)
+    if (ckpt_json_parse_strict(text, len, name, &j, err) < 0)
         return -1;
     return ckpt_family_from_json(arena, name, j, ret, err);
 }

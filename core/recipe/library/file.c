@@ -449,7 +449,7 @@ static int read_file(struct reader *r, const struct ckpt_file *file, unsigned pa
     const char *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     struct ckpt_texts included;
 
-    if (!where || ckpt_json_parse(file->text, file->len, name, &j, r->err) < 0 ||
+    if (!where || ckpt_json_parse_strict(file->text, file->len, name, &j, r->err) < 0 ||
         ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
         ckpt_field_strings(r->arena, j, "include", name, &included, r->err) < 0)
         return -1;

@@ -151,7 +151,7 @@ static bool names(const struct ckpt_recipe_blob *b, const char *key)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
 
-    if (ckpt_json_parse((const char *)b->data, b->len, b->name, &j, NULL) < 0)
+    if (ckpt_json_parse_strict((const char *)b->data, b->len, b->name, &j, NULL) < 0)
         return false;
     const json_t *fixed = json_object_get(json_object_get(j, "config"), key);
     return ckpt_field_lists(json_object_get(j, "needs"), key) ||

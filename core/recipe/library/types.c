@@ -320,7 +320,7 @@ static int read_file(const struct reader *from, const struct ckpt_file *file, in
     r.name = ckpt_arena_strdup(&r.types->arena, file->name);
     if (!r.name)
         return ckpt_nomem(r.err);
-    if (ckpt_json_parse(file->text, file->len, r.name, &j, r.err) < 0)
+    if (ckpt_json_parse_strict(file->text, file->len, r.name, &j, r.err) < 0)
         return -1;
     if (!json_is_object(j))
         return ckpt_fail(r.err, CKPT_FORMAT, "%s: an object is expected here", r.name);
