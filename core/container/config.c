@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "base/sort.h"
+#include "container/stand_in.h"
 
 /* ---- YAML: libyaml's events, made into JSON values by recursive descent ---- */
 
@@ -423,6 +424,8 @@ int ckpt_config_read(const struct ckpt_dir *dir, const char *name, size_t max_le
         return ckpt_nomem(err);
     if (ckpt_dir_read_file(dir, name, max_len, &text, &len, err) < 0)
         return -1;
+    if (ckpt_refuse_stand_in(text, len, err) < 0)
+        return ckpt_err_in(err, "%s", what);
     return parse(name, what, text, len, ret, err);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/ckd.h"
 #include "base/crc32.h"
+#include "container/stand_in.h"
 
 /* ---- the bytes of a pickle, in a window that moves along ---- */
 
@@ -627,7 +628,9 @@ static int run(struct ckpt_pickle_machine *m)
     if (need(m, 2) < 0)
         return -1;
     if (*m->at != 0x80)
-        return ckpt_fail(m->err, CKPT_FORMAT, "is not a pickle of protocol 2 or later");
+        return ckpt_refuse_stand_in(m->at, (size_t)(m->stop - m->at), m->err) < 0
+                   ? -1
+                   : ckpt_fail(m->err, CKPT_FORMAT, "is not a pickle of protocol 2 or later");
     for (;;) {
         uint64_t off = m->pos - (uint64_t)(m->stop - m->at) - m->begin;
         if (need(m, 1) < 0)

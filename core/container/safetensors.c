@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/sort.h"
 #include "base/vec.h"
+#include "container/stand_in.h"
 #include "io/cursor.h"
 #include "tensor/box.h"
 
@@ -34,7 +35,7 @@ static int read_text(struct ckpt_source *s, char **ret_text, size_t *ret_len, st
     size_t got = (size_t)ckpt_min_u64(s->size, sizeof first);
     struct ckpt_cursor c;
 
-    if (ckpt_source_pread(s, first, got, 0, err) < 0)
+    if (ckpt_source_pread(s, first, got, 0, err) < 0 || ckpt_refuse_stand_in(first, got, err) < 0)
         return -1;
     ckpt_cursor_init(&c, first, got, 0, "file");
     uint64_t len = ckpt_cursor_le64(&c);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "container/stand_in.h"
 
 enum {
     MAX_INDEX_BYTES = 512 * 1024 * 1024,
@@ -159,7 +160,7 @@ int ckpt_weight_map_read(const struct ckpt_dir *dir, const char *name, ckpt_inde
         return -1;
     if (ckpt_map_reserve(&map->by_tensor, len / LEAST_LINE) < 0)
         return ckpt_nomem(err);
-    if (parse(text, len, refuse, map, err) < 0)
+    if (ckpt_refuse_stand_in(text, len, err) < 0 || parse(text, len, refuse, map, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name);
     *ret = ckpt_steal(&map);
     return 0;

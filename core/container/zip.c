@@ -10,6 +10,7 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "container/stand_in.h"
 #include "io/cursor.h"
 
 enum {
@@ -263,10 +264,12 @@ static int open_zip(struct ckpt_zip *z, struct ckpt_err *err)
         return -1;
     if (!find_end(&tail, &at) &&
         (read_tail(z, END_LEN + MAX_COMMENT, &tail, err) < 0 || !find_end(&tail, &at)))
-        return ckpt_fail(err, CKPT_FORMAT,
-                         "there is no zip end record in %" PRIu64
-                         " bytes: the archive is truncated, or the file is not a zip archive",
-                         z->len);
+        return ckpt_refuse_stand_in(z->head, z->head_len, err) < 0
+                   ? -1
+                   : ckpt_fail(err, CKPT_FORMAT,
+                               "there is no zip end record in %" PRIu64 " bytes: the archive is "
+                               "truncated, or the file is not a zip archive",
+                               z->len);
     return read_end(z, &tail, at, &d, err) < 0 ? -1 : read_directory(z, &tail, &d, err);
 }
 

@@ -43,11 +43,12 @@ struct ckpt_reader_options {
                          */
     bool allow_mixed;   /* of copies of a tensor that differ take the first one, with a warning,
                            instead   of failing */
-    bool states;      /* also read the optimizers' tensors, if the format says which parameters they
-                         belong to (for raw views). Those that cannot be read are left out, with a
-                         warning */
-    bool masters;     /* read F32 masters instead of 16-bit weights, if the format has both */
-    const char *name; /* of the checkpoint's folder, after resolving links */
+    bool states;  /* also read the optimizers' tensors, if the format says which parameters they
+                     belong to (for raw views). Those that cannot be read are left out, with a
+                     warning */
+    bool masters; /* read F32 masters instead of 16-bit weights, if the format has both */
+    const char *variant;             /* of a Hugging Face directory's weights ("fp16"); or NULL */
+    const char *name;                /* of the checkpoint's folder, after resolving links */
     struct ckpt_dir *above;          /* the folder of the run; or NULL */
     const struct ckpt_catalog *base; /* of the option base=; or NULL */
 };
@@ -188,6 +189,9 @@ struct ckpt_reader {
     /* Symbolic links in a folder of steps that point to one of the steps and are not steps
      * themselves ("LATEST"). */
     const char *const *links;
+
+    /* The directory may hold weights in several variants (ckpt_reader_options.variant). */
+    bool has_variants;
 
     /* This is a format of published models, not of trainers. Files of one directory may come from
      * several downloads, so their times are no evidence about saves. */

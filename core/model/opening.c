@@ -86,12 +86,18 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
         .states = opt->raw,
+        .variant = opt->variant,
         .name = o->name,
         .above = o->above,
         .base = o->shared->base ? o->shared->base->cat : NULL,
         .masters = opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
     };
 
+    if (opt->variant && !o->reader->has_variants)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "variant= chooses among the weights of a Hugging Face directory, and this "
+                         "is a checkpoint of %s",
+                         o->reader->name);
     if (ckpt_catalog_new(&o->cat, err) < 0 ||
         o->reader->load(o->dir, &ropt, &o->facts, o->cat, err) < 0)
         return -1;

@@ -97,6 +97,63 @@ static void extra_tensor(struct tree *t) { index_text(t, "{\"a\":\"" F1 "\"}"); 
 
 static void no_files(struct tree *t) { tree_delete(t, INDEX); }
 
+static void shards_of_two(struct tree *t)
+{
+    tree_delete(t, INDEX);
+    tree_st(t, "model-00003-of-00003.safetensors", "{" U8("z", 0, 4) "}", 4);
+}
+
+static void shard_missing(struct tree *t)
+{
+    tree_delete(t, INDEX);
+    tree_delete(t, F2);
+}
+
+static void first_shard_missing(struct tree *t)
+{
+    tree_delete(t, INDEX);
+    tree_delete(t, F1);
+}
+
+static void no_weights(struct tree *t)
+{
+    shard_missing(t);
+    tree_delete(t, F1);
+}
+
+static void tensor_in_two_shards(struct tree *t)
+{
+    tree_delete(t, INDEX);
+    tree_st(t, F2, "{" U8("a", 0, 4) "}", 4);
+}
+
+static void one_variant(struct tree *t)
+{
+    no_files(t);
+    tree_delete(t, F1);
+    tree_delete(t, F2);
+    tree_st(t, "model.fp16-00001-of-00001.safetensors", "{" U8("a", 0, 4) "}", 4);
+}
+
+static void two_variants(struct tree *t)
+{
+    one_variant(t);
+    tree_st(t, "model.non-ema.safetensors", "{" U8("a", 0, 4) "}", 4);
+}
+
+static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4cac\nsize 12\n";
+
+static void shard_is_pointer(struct tree *t) { tree_text(t, F2, lfs); }
+
+static void config_is_pointer(struct tree *t) { tree_text(t, "config.json", lfs); }
+
+static void index_is_page(struct tree *t) { tree_text(t, INDEX, "\n<!DOCTYPE html>\n<html>"); }
+
+static void shard_is_answer(struct tree *t)
+{
+    tree_text(t, F2, "\xef\xbb\xbf<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>");
+}
+
 /* 200000 tensors of one file, of which the index knows one. */
 static void many_unmapped(struct tree *t)
 {
@@ -139,7 +196,18 @@ static const struct lie lies[] = {
     {"truncated", truncated, CKPT_FORMAT, F2, "is truncated"},
     {"config_garbage", config_garbage, CKPT_FORMAT, "config.json", "not valid JSON"},
     {"config_array", config_array, CKPT_FORMAT, "config.json", "not a JSON object"},
-    {"no_files", no_files, CKPT_MISSING, "model.safetensors", "No such file"},
+    {"sound_no_index", no_files, CKPT_OK, NULL, NULL},
+    {"sound_one_variant", one_variant, CKPT_OK, NULL, NULL},
+    {"two_variants", two_variants, CKPT_CONFLICT, "fp16, non-ema", "choose one with -o variant="},
+    {"shards_of_two", shards_of_two, CKPT_CONFLICT, "of 2 and one of 3", "shards of two models"},
+    {"shard_missing", shard_missing, CKPT_MISSING, "of 2 shards", "number 2 is missing"},
+    {"first_shard_missing", first_shard_missing, CKPT_MISSING, F2, "number 1 is missing"},
+    {"tensor_in_two_shards", tensor_in_two_shards, CKPT_CONFLICT, F2, "tensor 'a' is in"},
+    {"shard_is_pointer", shard_is_pointer, CKPT_FORMAT, F2, "git lfs pull"},
+    {"config_is_pointer", config_is_pointer, CKPT_FORMAT, "config.json", "git lfs pull"},
+    {"index_is_page", index_is_page, CKPT_FORMAT, INDEX, "a web page"},
+    {"shard_is_answer", shard_is_answer, CKPT_FORMAT, F2, "an XML document"},
+    {"no_weights", no_weights, CKPT_MISSING, "model.safetensors", "No such file"},
 };
 
 int main(int argc, char **argv)

@@ -5,6 +5,7 @@
     view                  raw: under the stored names
     padded                true: the oracle keeps the rows behind the vocabulary
     compare               bytes: every file of expected/; tensors: the union of the tensors; refuse: an error, and no bytes
+    says                  what the error of "refuse" has to say
     bytes                 side files that must be equal to the byte
     weight_map            true: each tensor is in the file that the index of expected/ names; or what the index must say
     steps                 {step: folder with its oracle} of a run; incomplete: steps that it must not show; latest
@@ -193,6 +194,8 @@ def check_refused(case):
         print(f"     {done.stderr.strip()}")
     if "neither a checkpoint of a known format" in done.stderr:
         return ["refused without knowing what it is"]
+    if case.get("says", "") not in done.stderr:
+        return [f"does not say '{case['says']}': {done.stderr.strip()}"]
     return [] if done.returncode == 1 and done.stderr.strip() else [f"exit {done.returncode}: {done.stderr.strip()}"]
 
 

@@ -2,22 +2,19 @@
 /* A Hugging Face model directory: config.json beside model.safetensors, or beside shards and their
  * index.
  *
- * As transformers looks for it: model.safetensors first, then model.safetensors.index.json; or the
- * same under diffusers' names. The checkpoint consists of the tensors in the index, whose
- * weight_map is kept, so that a view has the same split as the directory. */
+ * The files are found as transformers and diffusers find them (weights.h). The checkpoint consists
+ * of the tensors in the index, whose weight_map is kept, so that a view has the same split as the
+ * directory. */
 
 #include "format/reader.h"
+
+#include <string.h>
+
 #include "base/par.h"
 #include "container/config.h"
 #include "container/safetensors.h"
 #include "container/st_metadata.h"
-
-static const struct style {
-    const char *single, *index;
-} styles[] = {
-    {"model.safetensors", "model.safetensors.index.json"},
-    {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"},
-};
+#include "format/huggingface/weights.h"
 
 struct file {
     const char *name; /* borrowed from the map */
@@ -29,8 +26,8 @@ struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
     struct ckpt_facts *facts;
-    const struct style *style;
-    struct ckpt_weight_map *map; /* or NULL: one file */
+    struct ckpt_hf_weights weights; /* the names of its files */
+    struct ckpt_weight_map *map;    /* or NULL: one file */
     CKPT_VEC(struct file) files;
     json_t *metadata; /* that the files have; or NULL */
     size_t metadata_size;
@@ -44,35 +41,39 @@ static void load_release(struct load *l)
         ckpt_st_release(&l->files.ptr[i].st);
     }
     ckpt_vec_release(&l->files);
+    ckpt_hf_weights_release(&l->weights);
     ckpt_weight_map_unref(l->map);
     json_decref(l->metadata);
 }
 
 /* ---- which files ---- */
 
-/* NULL: neither. */
-static const struct style *find_style(const struct ckpt_dir *dir)
+static int add_file(struct load *l, const char *name, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++)
-        if (ckpt_dir_has_file(dir, styles[i].single) || ckpt_dir_has_file(dir, styles[i].index))
-            return &styles[i];
-    return NULL;
+    return ckpt_vec_push(&l->files, ((struct file){.name = name})) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int find_files(struct load *l, struct ckpt_err *err)
 {
-    const struct style *s = find_style(l->dir);
+    struct ckpt_hf_weights *w = &l->weights;
 
-    l->style = s ? s : &styles[0];
-    if (ckpt_dir_has_file(l->dir, l->style->single) || !ckpt_dir_has_file(l->dir, l->style->index))
-        return ckpt_vec_push(&l->files, ((struct file){.name = l->style->single})) < 0
-                   ? ckpt_nomem(err)
-                   : 0;
-    if (ckpt_weight_map_read(l->dir, l->style->index, ckpt_reader_refuse_index, &l->map, err) < 0)
+    if (ckpt_hf_weights_find(l->dir, l->opt->variant, w, err) < 0)
         return -1;
-    for (size_t i = 0; i < l->map->files.len; i++) /* file i of the list is file i of the map */
-        if (ckpt_vec_push(&l->files, ((struct file){.name = l->map->files.ptr[i]})) < 0)
-            return ckpt_nomem(err);
+    if (w->variant && !l->opt->variant)
+        ckpt_catalog_note(l->cat, "the weights are those of variant '%s', the only one there is",
+                          w->variant);
+    if (w->single || !w->stem) /* a file that is gone since the probe is MISSING when it is read */
+        return add_file(l, w->single ? w->single : "model.safetensors", err);
+    for (size_t i = 0; i < w->shard.len; i++)
+        if (add_file(l, w->shard.ptr[i], err) < 0)
+            return -1;
+    if (!w->index)
+        return 0;
+    if (ckpt_weight_map_read(l->dir, w->index, ckpt_reader_refuse_index, &l->map, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->map->files.len; i++)
+        if (add_file(l, l->map->files.ptr[i], err) < 0)
+            return -1;
     return 0;
 }
 
@@ -101,6 +102,36 @@ static int keep_metadata(struct load *l, const struct file *f, struct ckpt_err *
     return 0;
 }
 
+static bool is_mapped_to(const struct ckpt_weight_map *map, const char *tensor, const char *file)
+{
+    const uint32_t found = ckpt_weight_map_find(map, tensor);
+
+    return found != CKPT_NONE && strcmp(map->files.ptr[found], file) == 0;
+}
+
+/* Make the index that shards without one lack. */
+static int map_shards(struct load *l, struct ckpt_err *err)
+{
+    ckpt_catalog_note(l->cat, "the %zu shards have no index, and their names say that they are all",
+                      l->files.len);
+    if (ckpt_weight_map_new(&l->map, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->files.len; i++)
+        for (size_t k = 0; k < l->files.ptr[i].st.ntensor; k++) {
+            const char *name = l->files.ptr[i].st.tensor[k].name;
+            const uint32_t other = ckpt_weight_map_find(l->map, name);
+            if (other != CKPT_NONE)
+                return ckpt_fail(
+                    err, CKPT_CONFLICT,
+                    "'%s': tensor '%s' is in '%s' and in '%s', and no index says which "
+                    "counts",
+                    ckpt_dir_path(l->dir), name, l->map->files.ptr[other], l->files.ptr[i].name);
+            if (ckpt_weight_map_put(l->map, name, l->files.ptr[i].name, err) < 0)
+                return -1;
+        }
+    return 0;
+}
+
 static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
 {
     uint32_t source = ckpt_catalog_add_source(l->cat, f->source, err);
@@ -110,7 +141,7 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
     for (size_t i = 0; i < f->st.ntensor; i++) {
         const struct ckpt_st_tensor *t = &f->st.tensor[i];
         /* a tensor that the index gives to another file, or to none, is not part of the model */
-        if (l->map && ckpt_weight_map_find(l->map, t->name) != (uint32_t)(f - l->files.ptr))
+        if (l->map && !is_mapped_to(l->map, t->name, f->name))
             ckpt_catalog_warn(l->cat, "'%s' is in '%s', but the index does not say so: left out",
                               t->name, f->name);
         else if (ckpt_st_catalog(t, source, l->cat, err) < 0)
@@ -129,10 +160,12 @@ static int describe(struct load *l, struct ckpt_err *err)
                                     .files_at = "",
                                     .metadata = ckpt_steal(&l->metadata),
                                     .weight_map = ckpt_weight_map_ref(l->map)};
-    if (l->style == &styles[0])
+    if (!l->weights.stem || strcmp(l->weights.stem, "model") == 0)
         return 0;
-    l->facts->index_name = l->style->index;
-    return l->map ? 0 : ckpt_facts_map_all(l->facts, l->cat, l->style->single, err);
+    l->facts->index_name = "diffusion_pytorch_model.safetensors.index.json";
+    return l->map
+               ? 0
+               : ckpt_facts_map_all(l->facts, l->cat, "diffusion_pytorch_model.safetensors", err);
 }
 
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -148,6 +181,8 @@ static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return -1;
     if (ckpt_parallel(l.files.len, 0, read_one, &l, err) < 0)
         return -1;
+    if (l.weights.shard.len && map_shards(&l, err) < 0)
+        return -1;
     for (size_t i = 0; i < l.files.len; i++)
         ntensor += l.files.ptr[i].st.ntensor;
     if (ckpt_catalog_reserve(cat, ntensor, err) < 0)
@@ -157,15 +192,12 @@ static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
             return -1;
     /* the tensors of the catalogue are those of the map: equal numbers leave none to look for */
     if (l.map && cat->tensors.len < l.map->tensors.len &&
-        ckpt_reader_check_map(l.map, l.style->index, dir, opt, cat, err) < 0)
+        ckpt_reader_check_map(l.map, l.weights.index, dir, opt, cat, err) < 0)
         return -1;
     return describe(&l, err);
 }
 
-static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)
-{
-    return find_style(dir) ? CKPT_BY_NAMES : CKPT_NOT_MINE;
-}
+static enum ckpt_evidence hf_probe(struct ckpt_dir *dir) { return ckpt_hf_weights_probe(dir); }
 
 static const char *const markers[] = {"model.safetensors.index.json",
                                       "pytorch_model.bin.index.json", NULL};
@@ -188,6 +220,7 @@ const struct ckpt_reader ckpt_reader_hf = {
     .step_names = step_names,
     .state_files = state_files,
     .states = states,
+    .has_variants = true,
     .is_published = true,
     .probe = hf_probe,
     .load = hf_load,
