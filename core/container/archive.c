@@ -108,6 +108,15 @@ static bool is_torch_save(const struct ckpt_zip *z)
     return false;
 }
 
+/* Add the file itself, as the only one of a folder. */
+static int add_itself(const struct ckpt_source *s, const char *name, struct ckpt_archive_index *m,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_member whole = {.kind = CKPT_ENTRY_FILE, .len = s->size};
+
+    return ckpt_archive_index_add(m, name, strlen(name), &whole, err);
+}
+
 /* A symbolic link, whose data are the name that it leads to. */
 static int add_zip_link(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t off,
                         struct ckpt_archive_index *m, struct ckpt_err *err)
@@ -149,7 +158,7 @@ static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_archiv
                                "'%s': %s: unpack it (unzip '%s' -d DIR) and give DIR", path,
                                own.text, path);
     if (is_torch_save(&z))
-        return fail_file(NULL, 0, path, err);
+        return add_itself(s, "model.pt", m, err);
     for (size_t i = 0; i < z.nentry; i++)
         if (add_zip_entry(&z, &z.entry[i], m, err) < 0)
             return ckpt_err_in(err, "'%s'", path);
@@ -542,6 +551,19 @@ static int index_tar(struct ckpt_source *s, struct ckpt_archive_index *m, struct
 
 /* ---- any ---- */
 
+/* The name of a file that is a checkpoint without being an archive: safetensors (a header's length,
+ * and the header), or what torch.save wrote before 1.6 (a pickle). NULL: it is none. */
+static const char *file_as(const unsigned char *head, size_t len, uint64_t size)
+{
+    uint64_t header = 0;
+
+    for (int i = 7; i >= 0 && len > 8; i--)
+        header = header << 8 | head[i];
+    if (len > 8 && header >= 2 && header <= size - 8 && head[8] == '{')
+        return "model.safetensors";
+    return len > 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5 ? "model.pt" : NULL;
+}
+
 static int index_source(struct ckpt_source *s, const char *path, struct ckpt_archive_index *m,
                         struct ckpt_err *err)
 {
@@ -555,8 +577,10 @@ static int index_source(struct ckpt_source *s, const char *path, struct ckpt_arc
         return fail_packed(p, path, err);
     const bool is_zip = len >= 4 && memcmp(head, "PK\3\4", 4) == 0;
     const bool is_tar = len == sizeof head && is_header(head);
-    if (!is_zip && !is_tar)
-        return fail_file(head, len, path, err);
+    if (!is_zip && !is_tar) {
+        const char *as = file_as(head, len, s->size);
+        return as ? add_itself(s, as, m, err) : fail_file(head, len, path, err);
+    }
     if (is_zip && index_zip(s, path, m, err) < 0)
         return -1;
     if (is_tar && index_tar(s, m, err) < 0)
@@ -597,6 +621,18 @@ bool ckpt_archive_is_file(const char *path)
     struct stat st;
 
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir)
+{
+    static const char *const names[] = {"model.pt", "model.safetensors"};
+    struct ckpt_dir_found found;
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && ckpt_archive_is_file(path); i++)
+        if (ckpt_dir_look(dir, names[i], &found, NULL) == 0 && found.extent.off == 0 &&
+            found.extent.len == found.id.size)
+            return true;
+    return false;
 }
 
 int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,

@@ -16,13 +16,17 @@ struct ckpt_access {
     struct ckpt_recording *recording; /* ckpt_dir_use; or NULL */
 };
 
-/* Open a directory, an archive as if it were one, or s3://BUCKET/PREFIX. UNSUPPORTED: the archive
- * is compressed (the text says how to unpack it). USAGE: it is a file that is no archive. */
+/* Open a directory, an archive as if it were one, or s3://BUCKET/PREFIX. A file of torch.save, or
+ * of safetensors, is opened as if it lay alone in a folder. UNSUPPORTED: the archive is compressed
+ * (the text says how to unpack it). USAGE: it is another file. */
 int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                       struct ckpt_err *err);
 
 /* Is this path opened as an archive? */
 bool ckpt_archive_is_file(const char *path);
+
+/* Is the directory, which was opened by this path, one file alone that is no archive? */
+bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir);
 
 /* Read the index of an archive (ckpt_archive_reader). */
 ckpt_archive_reader ckpt_archive_read_index;

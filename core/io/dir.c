@@ -206,7 +206,8 @@ struct ckpt_dir_way ckpt_dir_replace(struct ckpt_dir *dir, struct ckpt_dir_way w
 
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir)
 {
-    atomic_fetch_add(&dir->refs, 1);
+    if (dir)
+        atomic_fetch_add(&dir->refs, 1);
     return dir;
 }
 

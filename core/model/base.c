@@ -215,15 +215,15 @@ static int look_in(struct ckpt_dir *dir, const char *below, struct ckpt_home *re
     return 0;
 }
 
-int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *above, struct ckpt_home *ret,
+int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *const *outer, struct ckpt_home *ret,
                    struct ckpt_err *err)
 {
-    struct ckpt_dir *const outer[] = {dir, above};
-
-    for (size_t d = 0; d < 2 && outer[d]; d++)
+    while (dir && !ret->dir) {
         for (size_t i = 0; i < sizeof inner / sizeof inner[0] && !ret->dir; i++)
-            if (look_in(outer[d], inner[i], ret, err) < 0)
+            if (look_in(dir, inner[i], ret, err) < 0)
                 return -1;
+        dir = outer && *outer ? *outer++ : NULL;
+    }
     return 0;
 }
 

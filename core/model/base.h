@@ -51,10 +51,9 @@ struct ckpt_home {
 };
 
 /* Find the first config.json with a `model_type` or `architectures`: of the checkpoint in `dir`, of
- * its inner folders, then of `above`, the folder of its run (or NULL), and its inner folders. A
- * config.json that cannot be read is an error. *ret is all zero before, and is released after a
- * failure too. */
-int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *above, struct ckpt_home *ret,
+ * its inner folders, then of the folders `outer`, which end with NULL, and of theirs. A config.json
+ * that cannot be read is an error. *ret is all zero before, and is released after a failure too. */
+int ckpt_home_find(struct ckpt_dir *dir, struct ckpt_dir *const *outer, struct ckpt_home *ret,
                    struct ckpt_err *err);
 void ckpt_home_release(struct ckpt_home *home);
 

@@ -61,10 +61,11 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_base *base = o->shared->base;
     const bool has_own = o->facts.names == CKPT_NAMES_HUB && o->cat->config;
 
-    if (o->shared->opt->raw || (base && base->config) || has_own || o->facts.is_hub_dir ||
-        o->facts.is_adapter)
+    if (o->shared->opt->raw || (base && base->config) || has_own || o->facts.is_adapter)
         return 0;
-    if (ckpt_home_find(o->facts.home ? o->facts.home : o->dir, o->above, &o->home, err) < 0)
+    struct ckpt_dir *const outer[] = {o->around ? o->around : o->above, o->around ? o->above : NULL,
+                                      NULL};
+    if (ckpt_home_find(o->facts.home ? o->facts.home : o->dir, outer, &o->home, err) < 0)
         return -1;
     if (o->home.other && !o->home.dir)
         ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",
@@ -73,6 +74,47 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
                                            json_string(ckpt_dir_path(o->home.dir))) < 0)
         return ckpt_nomem(err);
     return 0;
+}
+
+/* Is the folder that is opened the one that the option part= has chosen (run/inner.h)? */
+static bool is_folder_of_part(const struct ckpt_opening *o, const char *part)
+{
+    const char *path = ckpt_dir_path(o->dir);
+    const size_t n = strlen(path), len = strlen(part);
+
+    return n > len && path[n - len - 1] == '/' && strcmp(path + n - len, part) == 0;
+}
+
+/* Keep the tensors whose names begin with the option part=, without that beginning. */
+static int keep_part(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const char *part = o->shared->opt->part;
+    const size_t ntensor = o->cat->tensors.len;
+    size_t len, nkept = 0;
+
+    if (!part || is_folder_of_part(o, part))
+        return 0;
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(o->cat);
+    if (!name)
+        return ckpt_nomem(err);
+    len = strlen(part);
+    len -= len && part[len - 1] == '.';
+    for (size_t i = 0; i < ntensor; i++) {
+        const bool is_below = strncmp(name[i], part, len) == 0 && name[i][len] == '.';
+        name[i] = is_below ? name[i] + len + 1 : NULL;
+        nkept += is_below;
+    }
+    if (!nkept)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "part=%s is neither a folder of '%s' with a checkpoint, nor the beginning "
+                         "of names such as '%s'",
+                         part, ckpt_dir_path(o->dir), ntensor ? o->cat->tensors.ptr[0].name : "");
+    if (nkept < ntensor)
+        ckpt_catalog_note(o->cat, "left out: %zu tensors that are not below '%.*s'",
+                          ntensor - nkept, (int)len, part);
+    ckpt_weight_map_unref(o->facts.weight_map); /* under the whole names */
+    o->facts.weight_map = NULL;
+    return ckpt_catalog_select(o->cat, name, err);
 }
 
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
@@ -103,6 +145,8 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     if (!o->cat->about)
         return ckpt_nomem(err);
+    if (keep_part(o, err) < 0)
+        return -1;
     if (!o->facts.files_at) {
         o->facts.files_at = o->reader->side_files;
         o->facts.files = CKPT_FILES_TOKENIZER;

@@ -28,8 +28,9 @@ struct ckpt_opening {
     /* what is opened: borrowed, and given by the caller */
     struct ckpt_shared *shared;
     struct ckpt_dir *dir;
-    struct ckpt_dir *above; /* the folder of its run; or NULL */
-    const char *step;       /* its name in the run; "" for a single checkpoint */
+    struct ckpt_dir *above;  /* the folder of its run; or NULL */
+    struct ckpt_dir *around; /* the step's folder, if dir is one inside; or NULL */
+    const char *step;        /* its name in the run; "" for a single checkpoint */
     /* what is found out */
     const struct ckpt_reader *reader;
     struct ckpt_facts facts; /* the reader's; then also what the names say */
@@ -42,6 +43,7 @@ struct ckpt_opening {
                             makes the one of the format that is written; or NULL */
     bool config_changed; /* config differs from the file that was read (quantisation removed,
                             another vocabulary) */
+    bool renamed;        /* at least one tensor has another name than it is stored under */
     bool cast;           /* at least one tensor has another dtype than it is stored in */
     bool ordered;        /* cat is in the order of the model's state dict */
     /* what the view takes over; its members of these names say more */

@@ -31,6 +31,7 @@ void ckpt_options_free(struct ckpt_options *opt)
         return;
     free(opt->base);
     free(opt->base_named);
+    free(opt->part);
     free(opt->variant);
     free(opt->recipe);
     free(opt->key_mapping);
@@ -50,7 +51,7 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *copy = *opt;
     copy->recording = NULL;
     copy->connected = NULL; /* the original holds it */
-    char **const text[] = {&copy->base,   &copy->base_named,  &copy->variant,
+    char **const text[] = {&copy->base,   &copy->base_named,  &copy->part,        &copy->variant,
                            &copy->recipe, &copy->key_mapping, &copy->bucket.cache};
     bool good = (copy->overrides = json_deep_copy(opt->overrides)) != NULL;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
@@ -309,6 +310,9 @@ static const struct ckpt_option options[] = {
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .also = "shard_size export_size split_size split_max_size max_file_size max_shard",
      .set = set_max_shard_size},
+    {"part", "NAME", "of two models in one checkpoint: the folder, or the beginning of the names",
+     .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, part),
+     .also = "prefix subfolder submodel module_prefix key_prefix strip_prefix"},
     {"variant", "NAME", "weights of a Hugging Face directory that has several, such as fp16",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, variant)},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe),
@@ -530,10 +534,11 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
-        opt->variant ? opt->variant : "", opt->recipe ? opt->recipe : "",
-        opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
-        (unsigned long long)opt->max_shard_size, opt->raw + 2 * opt->memory, opt->dequantize,
-        (int)opt->lora, opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
+        "%s|%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
+        opt->part ? opt->part : "", opt->variant ? opt->variant : "",
+        opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
+        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
+        opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora,
+        opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
     return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
 }

@@ -71,6 +71,7 @@ struct ckpt_view {
     struct ckpt_shared *shared;
     struct ckpt_save *save;
     struct ckpt_dir *dir, *above; /* of the checkpoint, and of its run (or NULL) */
+    struct ckpt_dir *around; /* the step's folder, if the checkpoint lies in one inside; or NULL */
     /* tensors of the view, under Hugging Face's names, or the framework's if raw */
     struct ckpt_catalog *cat;
     struct ckpt_vtree *tree;

@@ -31,6 +31,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_save_unref(view->save);
     ckpt_dir_unref(view->dir);
     ckpt_dir_unref(view->above);
+    ckpt_dir_unref(view->around);
     json_decref(view->config);
     free(view->recipe);
     free(view->source);
@@ -131,7 +132,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {
-        .shared = v->shared, .dir = v->dir, .above = v->above, .step = step};
+        .shared = v->shared, .dir = v->dir, .above = v->above, .around = v->around, .step = step};
 
     if (ckpt_opening_begin(&o, err) < 0 || read_save(&o, v, before, err) < 0 ||
         ckpt_opening_identify(&o, err) < 0 || ckpt_opening_make_model(&o, err) < 0 ||
@@ -161,7 +162,8 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
     atomic_init(&v->refs, 1);
     v->shared = ckpt_shared_ref(shared);
     v->dir = ckpt_dir_ref(at->dir);
-    v->above = at->above ? ckpt_dir_ref(at->above) : NULL;
+    v->above = ckpt_dir_ref(at->above);
+    v->around = ckpt_dir_ref(at->around);
     v->reading = (struct ckpt_reading){.slabs = shared->slabs, .stats = &shared->stats};
     if (open_into(v, at->step, before, err) < 0) {
         ckpt_view_release(v);

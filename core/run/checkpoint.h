@@ -9,8 +9,9 @@
 /* Where a checkpoint is. All is borrowed; the view references what it needs. */
 struct ckpt_checkpoint_place {
     struct ckpt_dir *dir;
-    struct ckpt_dir *above; /* the folder of its run; or NULL */
-    const char *step;       /* its name in the run; "" for a single checkpoint */
+    struct ckpt_dir *above;  /* the folder of its run; or NULL */
+    struct ckpt_dir *around; /* the step's folder, if dir is one inside (run/inner.h); or NULL */
+    const char *step;        /* its name in the run; "" for a single checkpoint */
 };
 
 /* Open a checkpoint. The step's name is a part of the view's generation. `before` is the save that

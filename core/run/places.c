@@ -125,7 +125,8 @@ static int add_tree(struct walk *w, const char *path)
     return 0;
 }
 
-/* Add the folder that a single checkpoint is in, if it has the model's config. */
+/* Add the folder that a single checkpoint is in, if it has the model's config; of one that is a
+ * file, the folder above that, too. */
 static int add_home(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_freep) char *real = realpath(path, NULL);
@@ -135,11 +136,14 @@ static int add_home(struct walk *w, const char *path)
 
     if (!slash || slash == real)
         return 0;
+    const bool is_file = ckpt_archive_is_file(real);
     *slash = '\0';
     if (ckpt_dir_open(real, CKPT_LINKS_BENEATH, &above, NULL) < 0 ||
-        ckpt_home_find(above, NULL, &home, NULL) < 0 || !home.dir)
+        ckpt_home_find(above, NULL, &home, NULL) < 0)
         return 0; /* opening the run reports errors */
-    return add(w, real);
+    if (home.dir)
+        return add(w, real);
+    return is_file ? add_home(w, real) : 0;
 }
 
 int ckpt_options_places(const struct ckpt_options *opt, const char *path,

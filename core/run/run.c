@@ -13,6 +13,7 @@
 #include "container/archive.h"
 #include "format/reader.h"
 #include "run/checkpoint.h"
+#include "run/inner.h"
 #include "run/save.h"
 #include "run/steps.h"
 
@@ -102,9 +103,11 @@ struct opened {
 
 struct ckpt_run {
     struct ckpt_dir *dir;
-    struct ckpt_dir *above; /* of a single checkpoint: the folder that it is in; or NULL */
+    struct ckpt_dir *above;  /* of a single checkpoint: the folder that it is in; or NULL */
+    struct ckpt_dir *around; /* its own folder, if its model lies in one inside; or NULL */
     struct ckpt_shared *shared;
     bool is_folder;
+    char *part;               /* the option part=, or NULL */
     pthread_mutex_t scanning; /* held by the one that scans; lock order: scanning -> lock */
     pthread_mutex_t lock;     /* protects everything below; `steps` is written by a scan only */
     pthread_cond_t opened_one;
@@ -144,7 +147,8 @@ static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_chan
     bool changed = false, warn = false, tell = false;
 
     (void)pthread_mutex_lock(&run->scanning);
-    const int result = ckpt_steps_scan(run->dir, run->is_folder, &run->steps, &found, err);
+    const int result =
+        ckpt_steps_scan(run->dir, run->is_folder, run->part, &run->steps, &found, err);
     if (result == 0) {
         warning = found.warning ? strdup(found.warning) : NULL;
         note = found.note ? strdup(found.note) : NULL;
@@ -265,6 +269,24 @@ static int advise_links(const struct ckpt_run *run, const char *path, char **ret
     return *ret ? 0 : ckpt_nomem(err);
 }
 
+/* Does the folder, or one in it, hold what no reader reads, but is known? */
+static int check_foreign(const struct ckpt_run *run, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+
+    if (ckpt_foreign_check(run->dir, err) < 0)
+        return -1;
+    (void)ckpt_entries_read(run->dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+        if (e.kind == CKPT_ENTRY_DIR && ckpt_dir_open_below(run->dir, e.name, &sub, NULL) == 0 &&
+            ckpt_foreign_check(sub, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int fail_without_steps(const struct ckpt_run *run, const char *path, const char *runs,
                               struct ckpt_err *err)
 {
@@ -277,7 +299,7 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
                          "'%s' holds no finished checkpoint: the save of %s was interrupted, or is "
                          "in progress%s",
                          path, run->steps.unfinished, links);
-    if (!*runs && ckpt_foreign_check(run->dir, err) < 0)
+    if (!*runs && check_foreign(run, err) < 0)
         return -1;
     const char *advice = !*runs ? links
                          : ckpt_archive_is_file(path)
@@ -312,23 +334,38 @@ static int check_found(const struct ckpt_run *run, const char *path,
                  : 0;
 }
 
-/* Open the folder that a single checkpoint is in, which may be that of its run; not of an archive.
- */
-static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
-                      struct ckpt_err *err)
+/* Open the folder that a path is in. Nobody has named it: if it cannot be read, nothing is missing,
+ * and *ret stays NULL. */
+static int open_folder_of(const char *real, const struct ckpt_options *opt, struct ckpt_dir **ret,
+                          struct ckpt_err *err)
 {
-    const char *real = ckpt_dir_real_path(run->dir), *slash = strrchr(real, '/');
+    const char *slash = strrchr(real, '/');
     struct ckpt_access how = ckpt_options_access(opt);
 
     how.links = CKPT_LINKS_BENEATH;
-    if (ckpt_archive_is_file(path) || !slash || slash == real)
+    if (!slash || slash == real)
         return 0;
-    ckpt_cleanup(ckpt_freep) char *above = ckpt_asprintf("%.*s", (int)(slash - real), real);
-    if (!above)
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_asprintf("%.*s", (int)(slash - real), real);
+    if (!folder)
         return ckpt_nomem(err);
-    /* nobody has named it: if it cannot be read, nothing is missing */
-    (void)ckpt_archive_open(above, &how, &run->above, NULL);
+    (void)ckpt_archive_open(folder, &how, ret, NULL);
     return 0;
+}
+
+/* Open the folder that a single checkpoint is in, which may be that of its run; not of an archive.
+ * A checkpoint that is one file lies in the step's folder, and that in the run's. */
+static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
+                      struct ckpt_err *err)
+{
+    const bool is_itself = ckpt_archive_is_itself(path, run->dir);
+
+    if (ckpt_archive_is_file(path) && !is_itself)
+        return 0;
+    if (is_itself && !run->around &&
+        open_folder_of(ckpt_dir_real_path(run->dir), opt, &run->around, err) < 0)
+        return -1;
+    return open_folder_of(ckpt_dir_real_path(run->around ? run->around : run->dir), opt,
+                          &run->above, err);
 }
 
 /* Make what all views share. With lora=merge and no base=, the base is that which the adapter's
@@ -348,23 +385,81 @@ static int share(struct ckpt_run *run, const struct ckpt_options *opt, struct ck
     return ckpt_shared_new(own ? own : opt, &run->shared, err);
 }
 
+/* Probe a step as ckpt_step_probe does. *ret_around is its own folder, referenced, if the model
+ * lies in one inside. */
+static const struct ckpt_reader *probe_step(struct ckpt_dir **dir, const char *part, bool is_step,
+                                            struct ckpt_dir **ret_around, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *own = ckpt_dir_ref(*dir);
+    const struct ckpt_reader *reader = ckpt_step_probe(dir, part, is_step, NULL, err);
+
+    if (*dir != own)
+        *ret_around = ckpt_steal(&own);
+    return reader;
+}
+
+/* Tell of steps in the folder of a model, which Trainer leaves there beside the final one. */
+static void tell_steps_beside(const struct ckpt_run *run, const char *path,
+                              const struct ckpt_log *log)
+{
+    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
+    size_t n = 0;
+
+    if (ckpt_archive_is_itself(path, run->dir) ||
+        ckpt_steps_scan(run->dir, true, NULL, NULL, &found, NULL) < 0)
+        return;
+    for (size_t i = 0; i < found.len; i++)
+        n += ckpt_step_is_name(found.ptr[i].name);
+    if (n)
+        ckpt_logf(
+            log, CKPT_LOG_INFO,
+            "'%s' is a model itself, which is what is shown; in the same folder are %zu steps, "
+            "the latest of them '%s/%s': to see a step, give its path",
+            ckpt_dir_path(run->dir), n, ckpt_dir_path(run->dir), found.latest);
+}
+
+/* Make it a run of one checkpoint, if the folder is one; as_step: or if it is a step around one.
+ * Errors in *why, but for a conflict, mean that it is not. */
+static int try_single(struct ckpt_run *run, const char *path, bool as_step,
+                      const struct ckpt_options *opt, struct ckpt_err *why, struct ckpt_err *err)
+{
+    *why = (struct ckpt_err){0};
+    if (probe_step(&run->dir, opt->part, as_step, &run->around, why)) {
+        run->is_folder = false;
+        tell_steps_beside(run, path, &opt->log);
+        return open_above(run, path, opt, err);
+    }
+    return why->code == CKPT_CONFLICT ? ckpt_err_move(err, why) : 0;
+}
+
+static bool has_steps_by_name(const struct ckpt_run *run)
+{
+    for (size_t i = 0; i < run->steps.len; i++)
+        if (ckpt_step_is_name(run->steps.ptr[i].name))
+            return true;
+    return false;
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
     const struct ckpt_access how = ckpt_options_access(opt);
     struct ckpt_err probe_err = {0};
 
+    if (opt->part && !(run->part = strdup(opt->part)))
+        return ckpt_nomem(err);
     if (ckpt_part_open(path, &how, &run->dir, err) < 0)
         return -1;
-    if (!ckpt_step_probe(&run->dir, &probe_err)) {
-        if (probe_err.code == CKPT_CONFLICT)
-            return ckpt_err_move(err, &probe_err);
-        run->is_folder = true;
-    } else if (open_above(run, path, opt, err) < 0) {
-        return -1;
-    }
-    if (scan(run, &opt->log, NULL, err) < 0 ||
+    run->is_folder = true;
+    if (try_single(run, path, false, opt, &probe_err, err) < 0 ||
+        scan(run, &opt->log, NULL, err) < 0 ||
         (run->steps.len == 0 && scan_inside(run, &opt->log, err) < 0))
+        return -1;
+    /* a folder with steps is a run, whatever its name is */
+    if (run->is_folder && ckpt_step_is_name(ckpt_dir_real_name(run->dir)) &&
+        !has_steps_by_name(run) &&
+        (try_single(run, path, true, opt, &probe_err, err) < 0 ||
+         scan(run, &opt->log, NULL, err) < 0))
         return -1;
     if (!opt->wait && check_found(run, path, &probe_err, err) < 0)
         return -1;
@@ -406,9 +501,11 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
     ckpt_dir_unref(run->above);
+    ckpt_dir_unref(run->around);
     (void)pthread_cond_destroy(&run->opened_one);
     (void)pthread_mutex_destroy(&run->lock);
     (void)pthread_mutex_destroy(&run->scanning);
+    free(run->part);
     free(run);
 }
 
@@ -546,14 +643,16 @@ static int begin_opening(struct ckpt_run *run, const struct ckpt_found_step *ste
 static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_save *before,
                      struct ckpt_view **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *around = NULL;
     struct ckpt_err ignored = {0}, last = {0};
 
     if (ckpt_dir_open_below(run->dir, *name ? name : ".", &dir, err) < 0)
         return -1;
-    if (*name)
-        (void)ckpt_step_probe(&dir, &ignored); /* opening reports the error */
-    const struct ckpt_checkpoint_place at = {dir, run->is_folder ? run->dir : run->above, name};
+    if (*name && !probe_step(&dir, run->part, true, &around, &ignored) &&
+        ignored.code == CKPT_CONFLICT)
+        return ckpt_err_move(err, &ignored);
+    const struct ckpt_checkpoint_place at = {dir, run->is_folder ? run->dir : run->above,
+                                             around ? around : run->around, name};
     for (int i = 0; i < MOST_TRIES; i++) {
         last = (struct ckpt_err){0};
         if (ckpt_checkpoint_open(run->shared, &at, before, ret, &last) == 0)
@@ -672,7 +771,7 @@ int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret
 
     drop_surplus(run);
     /* a step that was deleted meanwhile is not reported as a broken step */
-    if (result < 0 && name && *name && ckpt_step_is_gone(run->dir, name) &&
+    if (result < 0 && name && *name && ckpt_step_is_gone(run->dir, name, run->part) &&
         ckpt_run_scan(run, NULL, NULL) == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no step '%s' (any more)",
                          ckpt_dir_path(run->dir), name);

@@ -10,6 +10,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "format/trainer.h"
+#include "run/inner.h"
 
 /* ---- one directory ---- */
 
@@ -45,33 +46,6 @@ static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
         for (const char *const *name = (*t)->rewrites; name && *name; name++)
             h = add_identity(h, dir, *name, ret_mtime_ns);
     return h;
-}
-
-/* Find the reader for the first of these inner folders that is a checkpoint, which then replaces
- * *dir. */
-static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, const char *const *folders)
-{
-    for (; folders && *folders; folders++) {
-        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
-        if (ckpt_dir_open_below(*dir, *folders, &inner, NULL) < 0)
-            continue;
-        const struct ckpt_reader *reader = ckpt_reader_probe(inner, NULL);
-        if (!reader)
-            continue;
-        ckpt_dir_unref(*dir);
-        *dir = ckpt_steal(&inner);
-        return reader;
-    }
-    return NULL;
-}
-
-const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err)
-{
-    const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
-
-    for (size_t r = 0; !reader && err->code != CKPT_CONFLICT && ckpt_reader_list[r]; r++)
-        reader = probe_inside(dir, ckpt_reader_list[r]->inner_models);
-    return reader;
 }
 
 /* ---- one step ---- */
@@ -155,16 +129,19 @@ enum { LOOKS = 16, STATS = 4096 };
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
 
 /* Is `name` a step? *ret_dir is the directory with the model. *ret_reader is NULL if several
- * readers match, which opening will report. UNKNOWN: the directory cannot be read. */
+ * readers match, or models, which opening will report. UNKNOWN: the directory cannot be read.
+ * part, place: as for ckpt_step_probe. */
 static enum looks look_at(struct ckpt_dir *run, const struct pointers *pointers, const char *name,
-                          struct ckpt_dir **ret_dir, const struct ckpt_reader **ret_reader)
+                          const char *part, char **place, struct ckpt_dir **ret_dir,
+                          const struct ckpt_reader **ret_reader)
 {
+    const bool is_step = is_pointed_at(pointers, name) || ckpt_step_is_name(name);
     struct ckpt_err err = {0};
 
     *ret_reader = NULL;
     if (ckpt_dir_open_below(run, name, ret_dir, &err) < 0)
         return err.code == CKPT_MISSING || err.code == CKPT_UNSUPPORTED ? NO_STEP : UNKNOWN;
-    *ret_reader = ckpt_step_probe(ret_dir, &err);
+    *ret_reader = ckpt_step_probe(ret_dir, part, is_step, place, &err);
     const struct ckpt_reader *r = *ret_reader;
     if (!r && err.code == CKPT_CONFLICT)
         return FINISHED;
@@ -177,7 +154,7 @@ static enum looks look_at(struct ckpt_dir *run, const struct pointers *pointers,
     return r ? UNFINISHED : NO_STEP;
 }
 
-bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name)
+bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name, const char *part)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(pointers_release) struct pointers pointers = {0};
@@ -185,7 +162,7 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name)
 
     if (read_pointers(run, &pointers, NULL) < 0)
         return false;
-    const enum looks looks = look_at(run, &pointers, name, &dir, &reader);
+    const enum looks looks = look_at(run, &pointers, name, part, NULL, &dir, &reader);
     return looks == NO_STEP || looks == UNFINISHED;
 }
 
@@ -199,6 +176,7 @@ struct staged {
 
 struct scan {
     struct ckpt_dir *dir;
+    const char *part; /* as for ckpt_step_probe, as is found.place */
     const struct ckpt_steps_found *known;
     size_t at; /* in `known`: after the step that was found last; both are in the same order */
     struct pointers pointers;
@@ -352,7 +330,7 @@ static int see_staged(struct scan *s, const char *name, struct ckpt_err *err)
     const struct ckpt_reader *reader;
     struct ckpt_file_id folder = {0};
 
-    if (look_at(s->dir, &s->pointers, name, &dir, &reader) == NO_STEP)
+    if (look_at(s->dir, &s->pointers, name, s->part, &s->found.place, &dir, &reader) == NO_STEP)
         return 0;
     (void)ckpt_dir_stat(s->dir, name, &folder);
     struct staged staged = {strdup(name), folder.inode};
@@ -376,7 +354,7 @@ static int see_folder(struct scan *s, const char *name, const struct ckpt_found_
     if (known && may_skip(s, known, name))
         return push_step(s, *known, name, err);
     (void)ckpt_dir_stat(s->dir, name, &folder);
-    switch (look_at(s->dir, &s->pointers, name, &dir, &reader)) {
+    switch (look_at(s->dir, &s->pointers, name, s->part, &s->found.place, &dir, &reader)) {
     case NO_STEP:
         return 0;
     case UNFINISHED:
@@ -597,18 +575,22 @@ static int scan_single(struct scan *s, struct ckpt_err *err)
     /* open it again, which forgets earlier failures */
     if (ckpt_dir_open_below(s->dir, ".", &dir, err) < 0)
         return -1;
-    const struct ckpt_reader *reader = ckpt_step_probe(&dir, &ignored);
+    const struct ckpt_reader *reader = ckpt_step_probe(&dir, NULL, false, NULL, &ignored);
     const struct ckpt_found_step *known = ckpt_steps_find(s->known, "");
     return add_step(s, "", dir, reader, known, &(struct ckpt_file_id){0}, err) < 0
                ? -1
                : find_latest(s, err);
 }
 
-int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
-                    struct ckpt_steps_found *ret, struct ckpt_err *err)
+int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const char *part,
+                    const struct ckpt_steps_found *known, struct ckpt_steps_found *ret,
+                    struct ckpt_err *err)
 {
-    struct scan s = {.dir = run, .known = known, .found.turn = known ? known->turn + 1 : 0};
+    struct scan s = {
+        .dir = run, .part = part, .known = known, .found.turn = known ? known->turn + 1 : 0};
 
+    if (known && known->place && !(s.found.place = strdup(known->place)))
+        return ckpt_nomem(err);
     if (is_folder)
         s.found.config = add_identity(0, run, CONFIG, &(int64_t){0});
     int result = is_folder ? scan_folder(&s, err) : scan_single(&s, err);
@@ -651,7 +633,7 @@ char *ckpt_steps_list_runs(struct ckpt_dir *dir)
         ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
         if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' &&
             ckpt_dir_open_below(dir, e.name, &run, NULL) == 0 &&
-            ckpt_steps_scan(run, true, NULL, &found, NULL) == 0 && found.len &&
+            ckpt_steps_scan(run, true, NULL, NULL, &found, NULL) == 0 && found.len &&
             !ckpt_steps_are_models(&found))
             ckpt_str_printf(&text, "%s'%s'", n++ ? ", " : "", e.name);
     }
@@ -665,6 +647,7 @@ void ckpt_steps_found_release(struct ckpt_steps_found *s)
     free(s->ptr);
     free(s->latest);
     free(s->unfinished);
+    free(s->place);
     free(s->warning);
     free(s->note);
     for (size_t i = 0; i < s->links.len; i++) {

@@ -27,6 +27,7 @@ struct ckpt_steps_found {
                                     is one step, named "" */
     size_t len, cap;
     char *latest;     /* NULL: there is no step */
+    char *place;      /* where in its folder a step has its model, if no format says it; or NULL */
     char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
     char *warning; /* the format's pointer file names a step that does not exist, or a model beside
                       the steps is left out; or NULL */
@@ -38,14 +39,16 @@ struct ckpt_steps_found {
     size_t turn;     /* which of the unchanged steps the next scan looks at */
 };
 
-/* Scan the folder, or the single checkpoint. `known` (may be NULL) is the result of the last scan,
- * which stands in for steps that cannot be read now, and for most steps whose folder has the same
- * entries as then: looking at a step costs dozens of system calls. A save that writes over the
- * files of a step leaves its folder as it was, so every scan looks at the latest step and at 16
- * others in turn; of more than 4,096 steps, even the folders take turns. On failure *ret is empty.
+/* Scan the folder, or the single checkpoint. part: as for ckpt_step_probe. `known` (may be NULL) is
+ * the result of the last scan, which stands in for steps that cannot be read now, and for most
+ * steps whose folder has the same entries as then: looking at a step costs dozens of system calls.
+ * A save that writes over the files of a step leaves its folder as it was, so every scan looks at
+ * the latest step and at 16 others in turn; of more than 4,096 steps, even the folders take turns.
+ * On failure *ret is empty.
  */
-int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
-                    struct ckpt_steps_found *ret, struct ckpt_err *err);
+int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const char *part,
+                    const struct ckpt_steps_found *known, struct ckpt_steps_found *ret,
+                    struct ckpt_err *err);
 void ckpt_steps_found_release(struct ckpt_steps_found *s);
 
 /* Find a step by its name; NULL: there is none. */
@@ -64,11 +67,7 @@ bool ckpt_steps_are_models(const struct ckpt_steps_found *s);
 char *ckpt_steps_list_runs(struct ckpt_dir *dir);
 
 /* Has the step been deleted, or is it unfinished (being deleted, or saved again)? */
-bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name);
-
-/* Find the reader of *dir, or of an inner folder with the model, which then replaces *dir. Errors
- * are those of ckpt_reader_probe. */
-const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err);
+bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name, const char *part);
 
 /* ---- a folder of weights: its checkpoint's config and tokenizer are in the folder above ---- */
 

@@ -87,6 +87,8 @@ class Archives(unittest.TestCase):
         count = 0
         for n, case in enumerate(sorted(cases(), key=lambda c: c["folder"])):
             source = os.path.normpath(os.path.join(case["folder"], case["open"]))
+            if os.path.isfile(source):
+                continue
             which = n % len(WRITERS)
             path = self.path(f"{n}.nemo")
             WRITERS[which](source, path)

@@ -22,7 +22,7 @@ import tempfile
 import case
 from case import check_export, compare_tensors, read_file, read_tensors, run
 
-FORMATS = ["huggingface", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge"]
+FORMATS = ["huggingface", "torch", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge"]
 
 
 # ---- cases with a case.json ----

@@ -269,6 +269,89 @@ TEST(run, a_struct_whose_size_is_not_set_is_named)
     tree_close(&t);
 }
 
+/* The error of opening the newest view with part=, "" if there is none. */
+static const char *with_part(const struct tree *t, const char *below, const char *part)
+{
+    static struct ckpt_err err;
+    struct ckpt_options *opt = raw();
+    struct ckpt_run *run = NULL;
+    struct ckpt_view *v = NULL;
+    char path[5000];
+    err = (struct ckpt_err){0};
+    TREE_MUST(ckpt_options_set(opt, "part", part, &err) == 0);
+    (void)snprintf(path, sizeof path, "%s%s", t->path, below);
+    if (ckpt_run_open(path, opt, &run, &err) == 0 && ckpt_run_view(run, NULL, &v, &err) == 0)
+        ckpt_view_release(v);
+    if (run)
+        ckpt_run_close(run);
+    ckpt_options_free(opt);
+    return err.text;
+}
+
+TEST(run, a_step_is_a_folder_with_one_model_in_it)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    bool changed;
+    tree_open(&t);
+    nt_checkpoint(&t, "step_9/policy/weights/");
+    nt_checkpoint(&t, "step_9/policy/optimizer/"); /* a trainer's state is no model */
+    tree_text(&t, "step_9/training_info.json", "{}");
+    nt_checkpoint(&t, "step_10/policy/weights/");
+    nt_checkpoint(&t, "step_11/a/b/weights/"); /* is too deep */
+    nt_checkpoint(&t, "notes/weights/");       /* is not named like a step */
+    nt_checkpoint(&t, "exp1/step_3/");         /* is another run */
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_STR(steps(run), "step_9 step_10*");
+    CHECK_OK(ckpt_run_view(run, "step_9", &v, &err));
+    CHECK_EQ(ckpt_view_tensors(v), 3);
+    ckpt_view_release(v);
+    nt_checkpoint(&t, "step_12/policy/weights/");
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(steps(run), "step_9 step_10 step_12*");
+    ckpt_run_close(run);
+
+    run = open_run(&t, "/step_9"); /* the step itself */
+    CHECK(!ckpt_run_is_folder(run));
+    CHECK_OK(ckpt_run_view(run, NULL, &v, &err));
+    CHECK_EQ(ckpt_view_tensors(v), 3);
+    ckpt_view_release(v);
+    ckpt_run_close(run);
+
+    tree_text(&t, "orbax/1000/_CHECKPOINT_METADATA", "{}");
+    tree_text(&t, "orbax/1000/manifest.ocdbt", "");
+    CHECK(strstr(with_part(&t, "/orbax", "nothing"), "an Orbax checkpoint"));
+
+    nt_checkpoint(&t, "step_13/value/weights/");
+    nt_checkpoint(&t, "step_13/student/");
+    CHECK(strstr(with_part(&t, "", "nothing"), "two models, 'student' and 'value/weights'"));
+    CHECK(strstr(with_part(&t, "/step_13", "nothing"), "choose one with -o part=student"));
+    CHECK_STR(with_part(&t, "", "value/weights"), "");
+    CHECK_STR(with_part(&t, "/step_13", "student"), "");
+    CHECK(strstr(with_part(&t, "/step_9", "student"), "part=student is neither a folder"));
+    CHECK_STR(with_part(&t, "/step_9", "model"), ""); /* the beginning of names */
+    tree_close(&t);
+}
+
+TEST(run, a_model_beside_steps_says_so)
+{
+    struct tree t;
+    char log[2048] = "";
+    tree_open(&t);
+    tree_text(&t, "config.json", "{\"model_type\":\"llama\"}");
+    tree_st(&t, "model.safetensors",
+            "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
+    nt_checkpoint(&t, "checkpoint-5/");
+    struct ckpt_run *run = open_logged(&t, log);
+    CHECK(!ckpt_run_is_folder(run));
+    CHECK(strstr(log, "in the same folder are 1 steps, the latest"));
+    CHECK(strstr(log, "/checkpoint-5': to see a step, give its path"));
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(run, an_unfinished_step_is_hidden_until_it_is_complete)
 {
     struct ckpt_err err = {0};
@@ -716,7 +799,8 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, the_latest_is_the_highest_number_or_the_newest_word),
       T(run, a_link_to_another_step_is_a_second_name_of_it),
       T(run, a_folder_that_is_named_as_unfinished_is_no_step),
-      T(run, a_struct_whose_size_is_not_set_is_named),
+      T(run, a_struct_whose_size_is_not_set_is_named), T(run, a_model_beside_steps_says_so),
+      T(run, a_step_is_a_folder_with_one_model_in_it),
       T(run, an_unfinished_step_is_hidden_until_it_is_complete),
       T(run, a_single_checkpoint_is_one_step_without_a_name),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),

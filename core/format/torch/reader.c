@@ -95,6 +95,23 @@ static bool parse_name(const char *name, struct rank_name *ret)
     return ckpt_take_text(&s, "_rank") && ckpt_take_u64(&s, &ret->rank) && strcmp(s, ".bin") == 0;
 }
 
+/* Is it a file of torch.save under a name of its own ("best.pt", "last.ckpt"), and not one of a
+ * trainer's state? */
+static bool is_any_model(const char *name)
+{
+    static const char *const ends[] = {".pt", ".pth", ".ckpt"};
+    static const char *const others[] = {"optim",         "rng",         "random",      "sched",
+                                         "scaler",        "trainer",     "args",        "data",
+                                         "model_weights", "train_state", "consolidated"};
+    bool is = false;
+
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        is |= ckpt_has_suffix(name, ends[i]);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        is &= strstr(name, others[i]) == NULL;
+    return is && name[0] != '.';
+}
+
 struct file {
     const char *name;
     struct rank_name is;
@@ -145,8 +162,39 @@ static int file_cmp(const void *a, const void *b)
     return ckpt_u64_cmp(p->is.rank, q->is.rank);
 }
 
+static bool ends_in_digit(const char *name)
+{
+    const char last = name[strlen(name) - 1];
+
+    return last >= '0' && last <= '9';
+}
+
+/* Take the only file that is_any_model, if there is exactly one. Beside folders with numbers, which
+ * may be steps, it may be anything. */
+static int take_only(struct load *l, struct ckpt_entries *entries, struct ckpt_err *err)
+{
+    struct file *f = NULL;
+    struct ckpt_entry e;
+    size_t n = 0;
+
+    for (entries->at = 0; ckpt_entries_next(entries, &e);) {
+        if (e.kind == CKPT_ENTRY_DIR && ends_in_digit(e.name))
+            n = 2;
+        if (e.kind != CKPT_ENTRY_FILE || !is_any_model(e.name))
+            continue;
+        if (n++ == 0 &&
+            (ckpt_vec_add(&l->files, &f) < 0 || !(f->name = ckpt_dir_intern(l->dir, e.name))))
+            return ckpt_nomem(err);
+    }
+    if (n > 1)
+        l->files.len = 0;
+    else if (n == 1)
+        f->is = (struct rank_name){.full = true, .common = true};
+    return 0;
+}
+
 /* List the files by rank. If there are names of a framework, files with common names are ignored.
- */
+ * Without either, a file that is alone is the model. */
 static int list_files(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
@@ -169,6 +217,8 @@ static int list_files(struct load *l, struct ckpt_err *err)
             return ckpt_nomem(err);
         f->is = is;
     }
+    if (!l->files.len && take_only(l, &entries, err) < 0)
+        return -1;
     for (size_t i = 0; i < l->files.len; i++)
         if (!l->files.ptr[i].is.common)
             l->files.ptr[kept++] = l->files.ptr[i];

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looking into the folders of a step. */
+#include "run/inner.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+
+enum {
+    LEVELS = 2,       /* below the step */
+    MOST_FOLDERS = 64 /* that are looked into, in each folder */
+};
+
+bool ckpt_step_is_name(const char *name)
+{
+    static const char *const words[] = {"step", "iter", "epoch", "checkpoint", "ckpt"};
+    const size_t n = strlen(name);
+    bool says = strspn(name, "0123456789") == n;
+
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        says |= strstr(name, words[i]) != NULL;
+    return (n && says && isdigit((unsigned char)name[n - 1])) || ckpt_reader_is_step_name(name);
+}
+
+/* ---- where a format's trainers put it ---- */
+
+static void enter(struct ckpt_dir **dir, struct ckpt_dir **inner)
+{
+    ckpt_dir_unref(*dir);
+    *dir = ckpt_steal(inner);
+}
+
+/* Find the reader for the first of these inner folders that is a checkpoint, which then replaces
+ * *dir. */
+static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, const char *const *folders)
+{
+    for (; folders && *folders; folders++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+        const struct ckpt_reader *reader;
+        if (ckpt_dir_open_below(*dir, *folders, &inner, NULL) == 0 &&
+            (reader = ckpt_reader_probe(inner, NULL))) {
+            enter(dir, &inner);
+            return reader;
+        }
+    }
+    return NULL;
+}
+
+/* ---- where only the step itself says it ---- */
+
+/* Names of folders that trainers put beside the model, and that hold none: an optimizer's states,
+ * the state of the loop and of the data. */
+static bool is_state(const char *name)
+{
+    static const char *const folders[] = {
+        "optimizer", "optim",     "optimizers", "train",     "trainer_state", "dataloader", "data",
+        "dataset",   "scheduler", "rng",        "rng_state", "logs",          NULL};
+
+    return name[0] == '.' || ckpt_one_of(name, folders) || ckpt_reader_is_staging(name);
+}
+
+/* The checkpoints in a step. */
+struct models {
+    struct ckpt_dir *dir; /* of the first */
+    const struct ckpt_reader *reader;
+    char *place, *other; /* paths of the first and the second, from the step */
+};
+
+static void models_release(struct models *m)
+{
+    ckpt_dir_unref(m->dir);
+    free(m->place);
+    free(m->other);
+}
+
+static int look_into(struct ckpt_dir *dir, const char *path, int levels, struct models *m,
+                     struct ckpt_err *err);
+
+static int look_at_folder(struct ckpt_dir *dir, const char *path, const char *name, int levels,
+                          struct models *m, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+    ckpt_cleanup(ckpt_freep) char *place = ckpt_asprintf("%s%s%s", path, *path ? "/" : "", name);
+
+    if (!place)
+        return ckpt_nomem(err);
+    if (ckpt_dir_open_below(dir, name, &inner, NULL) < 0)
+        return 0;
+    const struct ckpt_reader *reader = ckpt_reader_probe(inner, NULL);
+    if (!reader)
+        return levels > 1 ? look_into(inner, place, levels - 1, m, err) : 0;
+    if (m->reader) {
+        m->other = ckpt_steal(&place);
+        return 0;
+    }
+    m->reader = reader;
+    m->dir = ckpt_steal(&inner);
+    m->place = ckpt_steal(&place);
+    return 0;
+}
+
+/* Look into the folders of dir, which is at `path` below the step. A folder that is named like a
+ * step is one of a run, and not what this step holds. */
+static int look_into(struct ckpt_dir *dir, const char *path, int levels, struct models *m,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    int n = 0;
+
+    if (ckpt_entries_read(dir, &entries, NULL) < 0)
+        return 0;
+    while (!m->other && n < MOST_FOLDERS && ckpt_entries_next(&entries, &e))
+        if (e.kind == CKPT_ENTRY_DIR && !e.is_link && !is_state(e.name) &&
+            !ckpt_step_is_name(e.name) && n++ < MOST_FOLDERS &&
+            look_at_folder(dir, path, e.name, levels, m, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Look where another step has its model. */
+static const struct ckpt_reader *probe_at(struct ckpt_dir **dir, const char *place)
+{
+    const char *const only[] = {place, NULL};
+
+    return place ? probe_inside(dir, only) : NULL;
+}
+
+static const struct ckpt_reader *find_model(struct ckpt_dir **dir, char **place,
+                                            struct ckpt_err *err)
+{
+    ckpt_cleanup(models_release) struct models m = {0};
+    const struct ckpt_reader *reader = probe_at(dir, place ? *place : NULL);
+
+    if (reader)
+        return reader;
+    if (look_into(*dir, "", LEVELS, &m, err) < 0 || !m.reader)
+        return NULL;
+    if (m.other) {
+        *err = (struct ckpt_err){0};
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "'%s' holds two models, '%s' and '%s': choose one with -o part=%s",
+                        ckpt_dir_path(*dir), m.place, m.other, m.place);
+        return NULL;
+    }
+    if (place) {
+        free(*place);
+        *place = ckpt_steal(&m.place);
+    }
+    enter(dir, &m.dir);
+    return m.reader;
+}
+
+const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, const char *part, bool is_step,
+                                          char **place, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = probe_at(dir, part);
+
+    if (reader)
+        return reader;
+    reader = ckpt_reader_probe(*dir, err);
+
+    for (size_t r = 0; !reader && err->code != CKPT_CONFLICT && ckpt_reader_list[r]; r++)
+        reader = probe_inside(dir, ckpt_reader_list[r]->inner_models);
+    if (!reader && is_step && err->code != CKPT_CONFLICT)
+        reader = find_model(dir, place, err);
+    return reader;
+}
