@@ -94,8 +94,8 @@ int ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor_
     const struct ckpt_vnode *file;
     struct ckpt_tensor_info info = {
         .name = t->name,
-        .dtype = ckpt_dtype_name(t->dtype),
-        .shape = t->dim,
+        .dtype = ckpt_tensor_dtype_name(t),
+        .shape = ckpt_tensor_shape(t),
         .rank = t->rank,
         .nbytes = ckpt_tensor_nbytes(t),
         .torch_dtype = ckpt_dtype_torch_name(t->dtype),
@@ -229,7 +229,7 @@ static void totals(const struct ckpt_catalog *cat, json_int_t *parameters, json_
 {
     *parameters = *bytes = *pieces = 0;
     for (size_t i = 0; i < cat->tensors.len; i++) {
-        *parameters += (json_int_t)cat->tensors.ptr[i].numel;
+        *parameters += (json_int_t)ckpt_tensor_elements(&cat->tensors.ptr[i]);
         *bytes += (json_int_t)ckpt_tensor_nbytes(&cat->tensors.ptr[i]);
         *pieces += (json_int_t)cat->tensors.ptr[i].npiece;
     }
@@ -370,7 +370,7 @@ static json_t *shape_list(const struct ckpt_tensor *t)
     json_t *list = json_array();
 
     for (uint32_t d = 0; d < t->rank; d++)
-        ckpt_json_append(&list, json_integer((json_int_t)t->dim[d]));
+        ckpt_json_append(&list, json_integer((json_int_t)ckpt_tensor_shape(t)[d]));
     return list;
 }
 

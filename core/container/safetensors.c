@@ -186,15 +186,37 @@ static int read_said(struct ckpt_json_pull *p, struct said *t, struct ckpt_err *
     return 0;
 }
 
-static int take_dtype(const char *name, const struct said *said, struct ckpt_st_tensor *t,
-                      struct ckpt_err *err)
+static int take_dtype(struct ckpt_st *st, const char *name, const struct said *said,
+                      struct ckpt_st_tensor *t, struct ckpt_err *err)
 {
     if (!said->has_dtype)
         return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' has no dtype", name);
-    if (!ckpt_dtype_parse(said->dtype, strlen(said->dtype), &t->dtype) ||
-        strcmp(said->dtype, ckpt_dtype_name(t->dtype)) != 0)
+    t->opaque = NULL;
+    if (ckpt_dtype_parse(said->dtype, strlen(said->dtype), &t->dtype) &&
+        strcmp(said->dtype, ckpt_dtype_name(t->dtype)) == 0)
+        return 0;
+    if (!st->keep_unknown || strlen(said->dtype) + 1 == sizeof said->dtype) /* it may be cut */
         return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has dtype '%s', which is not known",
                          name, said->dtype);
+    t->dtype = CKPT_OPAQUE;
+    t->opaque = ckpt_arena_strdup(&st->arena, said->dtype);
+    return t->opaque ? 0 : ckpt_nomem(err);
+}
+
+/* Turn a shape in elements into one in packs. */
+static int count_packs(const char *name, enum ckpt_dtype dtype, uint64_t *dim, size_t rank,
+                       struct ckpt_err *err)
+{
+    const unsigned pack = ckpt_dtype_pack(dtype);
+
+    if (pack <= 1)
+        return 0;
+    if (rank == 0 || dim[rank - 1] % pack)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "tensor '%s' is %s with %" PRIu64 " elements in its last dimension: only "
+                         "rows of whole bytes are supported, %u elements each",
+                         name, ckpt_dtype_name(dtype), rank ? dim[rank - 1] : 1, pack);
+    dim[rank - 1] /= pack;
     return 0;
 }
 
@@ -216,7 +238,7 @@ static int take_shape(struct ckpt_st *st, const char *name, const struct said *s
     memcpy(dim, said->dim, said->rank * sizeof *dim);
     t->dim = dim;
     t->rank = (uint32_t)said->rank;
-    return 0;
+    return count_packs(name, t->dtype, dim, said->rank, err);
 }
 
 static int take_offsets(const char *name, const struct said *said, struct ckpt_st_tensor *t,
@@ -228,6 +250,8 @@ static int take_offsets(const char *name, const struct said *said, struct ckpt_s
         return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': data_offsets are not [begin, end]", name);
     t->off = said->offset[0];
     t->len = said->offset[1] - t->off;
+    if (t->opaque)
+        return 0; /* any number of bytes may be right */
     if (!ckpt_shape_numel(t->dim, t->rank, &numel) ||
         ckd_mul(&need, numel, (uint64_t)ckpt_dtype_size(t->dtype)))
         return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': its shape is larger than any file", name);
@@ -248,7 +272,7 @@ static int parse_tensor(struct ckpt_json_pull *p, struct ckpt_st *st, const char
                          strlen(name), CKPT_ST_MAX_NAME);
     if (read_said(p, &said, err) < 0 || (p->failed && ckpt_json_pull_end(p, err) < 0))
         return -1;
-    if (take_dtype(name, &said, t, err) < 0 || take_shape(st, name, &said, t, err) < 0 ||
+    if (take_dtype(st, name, &said, t, err) < 0 || take_shape(st, name, &said, t, err) < 0 ||
         take_offsets(name, &said, t, err) < 0)
         return -1;
     t->name = ckpt_arena_strdup(&st->arena, name);
@@ -396,7 +420,7 @@ static int parse(struct ckpt_source *s, struct ckpt_st *st, struct ckpt_err *err
 
 int ckpt_st_read(struct ckpt_source *s, struct ckpt_st *ret, struct ckpt_err *err)
 {
-    struct ckpt_st st = {0};
+    struct ckpt_st st = {.keep_unknown = ret->keep_unknown};
 
     if (parse(s, &st, err) < 0) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
@@ -418,7 +442,10 @@ const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *
 int ckpt_st_catalog(const struct ckpt_st_tensor *t, uint32_t source, struct ckpt_catalog *cat,
                     struct ckpt_err *err)
 {
-    return ckpt_catalog_add_whole(cat, t->name, t->dtype, t->dim, t->rank, source, t->off, err);
+    return t->opaque ? ckpt_catalog_add_opaque(cat, t->name, t->opaque, t->dim, t->rank, t->len,
+                                               source, t->off, err)
+                     : ckpt_catalog_add_whole(cat, t->name, t->dtype, t->dim, t->rank, source,
+                                              t->off, err);
 }
 
 /* ---- writing, in serde_json's spelling ---- */
@@ -502,12 +529,13 @@ void ckpt_st_header_part(struct ckpt_str *out, const struct ckpt_tensor *t, cons
         ckpt_str_putc(out, ',');
     ckpt_st_put_string(out, t->name);
     ckpt_str_puts(out, ":{\"dtype\":\"");
-    ckpt_str_puts(out, ckpt_dtype_name(t->dtype));
+    ckpt_str_puts(out, ckpt_tensor_dtype_name(t));
     ckpt_str_puts(out, "\",\"shape\":[");
     for (unsigned d = 0; d < t->rank; d++) {
         if (d)
             ckpt_str_putc(out, ',');
-        ckpt_str_put_u64(out, dim[d]);
+        const uint64_t pack = d + 1 == t->rank ? ckpt_dtype_pack(t->dtype) : 1;
+        ckpt_str_put_u64(out, t->opaque ? ckpt_tensor_shape(t)[d] : dim[d] * pack);
     }
     ckpt_str_puts(out, "],\"data_offsets\":[");
     ckpt_str_put_u64(out, off);

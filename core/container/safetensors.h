@@ -29,7 +29,8 @@
 struct ckpt_st_tensor {
     const char *name; /* the arena's; the first member, as that of the metadata */
     const uint64_t *dim;
-    uint64_t off; /* of the first byte, in the file */
+    const char *opaque; /* of dtype CKPT_OPAQUE: the word that is not known; else NULL */
+    uint64_t off;       /* of the first byte, in the file */
     uint64_t len;
     uint32_t rank;
     enum ckpt_dtype dtype;
@@ -39,6 +40,7 @@ struct ckpt_st {
     struct ckpt_arena arena;
     struct ckpt_st_tensor *tensor; /* by offset */
     size_t ntensor;
+    bool keep_unknown; /* set before reading: dtypes that are not known are opaque, no error */
     bool has_metadata; /* __metadata__ is there, though it may be empty */
     struct ckpt_st_meta {
         const char *key, *value; /* in `text` */
@@ -47,7 +49,8 @@ struct ckpt_st {
     char *text; /* of the header, changed by reading it; NULL: there is no metadata */
 };
 
-/* Read and check the header of s. On failure the error names the file. */
+/* Read and check the header of s; *ret is all zero before, but for keep_unknown. On failure the
+ * error names the file. */
 int ckpt_st_read(struct ckpt_source *s, struct ckpt_st *ret, struct ckpt_err *err);
 void ckpt_st_release(struct ckpt_st *st);
 

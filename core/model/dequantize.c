@@ -179,7 +179,7 @@ bool ckpt_is_quantized(const struct ckpt_catalog *cat)
 {
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const enum ckpt_dtype dtype = (enum ckpt_dtype)cat->tensors.ptr[i].dtype;
-        if (ckpt_dtype_size(dtype) == 1 && dtype != CKPT_BOOL)
+        if ((ckpt_dtype_size(dtype) == 1 || ckpt_dtype_pack(dtype) > 1) && dtype != CKPT_BOOL)
             return true;
     }
     return false;

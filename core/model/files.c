@@ -472,6 +472,16 @@ static bool sorts_names(const struct ckpt_opening *o)
                            (order == CKPT_ORDER_FRESH && ckpt_opening_type(o)->converted));
 }
 
+/* Is a directory of Hugging Face's shown as it is? Then its files keep their order of tensors,
+ * which is the catalogue's. */
+static bool keeps_order(const struct ckpt_opening *o)
+{
+    const struct ckpt_decision *d = &o->decision;
+
+    return o->facts.is_hub_dir && !o->renamed && !o->cast && !o->adapter && !o->ordered &&
+           d->convert == CKPT_CONVERT_NOT && d->split == CKPT_SPLIT_OWN && !d->dequantize;
+}
+
 /* The number of elements in buffers, which num_parameters() of transformers does not count, and so
  * the total_parameters of an index does not either. */
 static uint64_t buffer_numel(const struct ckpt_opening *o)
@@ -559,6 +569,7 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
         .metadata = o->decision.split == CKPT_SPLIT_OWN ? o->facts.metadata : NULL,
         .max_shard_size = o->shared->opt->max_shard_size,
         .sort = sorts_names(o),
+        .keep_order = keeps_order(o),
         .buffer_numel = buffer_numel(o),
         .mtime_ns = newest_shard(o->cat),
     };

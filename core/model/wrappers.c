@@ -335,6 +335,7 @@ static int apply(struct cleaning *c, struct ckpt_err *err)
     if (check_twice(c, c->name, err) < 0 || rename_map(c, err) < 0 ||
         (c->o->facts.dtypes && rename_dtypes(c, err) < 0))
         return -1;
+    c->o->renamed = true;
     return ckpt_catalog_select(cat, c->name, err);
 }
 

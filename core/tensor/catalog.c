@@ -186,7 +186,8 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
         return ckpt_fail(err, CKPT_LIMIT, "more than 2^32 tensors");
 
     char *own = ckpt_arena_strdup(&cat->arena, name);
-    uint64_t *own_dim = ckpt_arena_alloc(&cat->arena, rank * sizeof *dim);
+    const unsigned pack = ckpt_dtype_pack(dtype);
+    uint64_t *own_dim = ckpt_arena_alloc(&cat->arena, (pack == 1 ? 1 : 2) * rank * sizeof *dim);
     const uint32_t known = own && own_dim && ckpt_vec_reserve(&cat->tensors, 1) == 0
                                ? ckpt_map_add(&cat->by_name, own, at)
                                : CKPT_NONE;
@@ -196,6 +197,10 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
         return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
     if (rank)
         memcpy(own_dim, dim, rank * sizeof *dim);
+    if (pack != 1 && rank) {
+        memcpy(own_dim + rank, dim, rank * sizeof *dim);
+        own_dim[2 * rank - 1] *= pack ? pack : 1;
+    }
     t.name = own;
     t.dim = own_dim;
     *ret_index = cat->tensors.len;
@@ -309,6 +314,41 @@ int ckpt_catalog_add_whole(struct ckpt_catalog *cat, const char *name, enum ckpt
     ckpt_box_strides(&all, ckpt_dtype_size(dtype), stride);
     ckpt_piece_from_box(dim, &all, source, src, stride, &piece);
     return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
+}
+
+int ckpt_catalog_add_opaque(struct ckpt_catalog *cat, const char *name, const char *word,
+                            const uint64_t *shape, uint32_t rank, uint64_t nbytes, uint32_t source,
+                            uint64_t src, struct ckpt_err *err)
+{
+    uint64_t dim[CKPT_MAX_RANK];
+    const size_t at = cat->tensors.len;
+
+    if (rank == 0 || rank > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "tensor '%s' has dtype '%s', which is not known, and %u dimensions", name,
+                         word, rank);
+    for (uint32_t d = 0; d < rank; d++)
+        dim[d] = d ? 1 : nbytes;
+    if (ckpt_catalog_add_whole(cat, name, CKPT_OPAQUE, dim, rank, source, src, err) < 0)
+        return -1;
+    struct ckpt_tensor *t = &cat->tensors.ptr[at];
+    uint64_t *both = ckpt_arena_alloc(&cat->arena, 2 * rank * sizeof *both);
+    if (!both || !(t->opaque = ckpt_arena_strdup(&cat->arena, word)))
+        return ckpt_nomem(err);
+    memcpy(both, dim, rank * sizeof *dim);
+    memcpy(both + rank, shape, rank * sizeof *shape);
+    t->dim = both;
+    return 0;
+}
+
+uint64_t ckpt_tensor_elements(const struct ckpt_tensor *t)
+{
+    const unsigned pack = ckpt_dtype_pack((enum ckpt_dtype)t->dtype);
+    uint64_t n;
+
+    if (pack)
+        return t->numel * pack;
+    return ckpt_shape_numel(ckpt_tensor_shape(t), t->rank, &n) ? n : 0;
 }
 
 const char **ckpt_catalog_names(const struct ckpt_catalog *cat)

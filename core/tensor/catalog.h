@@ -95,11 +95,13 @@ struct ckpt_value;
 struct ckpt_tensor {
     const struct ckpt_catalog *cat; /* of whose sources the pieces are; it outlives the tensor */
     const char *name;               /* the catalogue's arena, as is everything below */
-    const uint64_t *dim;
+    const uint64_t
+        *dim; /* in packs if the dtype is counted in them; the shape in elements follows */
     const struct ckpt_piece *piece; /* ascending by dst; empty if value, or if numel is 0 */
     const struct ckpt_value *value; /* not NULL: computed (tensor/value.h) */
     const struct ckpt_cuts *cuts;   /* how ranks share the tensor in a checkpoint that is to be
                                        written (see above); NULL: not known */
+    const char *opaque;             /* of dtype CKPT_OPAQUE: the word that names it; else NULL */
     uint64_t numel;
     uint64_t max_span; /* largest dst_end - dst of a piece: bounds the search for an element */
     size_t npiece;
@@ -112,6 +114,22 @@ struct ckpt_tensor {
     uint8_t wanted; /* not 0: one more than the dtype in which the checkpoint wants the tensor shown
                        (16-bit weights of which it stores only the F32 masters) */
 };
+
+/* The shape in elements, as safetensors has it: t->dim, but where the dtype is counted in packs or
+ * bytes. */
+static inline const uint64_t *ckpt_tensor_shape(const struct ckpt_tensor *t)
+{
+    return ckpt_dtype_pack((enum ckpt_dtype)t->dtype) == 1 ? t->dim : t->dim + t->rank;
+}
+
+/* The word of the dtype, as safetensors has it. */
+static inline const char *ckpt_tensor_dtype_name(const struct ckpt_tensor *t)
+{
+    return t->opaque ? t->opaque : ckpt_dtype_name((enum ckpt_dtype)t->dtype);
+}
+
+/* The number of elements by the shape. */
+uint64_t ckpt_tensor_elements(const struct ckpt_tensor *t);
 
 struct ckpt_catalog {
     struct ckpt_arena arena;
@@ -153,6 +171,12 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
 int ckpt_catalog_add_whole(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                            const uint64_t *dim, uint32_t rank, uint32_t source, uint64_t src,
                            struct ckpt_err *err);
+
+/* Adds a tensor likewise whose dtype is not known: `word` names it, nbytes are its bytes.
+ * UNSUPPORTED: the shape has no dimensions. */
+int ckpt_catalog_add_opaque(struct ckpt_catalog *cat, const char *name, const char *word,
+                            const uint64_t *shape, uint32_t rank, uint64_t nbytes, uint32_t source,
+                            uint64_t src, struct ckpt_err *err);
 
 /* Set the pieces of tensor `index`, or of one that is not in the catalogue (copied into it, sorted
  * by dst). Each piece's range is checked against its source's size. */

@@ -9,10 +9,14 @@ enum { FLOAT = 1, CASTABLE = 2 };
 
 static const struct {
     const char *name, *torch;
-    const char *alias; /* torch's short or old name, or NULL */
-    unsigned char size, flags;
+    const char *alias;               /* torch's short or old name, or NULL */
+    unsigned char size, flags, pack; /* pack 0: 1 */
 } types[CKPT_NDTYPE] = {
+    [CKPT_OPAQUE] = {"(opaque)", "(opaque)", NULL, 1, 0, 0},
     [CKPT_BOOL] = {"BOOL", "bool", NULL, 1, 0},
+    [CKPT_F4] = {"F4", "float4_e2m1fn_x2", NULL, 1, FLOAT, 2},
+    [CKPT_F6_E2M3] = {"F6_E2M3", "float6_e2m3fn", NULL, 3, FLOAT, 4}, /* torch has none */
+    [CKPT_F6_E3M2] = {"F6_E3M2", "float6_e3m2fn", NULL, 3, FLOAT, 4},
     [CKPT_U8] = {"U8", "uint8", NULL, 1, 0},
     [CKPT_I8] = {"I8", "int8", NULL, 1, 0},
     [CKPT_F8_E5M2] = {"F8_E5M2", "float8_e5m2", NULL, 1, FLOAT},
@@ -37,6 +41,12 @@ size_t ckpt_dtype_size(enum ckpt_dtype t)
 {
     assert((unsigned)t < CKPT_NDTYPE);
     return types[t].size;
+}
+
+unsigned ckpt_dtype_pack(enum ckpt_dtype t)
+{
+    assert((unsigned)t < CKPT_NDTYPE);
+    return t == CKPT_OPAQUE ? 0 : types[t].pack ? types[t].pack : 1;
 }
 
 const char *ckpt_dtype_name(enum ckpt_dtype t)
@@ -66,7 +76,7 @@ bool ckpt_dtype_parse(const char *name, size_t len, enum ckpt_dtype *ret)
         name += plen;
         len -= plen;
     }
-    for (int t = 0; t < CKPT_NDTYPE; t++) {
+    for (int t = CKPT_OPAQUE + 1; t < CKPT_NDTYPE; t++) {
         if (equals(types[t].torch, name, len) || equals(types[t].alias, name, len) ||
             (!torch && equals(types[t].name, name, len))) {
             *ret = (enum ckpt_dtype)t;

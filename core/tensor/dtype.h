@@ -8,10 +8,19 @@
 #include <stdint.h>
 
 /* In safetensors' order of writing: a file holds its tensors by this order, greatest first, then by
- * name (safetensors/src/tensor.rs, enum Dtype, and `prepare`). Sub-byte types are not in it: none
- * of our formats stores them. */
+ * name (safetensors/src/tensor.rs, enum Dtype, and `prepare`).
+ *
+ * Types of less than a byte are counted in packs, the fewest elements that are whole bytes: a
+ * tensor of them has packs in its last dimension, as torch's float4_e2m1fn_x2 has, and "element"
+ * means a pack everywhere but in the headers of safetensors files and where shapes are shown to
+ * people (ckpt_tensor_shape). */
 enum ckpt_dtype {
+    CKPT_OPAQUE, /* of a word that is not known (ckpt_tensor.opaque): counted in bytes, only copied
+                  */
     CKPT_BOOL,
+    CKPT_F4,
+    CKPT_F6_E2M3,
+    CKPT_F6_E3M2,
     CKPT_U8,
     CKPT_I8,
     CKPT_F8_E5M2,
@@ -33,8 +42,11 @@ enum ckpt_dtype {
     CKPT_NDTYPE,
 };
 
-/* Bytes of one element. */
+/* Bytes of one element, or of a pack. */
 size_t ckpt_dtype_size(enum ckpt_dtype t);
+
+/* The elements of a pack: 2 of F4, 4 of F6, else 1; of CKPT_OPAQUE, 0: it is not known. */
+unsigned ckpt_dtype_pack(enum ckpt_dtype t);
 
 /* safetensors' name ("BF16"); torch's ("bfloat16"). Static. */
 const char *ckpt_dtype_name(enum ckpt_dtype t);

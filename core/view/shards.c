@@ -72,7 +72,8 @@ static int count_totals(const struct ckpt_catalog *cat, struct ckpt_shards *s, s
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
         if (ckd_add(&s->total_bytes, s->total_bytes, ckpt_tensor_nbytes(t)) ||
-            s->total_bytes > INT64_MAX || ckd_add(&s->total_numel, s->total_numel, t->numel))
+            s->total_bytes > INT64_MAX ||
+            ckd_add(&s->total_numel, s->total_numel, ckpt_tensor_elements(t)))
             return ckpt_fail(err, CKPT_LIMIT, "the tensors up to '%s' have 2^63 bytes or more",
                              t->name);
     }

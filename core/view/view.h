@@ -88,7 +88,8 @@ struct ckpt_vtree_options {
     /* Entries of __metadata__: of a file that weight_map names, by its name ({file: {key: value}});
      * and of every other file. NULL: none but the format. */
     const json_t *metadata, *joined;
-    bool sort; /* split in the order of names, not the catalogue's (see below) */
+    bool sort;       /* split in the order of names, not the catalogue's (see below) */
+    bool keep_order; /* in each file tensors are in the catalogue's order, not in safetensors' */
     const struct ckpt_side_file *side;
     size_t nside;
     int64_t mtime_ns; /* of the checkpoint */

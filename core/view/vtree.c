@@ -94,8 +94,21 @@ static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
     return 0;
 }
 
+/* Put a tensor behind those of its file. Offsets are still relative to data_off. */
+static void deal(struct ckpt_vtree *t, uint32_t at)
+{
+    const struct ckpt_tensor *tensor = &t->cat->tensors.ptr[at];
+    struct weights *w = &t->weights[t->shards.file[at]];
+    const size_t s = LEADING + w->ntensor++;
+
+    w->segment[s] = ckpt_segment_tensor(tensor, 0, ckpt_tensor_nbytes(tensor));
+    w->segment[s].off = w->node.size;
+    w->node.size += w->segment[s].len;
+    t->segment[at] = (uint32_t)s;
+}
+
 /* Assign the tensors to their files, largest dtype first and then by name, which is their order in
- * each file. Offsets are still relative to data_off. */
+ * each file. */
 static void deal_tensors(struct ckpt_vtree *t)
 {
     size_t count[CKPT_NDTYPE] = {0};
@@ -104,16 +117,9 @@ static void deal_tensors(struct ckpt_vtree *t)
         count[t->cat->tensors.ptr[i].dtype]++;
     for (int dtype = CKPT_NDTYPE - 1; dtype >= 0; dtype--) {
         for (size_t i = 0; count[dtype]; i++) {
-            uint32_t at = t->by_name[i];
-            const struct ckpt_tensor *tensor = &t->cat->tensors.ptr[at];
-            struct weights *w = &t->weights[t->shards.file[at]];
-            if (tensor->dtype != dtype)
+            if (t->cat->tensors.ptr[t->by_name[i]].dtype != dtype)
                 continue;
-            size_t s = LEADING + w->ntensor++;
-            w->segment[s] = ckpt_segment_tensor(tensor, 0, ckpt_tensor_nbytes(tensor));
-            w->segment[s].off = w->node.size;
-            w->node.size += w->segment[s].len;
-            t->segment[at] = (uint32_t)s;
+            deal(t, t->by_name[i]);
             count[dtype]--;
         }
     }
@@ -220,7 +226,10 @@ static int list_weights(struct ckpt_vtree *t, const struct ckpt_vtree_options *o
 {
     if (sort_names(t, err) < 0 || new_weights(t, err) < 0 || begin_headers(t, opt, err) < 0)
         return -1;
-    deal_tensors(t);
+    for (size_t i = 0; opt->keep_order && i < t->cat->tensors.len; i++)
+        deal(t, (uint32_t)i);
+    if (!opt->keep_order)
+        deal_tensors(t);
     for (size_t i = 0; i < t->shards.nfile; i++) {
         if (finish_weights(t, &t->weights[i], opt->mtime_ns, err) < 0)
             return ckpt_err_in(err, "%s", t->shards.name[i]);

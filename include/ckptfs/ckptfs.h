@@ -216,10 +216,10 @@ CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *
 
 /* Set size before the call. */
 struct ckpt_tensor_info {
-    size_t size;       /* sizeof(struct ckpt_tensor_info) */
-    const char *name;  /* this and all pointers below: valid as long as the view */
-    const char *dtype; /* as in the safetensors format: "BF16", "F32", ... */
-    const uint64_t *shape;
+    size_t size;           /* sizeof(struct ckpt_tensor_info) */
+    const char *name;      /* this and all pointers below: valid as long as the view */
+    const char *dtype;     /* as in the safetensors format: "BF16", "F32", ... */
+    const uint64_t *shape; /* in elements; F4 and F6 are stored in packs of 2 and 4 of them */
     uint32_t rank;
     uint64_t nbytes;
     const struct ckpt_node *file; /* the virtual file that contains all of it, or NULL */

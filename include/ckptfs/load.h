@@ -9,7 +9,9 @@
  * All ranks open the same checkpoint, and each declares its wants: which boxes of which tensors it
  * needs, and where to put them. All ranks together then agree on a plan, which says which rank
  * reads which bytes and sends them to which ranks. The library contains libckptfs. Any view can be
- * loaded, with Hugging Face's names or with the framework's own (view=raw).
+ * loaded, with Hugging Face's names or with the framework's own (view=raw). Boxes count elements;
+ * of F4 and F6 the last dimension counts packs of 2 and 4 of them, which are whole bytes, as
+ * torch's float4_e2m1fn_x2 does.
  *
  * Guarantees:
  * - Destinations belong to the caller. They are written only while a load runs: after

@@ -167,4 +167,5 @@ def dressed(old, new):
 def written(t):
     """Tell autograd that a tensor's memory was written: its version goes up."""
     if not t.is_inference():
-        t.detach().as_strided((0,), (1,)).zero_()
+        nothing = t.detach().as_strided((0,), (1,))
+        nothing.copy_(nothing)  # which every dtype has

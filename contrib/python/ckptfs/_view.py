@@ -34,6 +34,9 @@ Path = Union[str, bytes, "os.PathLike[str]"]
 
 TORCH = {
     "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "F6_E2M3": "float6_e2m3fn",  # torch has neither of these two
+    "F6_E3M2": "float6_e3m2fn",
     "U8": "uint8",
     "I8": "int8",
     "F8_E5M2": "float8_e5m2",
@@ -54,6 +57,8 @@ TORCH = {
     "U64": "uint64",
 }
 
+PACKS = {"F4": 2, "F6_E2M3": 4, "F6_E3M2": 4}  # the fewest elements that are whole bytes
+
 MOST_READ = 1 << 30  # bytes
 PIECE = 64 << 20  # bytes that are read at once for another device
 MOST_TOLD = 8  # warnings
@@ -68,17 +73,32 @@ class Info:
     Attributes:
         name: The tensor's name.
         dtype: safetensors' word, such as "BF16".
-        shape: The sizes of its dimensions.
+        shape: The sizes of its dimensions, as torch counts them: of F4 the last one has pairs of
+            elements, and of F6 fours, which are the fewest that are whole bytes.
         nbytes: Its size in bytes.
     """
 
     def __init__(self, index, t):
         self.index, self.name, self.dtype = index, t.name.decode(), t.dtype.decode()
         self.shape, self.nbytes = [t.shape[d] for d in range(t.rank)], t.nbytes
+        self.pack = PACKS.get(self.dtype, 1)
+        if self.pack > 1:
+            self.shape[-1] //= self.pack
         self.file, self.offset = t.file, t.file_off
 
     def __repr__(self) -> str:
         return f"<ckptfs.Info '{self.name}': {self.dtype} {self.shape}>"
+
+
+def _torch_dtype(word):
+    import torch
+
+    try:
+        return getattr(torch, TORCH.get(word, word))
+    except AttributeError:
+        raise CkptError(
+            "unsupported", f"torch {torch.__version__} has no dtype for {word}"
+        ) from None
 
 
 def _empty(framework, shape, dtype):
@@ -87,11 +107,11 @@ def _empty(framework, shape, dtype):
         import torch
 
         # On the CPU, whatever the default device is.
-        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]), device="cpu")
+        t = torch.empty(shape, dtype=_torch_dtype(dtype), device="cpu")
         return t, t.data_ptr()
     import numpy
 
-    if dtype == "BF16" or dtype.startswith("F8"):
+    if dtype == "BF16" or dtype.startswith(("F8", "F6", "F4")):
         raise TypeError(f"numpy has no {dtype}; framework='pt' does, or dtype='float32' converts")
     a = numpy.empty(shape, dtype=TORCH[dtype])
     return a, a.ctypes.data
@@ -104,9 +124,15 @@ class Slice:
         self._view, self._info = view, info
 
     def get_shape(self) -> list[int]:
-        """Return the sizes of the tensor's dimensions."""
+        """Return the sizes of the tensor's dimensions, in elements."""
         self._view.check()
-        return list(self._info.shape)
+        return self._shape()
+
+    def _shape(self):
+        shape = list(self._info.shape)
+        if self._info.pack > 1:
+            shape[-1] *= self._info.pack
+        return shape
 
     def get_dtype(self) -> str:
         """Return the tensor's dtype, as safetensors' word ("BF16")."""
@@ -114,7 +140,7 @@ class Slice:
         return self._info.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor | numpy.ndarray:
-        shape = self._info.shape
+        shape = self._shape()
         index = index if isinstance(index, tuple) else (index,)
         if any(i is Ellipsis for i in index):
             at = next(k for k, i in enumerate(index) if i is Ellipsis)
@@ -144,11 +170,24 @@ class Slice:
             lo.append(first)
             n.append(last - first + 1)
             after.append(left)
+        if self._info.pack > 1:
+            self._count_packs(lo, n, after)
         out = self._view._read(self._info, lo, n)
         for d in reversed(range(len(after))):
             if not isinstance(after[d], slice):
                 out = out[(slice(None),) * d + (after[d],)]
         return out
+
+    def _count_packs(self, lo, n, after):
+        """Turn a box in elements into one in packs."""
+        pack = self._info.pack
+        if after[-1] != slice(None) or lo[-1] % pack or n[-1] % pack:
+            raise IndexError(
+                f"'{self._info.name}' is {self._info.dtype}: an index of its last dimension has to "
+                f"take whole bytes, {pack} elements from a multiple of {pack} on"
+            )
+        lo[-1] //= pack
+        n[-1] //= pack
 
     def _range(self, d, i, size):
         """Return the first and last element that an index takes, and what is left to index."""
@@ -680,7 +719,7 @@ class View:
         """Read a box in pieces of rows: on the host there is never more of it than PIECE."""
         import torch
 
-        out = torch.empty(n, dtype=getattr(torch, TORCH[info.dtype]), device=self._device)
+        out = torch.empty(n, dtype=_torch_dtype(info.dtype), device=self._device)
         with reading(self) as view:
             for at, m, part in _pieces(out, PIECE) if all(n) else ():
                 piece, address = _empty("pt", m, info.dtype)

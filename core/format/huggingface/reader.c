@@ -84,6 +84,7 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
     if (ckpt_source_file_new(l->dir, f->name, l->opt->pool, &f->source, err) < 0)
         return -1;
+    f->st.keep_unknown = true;
     return ckpt_st_read(f->source, &f->st, err);
 }
 
@@ -141,10 +142,17 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
     for (size_t i = 0; i < f->st.ntensor; i++) {
         const struct ckpt_st_tensor *t = &f->st.tensor[i];
         /* a tensor that the index gives to another file, or to none, is not part of the model */
-        if (l->map && !is_mapped_to(l->map, t->name, f->name))
+        if (l->map && !is_mapped_to(l->map, t->name, f->name)) {
             ckpt_catalog_warn(l->cat, "'%s' is in '%s', but the index does not say so: left out",
                               t->name, f->name);
-        else if (ckpt_st_catalog(t, source, l->cat, err) < 0)
+            continue;
+        }
+        if (t->opaque)
+            ckpt_catalog_warn(l->cat,
+                              "'%s' in '%s' has dtype '%s', which is not known: it can be copied, "
+                              "and not be read",
+                              t->name, f->name, t->opaque);
+        if (ckpt_st_catalog(t, source, l->cat, err) < 0)
             return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), f->name);
     }
     ckpt_st_release(&f->st);
