@@ -53,11 +53,6 @@ void ckpt_comm_free(struct ckpt_comm *comm)
     free(comm);
 }
 
-int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    return ckpt_comm_threads(1, ret, err);
-}
-
 struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
 
 uint32_t ckpt_comm_rank(const struct ckpt_comm *comm) { return comm->x->rank; }

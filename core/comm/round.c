@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
+#include "comm/env.h"
 #include "comm/secret.h"
 
 enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };

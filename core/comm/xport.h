@@ -144,10 +144,6 @@ CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, str
 /* The transport of a comm. */
 CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
 
-/* How long ranks wait for each other at the rendezvous: CKPTFS_MEET_TIMEOUT, or 300 s. USAGE: the
- * variable is no number of seconds. */
-CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
-
 /* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
  * this rank's status, as in ckpt_comm_agree. */
 CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,

@@ -14,6 +14,7 @@
 #include "base/sized.h"
 #include "base/vec.h"
 #include "comm/detached.h"
+#include "comm/env.h"
 #include "comm/xport.h"
 #include "device/cuda.h"
 

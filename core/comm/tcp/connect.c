@@ -147,6 +147,39 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct
     return 0;
 }
 
+/* ---- peers ---- */
+
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
+{
+    struct ckpt_tcp_peer *p = m->peer[rank];
+
+    if (p)
+        return p;
+    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
+        free(p);
+        return NULL;
+    }
+    p->rank = rank;
+    p->data.fd = p->ctl.fd = p->meet.fd = p->same_host.view.fd = -1;
+    ckpt_queue_init(&p->send);
+    ckpt_queue_init(&p->recv);
+    p->out_tail = &p->out;
+    return m->peer[rank] = p;
+}
+
+void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m)
+{
+    struct ckpt_tcp_meeting *t = &m->meeting;
+
+    ckpt_closep(&t->door);
+    for (uint32_t r = 0; t->waiting && r < m->x.size; r++)
+        ckpt_closep(&t->waiting[r]);
+    free(t->waiting);
+    free(t->stranger);
+    t->waiting = NULL;
+    t->stranger = NULL;
+}
+
 /* ---- dialling ---- */
 
 static struct ckpt_tcp_link *link_of(struct ckpt_tcp_peer *p, uint32_t kind)

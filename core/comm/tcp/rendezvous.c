@@ -3,6 +3,8 @@
  * an address that the caller has given. Each rank registers its own address there, and gets that of
  * its parent in the tree as soon as that has come. When the tree is connected, rank 0 broadcasts
  * all addresses along it. */
+#include "comm/tcp/rendezvous.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "comm/env.h"
 #include "comm/tcp/tcp.h"
 
 enum {
@@ -144,19 +147,6 @@ static int begin_meeting(const struct rendezvous *v, struct ckpt_xport_tcp *m, i
     for (uint32_t r = 0; t->waiting && r < v->size; r++)
         t->waiting[r] = -1;
     return t->stranger && t->waiting && m->address[0] ? 0 : -1;
-}
-
-void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m)
-{
-    struct ckpt_tcp_meeting *t = &m->meeting;
-
-    ckpt_closep(&t->door);
-    for (uint32_t r = 0; t->waiting && r < m->x.size; r++)
-        ckpt_closep(&t->waiting[r]);
-    free(t->waiting);
-    free(t->stranger);
-    t->waiting = NULL;
-    t->stranger = NULL;
 }
 
 /* Wait until this rank is connected to its neighbours and, on rank 0, all ranks have come. */

@@ -22,26 +22,6 @@ enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
 
 static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
 
-/* ---- peers ---- */
-
-struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
-{
-    struct ckpt_tcp_peer *p = m->peer[rank];
-
-    if (p)
-        return p;
-    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
-        free(p);
-        return NULL;
-    }
-    p->rank = rank;
-    p->data.fd = p->ctl.fd = p->meet.fd = p->same_host.view.fd = -1;
-    ckpt_queue_init(&p->send);
-    ckpt_queue_init(&p->recv);
-    p->out_tail = &p->out;
-    return m->peer[rank] = p;
-}
-
 /* Has the control connection ended? */
 static bool is_gone(const struct ckpt_tcp_peer *p) { return p->ctl.state == CKPT_TCP_CLOSED; }
 
