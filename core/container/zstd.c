@@ -88,7 +88,7 @@ static int refill(struct ckpt_zstd_stream *s, struct ckpt_err *err)
 {
     const size_t n = (size_t)ckpt_min_u64(IN_BYTES, s->len - s->read);
 
-    (void)ckpt_source_soon(s->of, s->off + s->read, ckpt_min_u64(s->len - s->read, AHEAD));
+    (void)ckpt_source_prefetch(s->of, s->off + s->read, ckpt_min_u64(s->len - s->read, AHEAD));
     if (ckpt_source_pread(s->of, s->input, n, s->off + s->read, err) < 0)
         return -1;
     s->in = (ZSTD_inBuffer){s->input, n, 0};

@@ -355,19 +355,19 @@ static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
  * it), as far as there is room: 0, and 1 if there is no more. */
 static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                uint64_t off, uint64_t end, uint64_t most, bool soon, struct ckpt_err *err)
+                uint64_t off, uint64_t end, uint64_t most, bool prefetch, struct ckpt_err *err)
 {
     while (off < end) {
         uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
         struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, &stop);
         if (!s) {
-            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), soon)))
+            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), prefetch)))
                 return 1;
             const int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .size = o->size},
                                o->bucket, o->key, o->tag, "", err);
             if (rc != 0)
                 return rc;
-        } else if (soon) { /* is not to be taken for what was read long ago */
+        } else if (prefetch) { /* is not to be taken for what was read long ago */
             s->tick = ++c->parts.tick;
         }
         off = s->off + s->len;
@@ -476,7 +476,7 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
     const uint64_t len = end - off;
     const bool begun = ckpt_parts_find(&c->parts, object, off, NULL) != NULL;
 
-    if (how == CKPT_READ_EXACTLY) { /* a large one by several connections */
+    if (how == CKPT_READ_EXACT) { /* a large one by several connections */
         const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
         return want(c, o, object, off, end, part, false, err);
     }
@@ -498,11 +498,11 @@ int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const s
     const uint64_t end = off + ckpt_iov_len(iov, n);
     struct ckpt_iov_cursor to = {iov, 0};
 
-    if (how == CKPT_READ_HELD && (c->owner != getpid() || !is_held(c, object, off, end)))
+    if (how == CKPT_READ_CACHED && (c->owner != getpid() || !is_held(c, object, off, end)))
         return 1;
     if (begin(c, err) < 0)
         return -1;
-    if (how == CKPT_READ_SOON)
+    if (how == CKPT_READ_PREFETCH)
         return want(c, o, object, off, end, BLOCK, true, err);
     if (prepare(c, o, object, off, end, how, err) < 0)
         return -1;
