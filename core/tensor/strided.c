@@ -215,6 +215,7 @@ static int cache_read(const struct ckpt_strided_reader *r, struct ckpt_source *s
             return -1;
         c->len = (size_t)(end - c->off);
     }
+    assert(c->source == s && c->off <= off && end <= c->off + c->len && c->len <= c->cap);
     *ret_data = c->data + (off - c->off);
     return 0;
 }
@@ -365,6 +366,7 @@ static int strided_read(const struct ckpt_strided_reader *r, struct ckpt_source 
     uint32_t widest = widest_axis(&c);
     struct ckpt_step_axis whole = c.axis[widest];
     uint64_t step = steps_at_once(r, &c, widest);
+    assert(step > 0 && step <= whole.n && c.naxis <= CKPT_MAX_AXES);
     if (step == whole.n)
         return read_bound(r, s, &c, dst, src, err);
 
@@ -445,6 +447,9 @@ static bool clip_piece(struct clipped *c, const struct ckpt_piece *p, const uint
         next += c->nspan[d];
     }
     c->first[box->rank] = k;
+    /* each axis steps within one dimension, and they are in the order of the dimensions */
+    assert(box->rank == 0 || j == p->naxis);
+    assert(next <= c->spans + 2 * CKPT_MAX_AXES + CKPT_MAX_RANK);
     return true;
 }
 
@@ -472,6 +477,7 @@ static int read_product(struct request *r, const struct ckpt_span *const *span,
     for (uint32_t d = 0; d < box->rank; d++) {
         uint64_t index, off;
         span_begin(c, d, span[d], &index, &off);
+        assert(c->at[d] + index >= box->lo[d] && c->at[d] + index < box->lo[d] + box->n[d]);
         src += off;
         dst += (c->at[d] + index - box->lo[d]) * r->stride[d];
         for (uint32_t k = c->first[d]; k < c->first[d + 1]; k++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slots of an engine: which transfers are posted from and to them, and when they are free again. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,7 @@ bool ckpt_read_open(struct ckpt_engine *e)
     s->lo = s->next = s->hi = ckpt_plan_unit_at(e->plan, piece->group, piece->lo);
     while (s->hi < e->plan->stream[piece->group].hi && e->plan->units.ptr[s->hi].at < end)
         s->hi++;
+    assert(s->lo < s->hi && e->plan->units.ptr[s->lo].at <= piece->lo);
     s->unread = s->hi - s->lo;
     s->unsent = ckpt_plan_fed(e->plan, piece);
     const struct ckpt_unit *unit = &e->plan->units.ptr[s->lo];
@@ -75,11 +77,13 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
         return;
     struct ckpt_read_slot *own = find_read(e, ckpt_window_of(e, s)->piece);
     if (own) {
+        assert(own->unsent > 0); /* the piece waits for each window that it feeds, and once */
         own->unsent--;
         ckpt_read_settle(e, own);
     }
     s->open = false; /* its messages remain until the pump opens the next window in it */
     e->nclosed++;
+    assert(e->nclosed <= e->plan->windows.len);
     ckpt_engine_kick(e);
 }
 
@@ -131,6 +135,7 @@ static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint
     const uint32_t group = ckpt_window_of(e, s)->group;
     const uint32_t n = ckpt_broadcast_to(&e->plan->broadcast[group], member, e->peers);
 
+    assert(n <= ckpt_broadcast_most(&e->plan->broadcast[group])); /* s->out has room for these */
     for (uint32_t i = 0; i < n; i++) {
         struct ckpt_outgoing *o = &s->out[s->nout++];
         *o = (struct ckpt_outgoing){.in = in};
@@ -267,6 +272,7 @@ static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
     const unsigned char *own = step == 0 ? ckpt_window_own(e, s, &len) : NULL;
     if (!own && len)
         return 1;
+    assert(len <= x.len);
     if (own && (len < x.len || t->nstep == 2))
         memcpy(place, own, len + tail_bytes(e));
     s->gather = x;
@@ -281,6 +287,8 @@ static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
 static int gather(struct ckpt_engine *e, struct ckpt_err *err)
 {
     for (; e->next_issue < e->next_window; e->next_issue++) {
+        /* a window whose all-gathers have not all begun still has its slot */
+        assert(e->next_window - e->next_issue <= e->opt.slots);
         struct ckpt_window_slot *s = &e->slot[e->next_issue % e->opt.slots];
         const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
         while (s->gathers && s->step < t->nstep) {
@@ -350,6 +358,7 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         if (!o->posted || o->handled || !o->xfer.done)
             continue;
         o->handled = true;
+        assert(s->left > 0);
         s->left--;
         atomic_fetch_add(&e->stats.sent, o->xfer.len);
     }

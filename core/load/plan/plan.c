@@ -157,6 +157,8 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too many small parts",
                          p->job_wants->cat->tensors.ptr[r->tensor].name);
     r->nunit = (uint32_t)count;
+    assert(rank == 0 || (r->step * r->parts >= r->box.n[r->order[r->cut]] &&
+                         r->step * (r->parts - 1) < r->box.n[r->order[r->cut]]));
     return 0;
 }
 
@@ -266,12 +268,15 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- streams ---- */
 
-/* Lay the units of each group end to end. */
+/* Lay the units of each group end to end. They are sorted by group, so those of one are neighbours
+ * in the list. */
 static void lay_out(struct ckpt_plan *p)
 {
     for (uint32_t u = 0; u < p->units.len; u++) {
         struct ckpt_unit *unit = &p->units.ptr[u];
         struct ckpt_stream *s = &p->stream[p->regions.ptr[unit->region].group];
+        assert(unit->len > 0 && unit->len % CKPT_UNIT_ALIGN == 0);
+        assert(s->len == 0 || s->hi == u);
         if (s->len == 0)
             s->lo = u;
         s->hi = u + 1;
@@ -290,14 +295,18 @@ static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t
 
     s->slice = (uint32_t)align((span + count - 1) / count);
     s->nwindow = (uint32_t)((span + s->slice - 1) / s->slice);
+    /* the slices of a span are its bytes, and perhaps some more: no window is empty for all members
+     * (member 0 has something in each), and the spans together are at least the stream */
+    assert(s->slice <= most && (uint64_t)(s->nwindow - 1) * s->slice < s->len);
+    assert((uint64_t)n * s->nwindow * s->slice >= s->len);
 }
 
 static struct ckpt_collective step_of(const struct ckpt_plan *p, uint32_t n, const uint32_t *rank)
 {
     struct ckpt_collective step = {.n = n, .rank = rank, .family = CKPT_FAMILY_NONE};
 
-    while (rank[step.self] != p->self)
-        step.self++;
+    for (; rank[step.self] != p->self; step.self++)
+        assert(step.self + 1 < n); /* a rank plans only the groups that it is in */
     if (n == p->job_wants->nrank)
         step.family = CKPT_FAMILY_ALL;
     return step;
@@ -361,6 +370,8 @@ int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint6
     struct ckpt_span span[CKPT_MAX_SPANS];
     struct ckpt_box box, part;
 
+    /* an element never lies in two slices, and a slice's bytes are whole elements */
+    assert(u->at % CKPT_UNIT_ALIGN == 0 && CKPT_UNIT_ALIGN % esize == 0);
     ckpt_plan_unit_box(p, unit, &box);
     const uint64_t numel = ckpt_box_numel(&box);
     const uint64_t first = lo > u->at ? (lo - u->at) / esize : 0;
@@ -419,6 +430,7 @@ static int add_piece(struct ckpt_plan *p, uint32_t group, uint32_t number, uint6
 {
     const struct ckpt_piece_plan piece = {group, number, lo, (uint32_t)(hi - lo)};
 
+    assert(lo < hi && hi <= p->stream[group].len && hi - lo <= UINT32_MAX);
     return ckpt_vec_push(&p->pieces, piece) < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -510,6 +522,8 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
     for (uint32_t i = 0; i < p->pieces.len && rc == 0; i++) {
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
         const uint32_t n = ckpt_plan_fed(p, piece);
+        /* each piece of a group begins where the windows end that the one before feeds */
+        assert(!p->stream[piece->group].nstep || fed[piece->group] == piece->number);
         for (uint32_t k = 0; k < n && rc == 0; k++)
             rc = ckpt_vec_push(&p->windows,
                                ((struct ckpt_window){piece->group, piece->number + k, i}));
