@@ -7,7 +7,7 @@
 #include <ckptfs/load.h>
 
 #include "load/engine/engine.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 #include "load/plan/plan.h"
 #include "load/want/want.h"
 #include "run/checkpoint.h"
@@ -29,7 +29,7 @@ struct ckpt_load {
     bool ready;          /* there is a plan that has not been started */
     bool started;        /* started since the last plan, or the start failed for good */
     bool exchanges;      /* some rank sends something to another */
-    struct ckpt_device_family family[CKPT_FAMILIES];
+    struct ckpt_device_division division[CKPT_DIVISIONS];
     struct ckpt_engine *engine; /* NULL: never started, or taken back by a reload */
 };
 

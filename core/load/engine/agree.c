@@ -18,7 +18,7 @@
 #include "load/engine/job.h"
 #include "load/engine/same.h"
 #include "load/load_inner.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
 
@@ -164,7 +164,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
 {
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_places places = {0};
 
-    if (ckpt_families_choose(claim, n, nrank, &places, err) < 0)
+    if (ckpt_divisions_choose(claim, n, nrank, &places, err) < 0)
         return -1;
     ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
     return 0;
@@ -261,28 +261,28 @@ static void check_steps(const struct ckpt_broadcast *b, struct ckpt_stream *s,
         all = all && is_placed(s->members, b->nnode, place, nplace);
     }
     if (!all)
-        s->step[0].family = s->step[1].family = CKPT_FAMILY_NONE;
+        s->step[0].division = s->step[1].division = CKPT_DIVISION_NONE;
 }
 
-/* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
+/* Note this rank's places in the divisions. The hash of a division's groups (id) tells whether the
  * communicators of the last load can be kept. */
 static void take_places(struct ckpt_load *load, const struct ckpt_group_place *place, size_t n)
 {
     struct ckpt_plan *p = load->parts.plan;
 
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        load->family[i] = (struct ckpt_device_family){.colour = CKPT_NONE};
+    for (int i = 0; i < CKPT_DIVISIONS; i++)
+        load->division[i] = (struct ckpt_device_division){.colour = CKPT_NONE};
     for (size_t i = 0; i < n; i++) {
-        if (place[i].family >= CKPT_FAMILIES)
+        if (place[i].division >= CKPT_DIVISIONS)
             continue;
-        struct ckpt_device_family *f = &load->family[place[i].family];
+        struct ckpt_device_division *f = &load->division[place[i].division];
         f->id = XXH3_64bits_withSeed(&place[i], sizeof place[i], f->id) | 1;
         for (uint32_t g = 0; g < p->groups.len; g++)
             for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
                 if (hash_of(c->rank, c->n) != place[i].group)
                     continue;
-                c->family = (uint8_t)(place[i].family + 1);
+                c->division = (uint8_t)(place[i].division + 1);
                 f->colour = place[i].colour;
                 f->place = c->self;
             }
@@ -312,7 +312,7 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
     for (size_t g = 0; g < p->groups.len; g++)
         for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
-            if (c->n >= CKPT_FAMILY_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
+            if (c->n >= CKPT_DIVISION_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
                 group[n++] = (struct ckpt_group_claim){hash_of(c->rank, c->n), p->stream[g].len,
                                                        c->n, p->self};
         }
@@ -583,7 +583,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
     if (rc < 0)
         return ckpt_err_move(err, &own);
     /* the communicators, unless no rank exchanges anything */
-    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->family, err)
+    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->division, err)
                                               : 0;
 }
 

@@ -179,15 +179,15 @@ static int list_step(struct ckpt_window_slot *s, const struct ckpt_collective *c
 {
     struct ckpt_exchange x = {.kind = CKPT_GATHER,
                               .step = step,
-                              .family = c->family,
+                              .division = c->division,
                               .peer = c->self,
                               .n = c->n,
                               .buf = buf,
                               .len = len};
 
-    if (c->family != CKPT_FAMILY_NONE)
+    if (c->division != CKPT_DIVISION_NONE)
         return add_exchange(s, &x, err);
-    x.family = CKPT_FAMILY_ALL;
+    x.division = CKPT_DIVISION_ALL;
     for (uint32_t i = 0; i < c->n; i++) {
         if (i == c->self)
             continue;

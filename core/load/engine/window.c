@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "load/engine/engine_inner.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 
 enum { RATED_BYTES = 1 << 20 }; /* smaller windows say nothing about the rate */
 
@@ -165,10 +165,10 @@ static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_windo
  * send to each other. */
 static bool is_gathered(const struct ckpt_engine *e, const struct ckpt_stream *s)
 {
-    bool all = e->comm->x->ops->gather && (s->nstep == 2 || s->step[0].n >= CKPT_FAMILY_LEAST);
+    bool all = e->comm->x->ops->gather && (s->nstep == 2 || s->step[0].n >= CKPT_DIVISION_LEAST);
 
     for (uint32_t k = 0; k < s->nstep; k++)
-        all = all && s->step[k].family != CKPT_FAMILY_NONE;
+        all = all && s->step[k].division != CKPT_DIVISION_NONE;
     return all;
 }
 
@@ -277,7 +277,7 @@ static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
         memcpy(place, own, len + tail_bytes(e));
     s->gather = x;
     s->step++;
-    return e->comm->x->ops->gather(e->comm->x, t->step[step].family,
+    return e->comm->x->ops->gather(e->comm->x, t->step[step].division,
                                    own && len == x.len && t->nstep == 1 ? own : place, &s->gather,
                                    err);
 }

@@ -303,12 +303,12 @@ static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t
 
 static struct ckpt_collective step_of(const struct ckpt_plan *p, uint32_t n, const uint32_t *rank)
 {
-    struct ckpt_collective step = {.n = n, .rank = rank, .family = CKPT_FAMILY_NONE};
+    struct ckpt_collective step = {.n = n, .rank = rank, .division = CKPT_DIVISION_NONE};
 
     for (; rank[step.self] != p->self; step.self++)
         assert(step.self + 1 < n); /* a rank plans only the groups that it is in */
     if (n == p->job_wants->nrank)
-        step.family = CKPT_FAMILY_ALL;
+        step.division = CKPT_DIVISION_ALL;
     return step;
 }
 

@@ -63,12 +63,12 @@ struct ckpt_unit {
 struct ckpt_collective {
     uint32_t n, self;     /* number of ranks, and the index of this one */
     const uint32_t *rank; /* borrowed */
-    uint8_t family;       /* of the communicator, see CKPT_FAMILY_ALL; set by agree.c */
+    uint8_t division;     /* of the communicator, see CKPT_DIVISION_ALL; set by agree.c */
 };
 
-/* Communicators: of all ranks of the job, of this rank's group in family f (1 + f, families.h), or
- * none, so that the ranks send to each other in pairs. */
-enum { CKPT_FAMILY_ALL = 0, CKPT_FAMILY_NONE = 0xff };
+/* Communicators: of all ranks of the job, of this rank's group in division f (1 + f, divisions.h),
+ * or none, so that the ranks send to each other in pairs. */
+enum { CKPT_DIVISION_ALL = 0, CKPT_DIVISION_NONE = 0xff };
 
 /* The stream of a group. The slices of a window lie in a buffer one after the other. If the group
  * has several members on each of several nodes, the exchange takes two steps: first each rail, the
