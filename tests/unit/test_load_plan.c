@@ -69,7 +69,7 @@ static bool share(const struct job *j, uint32_t a, uint32_t b)
 /* What arrives at a rank. */
 struct delivery {
     const struct ckpt_plan *p;
-    ckpt_parts parts;
+    ckpt_overlaps parts;
 };
 
 static int take_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)

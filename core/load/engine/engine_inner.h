@@ -14,10 +14,10 @@
 
 enum {
     CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a slice, with verify */
-    CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
+    CKPT_DEVICE_PAGE = 4096, /* alignment of what slots have of pinned memory */
 };
 
-/* The parts of a slab are whole pages. */
+/* A slot's memory is whole pages. */
 static inline uint64_t ckpt_whole_pages(uint64_t len)
 {
     return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
@@ -32,7 +32,7 @@ struct ckpt_read_slot {
     uint32_t unread; /* number of units that are not in buf yet */
     uint32_t unsent; /* number of windows that need the piece and are not done */
     unsigned char *buf;
-    unsigned char *pinned; /* on a device: the slot's part of e->slab. buf is as many bytes behind
+    unsigned char *pinned; /* on a device: the slot's, in e->memory. buf is as many bytes behind
                               it as the piece's first byte is behind a page in its file, so that
                               O_DIRECT can read into buf */
 };
@@ -84,7 +84,7 @@ struct ckpt_window_slot {
         struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */
         struct ckpt_device_copy *list; /* room for them in device memory */
         CKPT_VEC(struct ckpt_exchange) exchange;
-        ckpt_parts own; /* parts of wants that have arrived when all is done */
+        ckpt_overlaps own; /* with wants, which have arrived when all is done */
     } dev;
 };
 
@@ -130,7 +130,7 @@ struct ckpt_engine {
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
     struct ckpt_device *device; /* NULL: destinations are in host memory */
-    void *slab;                 /* the host memory of all slots, on a device pinned */
+    void *memory;               /* of the host, for all slots; on a device it is pinned */
 
     pthread_mutex_t lock;        /* protects the members up to ntaken */
     uint32_t refs;               /* one of the caller, one of each worker, one of the pump thread */
@@ -229,7 +229,7 @@ static inline uint64_t ckpt_window_offset(const struct ckpt_engine *e, const str
 
 /* ---- pump_device.c: for destinations in device memory ---- */
 
-/* Allocate the slots' memory on the device and in the pinned slab. After a failure,
+/* Allocate the slots' memory on the device, and pinned memory. After a failure,
  * ckpt_device_slots_release frees what there is. */
 int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err);
 

@@ -193,8 +193,8 @@ static int write_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     h.renewed = load->comm->renewed;
     h.share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + x->rank : opt->share;
     h.wants_hash = load->wants_hash;
-    if (load->parts.job_wants && load->parts.job_wants->skip)
-        h.skip = XXH3_64bits(load->parts.job_wants->skip, cat->tensors.len) | 1;
+    if (load->inputs.job_wants && load->inputs.job_wants->skip)
+        h.skip = XXH3_64bits(load->inputs.job_wants->skip, cat->tensors.len) | 1;
     h.version = VERSION;
     ckpt_str_append(out, (const char *)&h, sizeof h);
     for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)

@@ -25,7 +25,7 @@ static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err 
     return 0;
 }
 
-/* ---- the slab: pinned memory of all slots ---- */
+/* ---- pinned memory of all slots ---- */
 
 static uint64_t list_bytes(uint64_t n)
 {
@@ -44,13 +44,13 @@ static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
         e->opt.ahead * read_bytes(e) +
         e->opt.slots * (ckpt_whole_pages(e->sizes.fetch) + list_bytes(e->sizes.copies));
 
-    if (len && e->device->ops->pin(e->device, len, &e->slab, err) < 0)
+    if (len && e->device->ops->pin(e->device, len, &e->memory, err) < 0)
         return -1;
     e->stats.kept = len;
     return 0;
 }
 
-/* Cut the next `len` bytes off the slab, rounded up to pages; NULL for 0 bytes. */
+/* Cut the next `len` bytes off the pinned memory, rounded up to pages; NULL for 0 bytes. */
 static void *cut(unsigned char **at, uint64_t len)
 {
     void *p = len ? *at : NULL;
@@ -64,7 +64,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
     struct ckpt_device *d = e->device;
     const uint64_t n = e->sizes.copies, bytes = n * sizeof(struct ckpt_device_copy);
     int rc = pin_slab(e, err);
-    unsigned char *at = e->slab;
+    unsigned char *at = e->memory;
 
     if (rc == 0 && n > UINT32_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
@@ -95,8 +95,8 @@ void ckpt_device_slots_release(struct ckpt_engine *e)
         ckpt_vec_release(&s->dev.exchange);
         ckpt_vec_release(&s->dev.own);
     }
-    if (e->slab)
-        (void)d->ops->unpin(d, e->slab);
+    if (e->memory)
+        (void)d->ops->unpin(d, e->memory);
 }
 
 /* A slot's mark in the device's queue. */
@@ -121,7 +121,7 @@ static int list_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64
 {
     struct listing *l = ctx;
     struct ckpt_engine *e = l->e;
-    ckpt_parts *own = &l->slot->dev.own;
+    ckpt_overlaps *own = &l->slot->dev.own;
     size_t kept = own->len, i = kept;
 
     if (ckpt_plan_wanted(e->plan, unit, box, own, l->err) < 0)

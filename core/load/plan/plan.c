@@ -130,7 +130,7 @@ bool ckpt_plan_reads_again(const struct ckpt_plan *p, uint32_t unit)
                         p->regions.ptr[u->region].holes);
 }
 
-/* Choose cut, step and parts so that a unit has at most `size` bytes: take single indices of the
+/* Choose cut, step and nrange so that a unit has at most `size` bytes: take single indices of the
  * outer dimensions until a range of the next one is small enough. */
 static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t size,
                       struct ckpt_err *err)
@@ -139,26 +139,26 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t
     uint64_t inner = ckpt_box_numel(&r->box) * region_esize(p, r), count = 1;
 
     r->cut = 0;
-    r->step = r->parts = 1;
+    r->step = r->nrange = 1;
     for (uint32_t k = 0; k < rank; k++) {
         const uint64_t n = r->box.n[r->order[k]];
         r->cut = (uint8_t)k;
         inner /= n;
         if (inner <= size || k + 1 == rank) {
             uint64_t most = ckpt_max_u64(1, inner ? size / inner : n);
-            r->parts = (n + most - 1) / most;
-            r->step = (n + r->parts - 1) / r->parts;
-            r->parts = (n + r->step - 1) / r->step;
+            r->nrange = (n + most - 1) / most;
+            r->step = (n + r->nrange - 1) / r->nrange;
+            r->nrange = (n + r->step - 1) / r->step;
             break;
         }
         count *= n;
     }
-    if (ckd_mul(&count, count, r->parts) || count > MAX_UNITS)
+    if (ckd_mul(&count, count, r->nrange) || count > MAX_UNITS)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too many small parts",
                          p->job_wants->cat->tensors.ptr[r->tensor].name);
     r->nunit = (uint32_t)count;
-    assert(rank == 0 || (r->step * r->parts >= r->box.n[r->order[r->cut]] &&
-                         r->step * (r->parts - 1) < r->box.n[r->order[r->cut]]));
+    assert(rank == 0 || (r->step * r->nrange >= r->box.n[r->order[r->cut]] &&
+                         r->step * (r->nrange - 1) < r->box.n[r->order[r->cut]]));
     return 0;
 }
 
@@ -172,8 +172,8 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
     if (ret->rank == 0)
         return;
     const uint32_t d = r->order[r->cut];
-    lo = at % r->parts * r->step;
-    at /= r->parts;
+    lo = at % r->nrange * r->step;
+    at /= r->nrange;
     ret->lo[d] += lo;
     ret->n[d] = ckpt_min_u64(r->step, r->box.n[d] - lo);
     for (uint32_t k = r->cut; k-- > 0;) {
@@ -540,9 +540,10 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- the wants in a region ---- */
 
-/* Append the parts of a box that this rank wants, and look at every want of the tensor for that. */
-static int find_parts(const struct ckpt_plan *p, uint32_t tensor, const struct ckpt_box *within,
-                      ckpt_parts *out, struct ckpt_err *err)
+/* Append the overlaps of a box with the wants of this rank, and look at every want of the tensor.
+ */
+static int find_overlaps(const struct ckpt_plan *p, uint32_t tensor, const struct ckpt_box *within,
+                         ckpt_overlaps *out, struct ckpt_err *err)
 {
     const struct ckpt_job_wants *r = p->job_wants;
     const uint32_t class = r->class_of[p->self];
@@ -551,37 +552,37 @@ static int find_parts(const struct ckpt_plan *p, uint32_t tensor, const struct c
     uint64_t i, end = ckpt_job_wants_uses(r, tensor, class, &i);
 
     for (; i < end; i++) {
-        struct ckpt_part part = {.entry = r->use[i].entry};
+        struct ckpt_overlap overlap = {.entry = r->use[i].entry};
         struct ckpt_box box;
-        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, p->self, &box) ||
-            !ckpt_box_intersect(&box, within, &part.box))
+        if (!ckpt_wants_box(w, &w->entries.ptr[overlap.entry], t, p->self, &box) ||
+            !ckpt_box_intersect(&box, within, &overlap.box))
             continue;
-        part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);
-        if (ckpt_vec_push(out, part) < 0)
+        overlap.bytes = ckpt_box_numel(&overlap.box) * ckpt_dtype_size(t->dtype);
+        if (ckpt_vec_push(out, overlap) < 0)
             return ckpt_nomem(err);
     }
     return 0;
 }
 
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
-                     ckpt_parts *out, struct ckpt_err *err)
+                     ckpt_overlaps *out, struct ckpt_err *err)
 {
     const struct ckpt_region *r = &p->regions.ptr[p->units.ptr[unit].region];
-    const struct ckpt_part all = {r->entry, ckpt_box_numel(box) * region_esize(p, r), *box};
+    const struct ckpt_overlap all = {r->entry, ckpt_box_numel(box) * region_esize(p, r), *box};
 
     if (r->entry == CKPT_NONE)
-        return find_parts(p, r->tensor, box, out, err);
+        return find_overlaps(p, r->tensor, box, out, err);
     return ckpt_vec_push(out, all) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* Usually exactly one want of this rank has a region, and has all of it. */
 static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
-    const int rc = find_parts(p, r->tensor, &r->box, &parts, err);
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps found = {0};
+    const int rc = find_overlaps(p, r->tensor, &r->box, &found, err);
 
     r->entry =
-        parts.len == 1 && ckpt_box_eq(&parts.ptr->box, &r->box) ? parts.ptr->entry : CKPT_NONE;
+        found.len == 1 && ckpt_box_eq(&found.ptr->box, &r->box) ? found.ptr->entry : CKPT_NONE;
     return rc;
 }
 

@@ -36,7 +36,7 @@
 enum { CKPT_UNIT_ALIGN = 64 }; /* bytes to which a unit is rounded up in a buffer */
 
 /* A box of a group, and how it is cut into units: every index of the dimensions order[0] ..
- * order[cut - 1], times `parts` ranges of `step` indices of dimension order[cut], times all of the
+ * order[cut - 1], times `nrange` ranges of `step` indices of dimension order[cut], times all of the
  * other dimensions. */
 struct ckpt_region {
     struct ckpt_box box;
@@ -47,7 +47,7 @@ struct ckpt_region {
     uint8_t order[CKPT_MAX_RANK]; /* dimensions, in descending order of their stride in the file */
     uint8_t cut;
     bool holes; /* reading it reads what lies between its runs, too */
-    uint64_t step, parts;
+    uint64_t step, nrange;
 };
 
 struct ckpt_unit {
@@ -193,15 +193,15 @@ int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint6
 /* The most boxes of a unit of this rank (number of dimensions) that ckpt_plan_boxes finds. */
 #define CKPT_UNIT_BOXES(rank) ((rank) ? 2 * (uint64_t)(rank)-1 : 1)
 
-/* The part of a unit that belongs to one want of this rank. */
-struct ckpt_part {
+/* The overlap of a unit with one want of this rank. */
+struct ckpt_overlap {
     uint32_t entry;      /* number of the want */
     uint64_t bytes;      /* in the dtype of the view */
     struct ckpt_box box; /* in the tensor */
 };
-typedef CKPT_VEC(struct ckpt_part) ckpt_parts;
+typedef CKPT_VEC(struct ckpt_overlap) ckpt_overlaps;
 
-/* Append the parts of a unit, or of a box in it, that this rank wants, one for each want that
- * overlaps with it. NOMEM. */
+/* Append the overlaps of a unit, or of a box in it, with the wants of this rank: one for each want
+ * that has any of it. NOMEM. */
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
-                     ckpt_parts *out, struct ckpt_err *err);
+                     ckpt_overlaps *out, struct ckpt_err *err);
