@@ -26,7 +26,7 @@ static int count_copies(const struct ckpt_plan *plan, uint32_t unit, ckpt_overla
 }
 
 /* Add a unit's copies to those of the windows in which it travels. Slices may cut a unit, and
- * pieces of this rank alone are windows. */
+ * chunks of this rank alone are windows. */
 static int add_unit(const struct ckpt_plan *plan, const struct ckpt_stream *s, uint32_t unit,
                     ckpt_overlaps *overlaps, uint64_t *window, struct ckpt_err *err)
 {
@@ -59,14 +59,14 @@ static int count_group(const struct ckpt_plan *plan, const struct ckpt_stream *s
     return 0;
 }
 
-static int count_piece(const struct ckpt_plan *plan, const struct ckpt_piece_plan *piece,
+static int count_chunk(const struct ckpt_plan *plan, const struct ckpt_chunk *chunk,
                        ckpt_overlaps *overlaps, uint64_t *most, struct ckpt_err *err)
 {
-    const uint64_t end = piece->lo + piece->len;
+    const uint64_t end = chunk->lo + chunk->len;
     uint64_t sum = 0, copies;
 
-    for (uint32_t u = ckpt_plan_unit_at(plan, piece->group, piece->lo);
-         u < plan->stream[piece->group].hi && plan->units.ptr[u].at < end; u++) {
+    for (uint32_t u = ckpt_plan_unit_at(plan, chunk->group, chunk->lo);
+         u < plan->stream[chunk->group].hi && plan->units.ptr[u].at < end; u++) {
         if (count_copies(plan, u, overlaps, &copies, err) < 0)
             return -1;
         sum += copies;
@@ -81,9 +81,9 @@ static int count_windows(const struct ckpt_plan *plan, ckpt_overlaps *overlaps, 
     for (size_t g = 0; g < plan->groups.len; g++)
         if (plan->stream[g].nstep && count_group(plan, &plan->stream[g], overlaps, most, err) < 0)
             return -1;
-    for (size_t i = 0; i < plan->pieces.len; i++)
-        if (plan->stream[plan->pieces.ptr[i].group].nstep == 0 &&
-            count_piece(plan, &plan->pieces.ptr[i], overlaps, most, err) < 0)
+    for (size_t i = 0; i < plan->chunks.len; i++)
+        if (plan->stream[plan->chunks.ptr[i].group].nstep == 0 &&
+            count_chunk(plan, &plan->chunks.ptr[i], overlaps, most, err) < 0)
             return -1;
     return 0;
 }
@@ -95,11 +95,11 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_m
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps overlaps = {0};
 
     *ret = (struct ckpt_engine_sizes){0};
-    for (size_t i = 0; i < plan->pieces.len; i++) {
-        const struct ckpt_piece_plan *piece = &plan->pieces.ptr[i];
-        ret->read = ckpt_max_u64(ret->read, piece->len + ckpt_piece_tail(mode));
-        if (mode->device && plan->stream[piece->group].nstep == 0)
-            ret->receive = ckpt_max_u64(ret->receive, piece->len);
+    for (size_t i = 0; i < plan->chunks.len; i++) {
+        const struct ckpt_chunk *chunk = &plan->chunks.ptr[i];
+        ret->read = ckpt_max_u64(ret->read, chunk->len + ckpt_chunk_tail(mode));
+        if (mode->device && plan->stream[chunk->group].nstep == 0)
+            ret->receive = ckpt_max_u64(ret->receive, chunk->len);
     }
     for (size_t g = 0; g < plan->groups.len; g++)
         if (plan->stream[g].nstep)

@@ -341,7 +341,7 @@ static bool is_over(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
     const bool over =
-        e->stopped || (e->nread == e->plan->pieces.len && e->nclosed == e->plan->windows.len);
+        e->stopped || (e->nread == e->plan->chunks.len && e->nclosed == e->plan->windows.len);
     (void)pthread_mutex_unlock(&e->lock);
     return over;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pump's part of a load into device memory. Workers read pieces into pinned memory. When this
+/* The pump's part of a load into device memory. Workers read chunks into pinned memory. When this
  * rank's slice of a window is there, the whole work of the window is queued at once: upload the
  * slice, exchange, place what this rank wants of all slices. What no other rank wants is a window
  * without an exchange. The pump never waits for the device; it polls the marks that it has queued.
@@ -32,7 +32,7 @@ static uint64_t list_bytes(uint64_t n)
     return ckpt_whole_pages(n * sizeof(struct ckpt_device_copy));
 }
 
-/* Pinned bytes of a read slot, with room to shift the piece (ckpt_read_slot.dev.pinned). */
+/* Pinned bytes of a read slot, with room to shift the chunk (ckpt_read_slot.dev.pinned). */
 static uint64_t read_bytes(const struct ckpt_engine *e)
 {
     return e->sizes.read ? ckpt_whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
@@ -67,7 +67,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
     unsigned char *at = e->memory;
 
     if (rc == 0 && n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
+        return ckpt_fail(err, CKPT_LIMIT, "a chunk or window needs more than 2^32 copies");
     for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++)
         e->read[i].buf = e->read[i].pinned = cut(&at, read_bytes(e));
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {

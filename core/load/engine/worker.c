@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: read units and place what this rank wants of them, and place received pieces. */
+/* Workers: read units and place what this rank wants of them, and place received chunks. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +125,7 @@ static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint6
     return 0;
 }
 
-/* Place what this rank wants of these units of a slice or piece. */
+/* Place what this rank wants of these units of a slice or chunk. */
 static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t hi)
 {
     for (; unit < end && p->e->plan->units.ptr[unit].at < hi; unit++)
@@ -137,14 +137,14 @@ static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t 
 static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                       struct ckpt_err *err)
 {
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[s->piece];
+    const struct ckpt_chunk *chunk = &e->plan->chunks.ptr[s->chunk];
     const uint64_t begin = ckpt_now_ns();
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps overlaps = {0};
-    struct placing p = {e, s->buf, piece->lo, &overlaps, err};
+    struct placing p = {e, s->buf, chunk->lo, &overlaps, err};
 
     if (!place_begin(e))
         return 0;
-    int rc = place_units(&p, lo, hi, piece->lo + piece->len);
+    int rc = place_units(&p, lo, hi, chunk->lo + chunk->len);
     place_end(e);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return rc;
@@ -301,7 +301,7 @@ static bool read_direct(struct job *j)
     uint32_t tried = 0;
     bool good = true;
 
-    if (e->device || e->plan->stream[e->plan->pieces.ptr[j->slot->piece].group].nstep ||
+    if (e->device || e->plan->stream[e->plan->chunks.ptr[j->slot->chunk].group].nstep ||
         !is_cached(j))
         return false;
     for (; tried < j->n && good; tried++) {
@@ -339,7 +339,7 @@ static int add_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_
     j->read[j->n++] =
         (struct ckpt_box_read){.tensor = ckpt_plan_unit_tensor(e->plan, unit),
                                .box = *box,
-                               .buf = j->slot->buf + (at - e->plan->pieces.ptr[j->slot->piece].lo)};
+                               .buf = j->slot->buf + (at - e->plan->chunks.ptr[j->slot->chunk].lo)};
     return 0;
 }
 
@@ -347,12 +347,12 @@ static int add_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[j->slot->piece];
+    const struct ckpt_chunk *chunk = &e->plan->chunks.ptr[j->slot->chunk];
     struct ckpt_err err = {0};
 
     j->n = 0;
     for (uint32_t u = j->lo; u < j->hi; u++)
-        (void)ckpt_plan_boxes(e->plan, u, piece->lo, piece->lo + piece->len, add_box, j);
+        (void)ckpt_plan_boxes(e->plan, u, chunk->lo, chunk->lo + chunk->len, add_box, j);
     if (!read_direct(j)) {
         if (ckpt_engine_has_stopped(e)) /* then no worker begins a read */
             return;
@@ -367,14 +367,14 @@ static void run_job(struct job *j)
 
 /* ---- choosing what to do, under the lock ---- */
 
-/* The open read slot of the oldest piece of which units are to be read; NULL: there is none. */
+/* The open read slot of the oldest chunk of which units are to be read; NULL: there is none. */
 static struct ckpt_read_slot *oldest_unread(struct ckpt_engine *e)
 {
     struct ckpt_read_slot *oldest = NULL;
 
     for (uint32_t i = 0; i < e->opt.ahead; i++) {
         struct ckpt_read_slot *s = &e->read[i];
-        if (s->open && s->next < s->hi && (!oldest || s->piece < oldest->piece))
+        if (s->open && s->next < s->hi && (!oldest || s->chunk < oldest->chunk))
             oldest = s;
     }
     return oldest;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a plan: boxes of groups -> units -> streams -> spans -> pieces and windows. */
+/* Makes a plan: boxes of groups -> units -> streams -> spans -> chunks and windows. */
 #include "load/plan/plan.h"
 
 #include <assert.h>
@@ -28,7 +28,7 @@ void ckpt_plan_free(struct ckpt_plan *p)
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
-    ckpt_vec_release(&p->pieces);
+    ckpt_vec_release(&p->chunks);
     ckpt_vec_release(&p->windows);
     free(p);
 }
@@ -37,7 +37,7 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 {
     uint64_t bytes = ckpt_job_wants_memory(p->job_wants) + sizeof *p +
                      p->regions.cap * sizeof *p->regions.ptr + p->units.cap * sizeof *p->units.ptr +
-                     p->pieces.cap * sizeof *p->pieces.ptr +
+                     p->chunks.cap * sizeof *p->chunks.ptr +
                      p->windows.cap * sizeof *p->windows.ptr;
 
     for (size_t g = 0; g < p->groups.len; g++)
@@ -408,7 +408,7 @@ static int make_streams(struct ckpt_plan *p, struct ckpt_err *err)
     return 0;
 }
 
-/* ---- pieces and windows ---- */
+/* ---- chunks and windows ---- */
 
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi)
@@ -416,8 +416,8 @@ void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uin
     const struct ckpt_stream *s = &p->stream[w->group];
 
     if (s->nstep == 0) {
-        *ret_lo = p->pieces.ptr[w->piece].lo;
-        *ret_hi = *ret_lo + p->pieces.ptr[w->piece].len;
+        *ret_lo = p->chunks.ptr[w->chunk].lo;
+        *ret_hi = *ret_lo + p->chunks.ptr[w->chunk].len;
         return;
     }
     const uint64_t at = ((uint64_t)member * s->nwindow + w->number) * s->slice;
@@ -425,16 +425,16 @@ void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uin
     *ret_hi = ckpt_min_u64(at + s->slice, s->len);
 }
 
-static int add_piece(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
+static int add_chunk(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
                      struct ckpt_err *err)
 {
-    const struct ckpt_piece_plan piece = {group, number, lo, (uint32_t)(hi - lo)};
+    const struct ckpt_chunk chunk = {group, number, lo, (uint32_t)(hi - lo)};
 
     assert(lo < hi && hi <= p->stream[group].len && hi - lo <= UINT32_MAX);
-    return ckpt_vec_push(&p->pieces, piece) < 0 ? ckpt_nomem(err) : 0;
+    return ckpt_vec_push(&p->chunks, chunk) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Cut the stream of this rank alone into pieces of whole units. */
+/* Cut the stream of this rank alone into chunks of whole units. */
 static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
 {
     const struct ckpt_stream *s = &p->stream[group];
@@ -443,22 +443,22 @@ static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
 
     for (uint32_t u = s->lo; u < s->hi; u++) {
         const uint64_t end = p->units.ptr[u].at + p->units.ptr[u].len;
-        const bool more = u + 1 < s->hi && end + p->units.ptr[u + 1].len - lo <= p->sizes.piece;
+        const bool more = u + 1 < s->hi && end + p->units.ptr[u + 1].len - lo <= p->sizes.chunk;
         if (more)
             continue;
-        if (add_piece(p, group, number++, lo, end, err) < 0)
+        if (add_chunk(p, group, number++, lo, end, err) < 0)
             return -1;
         lo = end;
     }
     return 0;
 }
 
-/* Cut this rank's span into pieces. `whole`: pieces of several slices, which are held for several
+/* Cut this rank's span into chunks. `whole`: chunks of several slices, which are held for several
  * windows. */
 static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct ckpt_err *err)
 {
     const struct ckpt_stream *s = &p->stream[group];
-    const uint32_t most = whole ? (uint32_t)(p->sizes.piece / s->slice) : 1;
+    const uint32_t most = whole ? (uint32_t)(p->sizes.chunk / s->slice) : 1;
     const uint32_t each = (uint32_t)ckpt_max_u64(1, ckpt_min_u64(most, s->nwindow));
 
     for (uint32_t k = 0; k < s->nwindow; k += each) {
@@ -466,15 +466,15 @@ static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct 
         uint64_t lo, hi;
         ckpt_plan_slice(p, &w, p->groups.ptr[group].self, &lo, &hi);
         hi = ckpt_min_u64(lo + ckpt_min_u64(each, s->nwindow - k) * s->slice, s->len);
-        if (hi > lo && add_piece(p, group, k, lo, hi, err) < 0)
+        if (hi > lo && add_chunk(p, group, k, lo, hi, err) < 0)
             return -1;
     }
     return 0;
 }
 
-static int piece_cmp(const void *pa, const void *pb)
+static int chunk_cmp(const void *pa, const void *pb)
 {
-    const struct ckpt_piece_plan *a = pa, *b = pb;
+    const struct ckpt_chunk *a = pa, *b = pb;
     const int c = ckpt_u64_cmp(a->number, b->number);
 
     return c ? c : ckpt_u64_cmp(a->group, b->group);
@@ -488,9 +488,9 @@ static int window_cmp(const void *pa, const void *pb)
     return c ? c : ckpt_u64_cmp(a->group, b->group);
 }
 
-/* Cut what this rank reads. A piece of several slices keeps its buffer for several windows, so
+/* Cut what this rank reads. A chunk of several slices keeps its buffer for several windows, so
  * there must be more buffers than groups. */
-static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
+static int make_chunks(struct ckpt_plan *p, struct ckpt_err *err)
 {
     uint32_t shared = 0;
 
@@ -502,32 +502,32 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
     for (uint32_t g = 0; g < p->groups.len; g++)
         if ((p->groups.ptr[g].n == 1 ? cut_alone(p, g, err) : cut_own_span(p, g, whole, err)) < 0)
             return -1;
-    ckpt_sort(p->pieces.ptr, p->pieces.len, piece_cmp);
+    ckpt_sort(p->chunks.ptr, p->chunks.len, chunk_cmp);
     return 0;
 }
 
-uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *piece)
+uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_chunk *chunk)
 {
-    const struct ckpt_stream *s = &p->stream[piece->group];
+    const struct ckpt_stream *s = &p->stream[chunk->group];
 
-    return s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
+    return s->nstep ? (chunk->len + s->slice - 1) / s->slice : p->sizes.device;
 }
 
-/* List the windows: those that a piece of this rank feeds, and those beyond its last byte. */
+/* List the windows: those that a chunk of this rank feeds, and those beyond its last byte. */
 static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *fed = calloc(p->groups.len + 1, sizeof *fed);
     int rc = fed ? 0 : -1;
 
-    for (uint32_t i = 0; i < p->pieces.len && rc == 0; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        const uint32_t n = ckpt_plan_fed(p, piece);
-        /* each piece of a group begins where the windows end that the one before feeds */
-        assert(!p->stream[piece->group].nstep || fed[piece->group] == piece->number);
+    for (uint32_t i = 0; i < p->chunks.len && rc == 0; i++) {
+        const struct ckpt_chunk *chunk = &p->chunks.ptr[i];
+        const uint32_t n = ckpt_plan_fed(p, chunk);
+        /* each chunk of a group begins where the windows end that the one before feeds */
+        assert(!p->stream[chunk->group].nstep || fed[chunk->group] == chunk->number);
         for (uint32_t k = 0; k < n && rc == 0; k++)
             rc = ckpt_vec_push(&p->windows,
-                               ((struct ckpt_window){piece->group, piece->number + k, i}));
-        fed[piece->group] = piece->number + n;
+                               ((struct ckpt_window){chunk->group, chunk->number + k, i}));
+        fed[chunk->group] = chunk->number + n;
     }
     for (uint32_t g = 0; g < p->groups.len && rc == 0; g++)
         for (uint32_t k = fed[g]; k < p->stream[g].nwindow && rc == 0; k++)
@@ -609,7 +609,7 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
 {
     ckpt_cleanup(ckpt_plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
 
-    assert(sizes->unit > 0 && sizes->piece > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
+    assert(sizes->unit > 0 && sizes->chunk > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
     if (!p)
         return ckpt_nomem(err);
     p->job_wants = job_wants;
@@ -627,7 +627,7 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     for (size_t g = 0; g < p->groups.len; g++)
         if (ckpt_broadcast_init(&p->broadcast[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
             return -1;
-    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_pieces(p, err) < 0 ||
+    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_chunks(p, err) < 0 ||
         list_windows(p, err) < 0)
         return -1;
     *ret = ckpt_steal(&p);
