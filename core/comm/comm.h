@@ -63,10 +63,11 @@ struct ckpt_comm {
     uint64_t busy_ms;   /* when some rank last did something, as far as this rank knows */
     ckpt_comm_log *log; /* to which rank 0 says whom it waits for; or NULL */
     void *log_ctx;
-    char *doing;      /* what ranks meet for, such as "open '/run'", for messages; or NULL */
-    bool failed;      /* the last load failed: the transport must be renewed before the next one */
-    uint32_t renewed; /* how often it was renewed; the same number on all ranks */
-    bool busy;        /* a load runs */
+    char *doing; /* what ranks wait for each other to do, such as "open '/run'", for messages; or
+                    NULL */
+    bool failed; /* the last load failed: the transport must be renewed before the next one */
+    uint32_t renewed;     /* how often it was renewed; the same number on all ranks */
+    bool busy;            /* a load runs */
     double exchange_rate; /* of the last load (ckpt_load_stats), the same on all ranks; 0: none */
     /* Called with messages of the current load that belong to no round; may be NULL. data is
      * borrowed. */

@@ -10,7 +10,7 @@
 /* Seconds. Ranks of a large job start minutes apart, where nodes pull images or load Python from a
  * network file system: half as long fails such jobs, and twice as long makes a job with a rank that
  * never starts hold its nodes for ten minutes. */
-enum { MEET_S = 300, MOST_MEET_S = 86400 };
+enum { RENDEZVOUS_S = 300, MOST_RENDEZVOUS_S = 86400 };
 
 int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err)
 {
@@ -27,10 +27,10 @@ int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_
 
 int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
 {
-    uint32_t s = MEET_S;
+    uint32_t s = RENDEZVOUS_S;
 
     if (getenv("CKPTFS_MEET_TIMEOUT") &&
-        ckpt_env_number("CKPTFS_MEET_TIMEOUT", MOST_MEET_S, &s, err) < 0)
+        ckpt_env_number("CKPTFS_MEET_TIMEOUT", MOST_RENDEZVOUS_S, &s, err) < 0)
         return -1;
     *ret = s * 1000;
     return 0;

@@ -14,7 +14,11 @@
 #include "comm/env.h"
 #include "comm/secret.h"
 
-enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };
+enum {
+    SLEEP_MS = 50, /* the longest sleep between two looks at clocks and peers; messages wake it */
+    WORDS = 6,     /* words before the text of a message */
+    RECORD = 12,   /* bytes before a rank's data: its number, the length */
+};
 
 /* ---- messages: six words (head, number of the round, error code, length of its text, the rank
  * that failed), the text, data ---- */
