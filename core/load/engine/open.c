@@ -18,12 +18,13 @@
 #include "model/view.h"
 
 enum {
-    SLICE = 1 << 20,     /* bytes of the recording that are broadcast at once */
-    SEEN_MS = 35 * 1000, /* NFS clients may show an old directory while they cache attributes */
-    COPY_MS = 4 * 1000,  /* the same for a run at another path, which is on another storage */
-    LOOK_MS = 200,       /* between two looks at a directory */
-    TICK_MS = 20,        /* between two looks at the comm while a thread opens the checkpoint */
-    DEFAULT_MS = 300 * 1000,
+    SLICE = 1 << 20, /* bytes of the recording that are broadcast at once */
+    SEEN_MS =
+        35 * 1000, /* NFS clients may show an old directory for 30 s, while they cache attributes */
+    COPY_MS = 4 * 1000,      /* the same for a run at another path, which is on another storage */
+    LOOK_MS = 200,           /* between two looks at a directory */
+    TICK_MS = 20,            /* between two looks at the comm while a thread opens the checkpoint */
+    DEFAULT_MS = 300 * 1000, /* for ranks to open, as ckpt_load_options.exchange_timeout_ms */
 };
 
 /* The thread that opens the checkpoint, and its result. */

@@ -9,7 +9,15 @@
 #include "base/err.h"
 #include "load/engine/engine_inner.h"
 
-enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024 };
+enum {
+    /* The most units that a worker reads together, so that small tensors, which are neighbours in a
+     * file, become one read. It bounds the arrays of a job, which lie on the stack. */
+    JOB_UNITS = 64,
+
+    /* From so many bytes on a destination's pages are faulted in by one call before they are
+     * written to; for less the call costs more than the faults. */
+    TOUCH_BYTES = 64 * 1024,
+};
 
 /* Boxes of a job: its first and its last unit may be cut. */
 enum { JOB_BOXES = JOB_UNITS + 4 * CKPT_MAX_RANK };

@@ -13,11 +13,12 @@
 
 /* ---- the options ---- */
 
+/* The defaults of options that are 0 (load.h). */
 enum {
-    HOST_BYTES = 256 << 20,
-    DEVICE_BYTES = 512 << 20,
-    READ_TIMEOUT_MS = 120 * 1000,
-    EXCHANGE_TIMEOUT_MS = 300 * 1000,
+    HOST_BYTES = 256 << 20,           /* of a rank: 8 ranks of a node take 2 GiB */
+    DEVICE_BYTES = 512 << 20,         /* of each GPU, while the load runs */
+    READ_TIMEOUT_MS = 120 * 1000,     /* a busy parallel file system stalls for a minute, not two */
+    EXCHANGE_TIMEOUT_MS = 300 * 1000, /* more than that, as a rank may wait for another's read */
 };
 
 /* Rates by which times can be estimated: infinite times are none. */
@@ -175,10 +176,10 @@ int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, st
 
 enum {
     CACHED_CHUNK = 2 << 20, /* bytes of a chunk of cached files: stays in the CPU's cache */
-    MOST_THREADS = 8,
-    COLD_THREADS = 4,  /* reads that keep a disk busy */
-    CACHED_GAP = 4096, /* copying a larger hole costs more than another system call */
-    EXACT_RUN = 1,     /* the same if every byte should be read once: no holes are read */
+    MOST_THREADS = 8,       /* of a rank; twice as many on a device, where a thread only reads */
+    COLD_THREADS = 4,       /* reads that keep a disk busy */
+    CACHED_GAP = 4096,      /* copying a larger hole costs more than another system call */
+    EXACT_RUN = 1,          /* the same if every byte should be read once: no holes are read */
 };
 
 static bool is_cached(const struct ckpt_policy_input *in)
