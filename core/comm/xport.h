@@ -146,8 +146,8 @@ CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
 
 /* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
  * this rank's status, as in ckpt_comm_agree. */
-CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
-                                uint32_t timeout_ms, struct ckpt_err *err);
+CKPT_PUBLIC int ckpt_comm_broadcast(struct ckpt_comm *comm, int rc, void *data, size_t len,
+                                    uint32_t timeout_ms, struct ckpt_err *err);
 
 /* Make progress while the caller waits for something else. -1 and PEER: a rank is gone. 1: another
  * rank has failed, and will report that in the next ckpt_comm_agree. */

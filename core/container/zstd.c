@@ -245,7 +245,7 @@ static int read_part(struct source_zstd *z, void *buf, size_t len, uint64_t off,
 {
     const uint64_t size = z->source.size, tail = size < KEPT ? 0 : size - KEPT;
     const struct ckpt_slab slab = {
-        .group = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
+        .scope = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
 
     if (z->kept && ckpt_range_ok(off, len, KEPT))
         memcpy(buf, z->kept->head + off, len);

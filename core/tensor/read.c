@@ -322,7 +322,7 @@ static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo,
         const uint64_t begin = lo / c->slab_numel * c->slab_numel;
         const uint64_t end = ckpt_min_u64(begin + c->slab_numel, t->numel);
         const uint64_t upto = ckpt_min_u64(hi, end);
-        const struct ckpt_slab slab = {.group = c->rd,
+        const struct ckpt_slab slab = {.scope = c->rd,
                                        .owner = t,
                                        .number = lo / c->slab_numel,
                                        .len = (size_t)(end - begin) * esize,

@@ -23,7 +23,7 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Data that all readers of a view share; its address identifies the view's group of slabs. All
+/* Data that all readers of a view share; its address identifies the scope of the view's slabs. All
  * members may be NULL, and must outlive it. */
 struct ckpt_reading {
     struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */

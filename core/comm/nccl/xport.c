@@ -386,7 +386,7 @@ static int make_together(struct nccl_device *n, struct ckpt_comm *ctl,
         rc = made == ncclSuccess ? 0 : failed(NULL, made, "a new communicator", err);
     }
     if (ckpt_comm_agree(ctl, rc, rendezvous_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, rendezvous_ms(), err) < 0)
+        ckpt_comm_broadcast(ctl, 0, &id, sizeof id, rendezvous_ms(), err) < 0)
         return -1;
     rc = make_comms(n, ctl, &id, division, err) < 0 ? -1 : 0;
     rc = ckpt_comm_agree(ctl, rc, rendezvous_ms(), err);
