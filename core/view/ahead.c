@@ -174,7 +174,7 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     (void)pthread_mutex_lock(&a->lock);
     if (s->fetched_to == to) { /* no other thread has gone on meanwhile */
         s->fetched_to = from;
-        s->retry_from = end + (to - end) / 16;
+        s->retry_from = end + (to - end) / 16; /* reads have made some room by then */
     }
     (void)pthread_mutex_unlock(&a->lock);
 }

@@ -25,11 +25,21 @@
 #include "io/iov.h"
 
 enum {
+    /* Bytes of an object's beginning or end that are fetched when some of them are read: headers
+     * and tables of contents lie there, and most fit. It takes about as long as the round trip. */
     SMALL = 64 * 1024,
-    MIDDLE = 1 << 20,
+
+    /* The largest part, and the smallest into which a load's read is cut so that several
+     * connections share it. A request waits for a round trip before its bytes flow: of half the
+     * size, more of the time is waiting; with twice as large ones a reader of one tensor waits for
+     * what it does not read. */
     BLOCK = 8 << 20,
-    ITEM = 4096, /* reads up to this size look at an item of many, of which the next one ... */
-    AROUND = 8 * 1024, /* ... and the end lie near */
+    MIDDLE = 1 << 20,
+
+    /* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie
+     * near: so much is fetched on both sides. */
+    ITEM = 4096,
+    AROUND = 8 * 1024,
 };
 
 struct ckpt_client {

@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Ages in ticks: a tick is a part that is fetched or read. */
 enum {
-    FRESH_TICKS = 64,   /* what was read since then may be read on */
-    STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
+    FRESH_TICKS = 64,   /* a part that was read since then may be read on: prefetching spares it */
+    STALE_TICKS = 4096, /* a part that was fetched before then, and not read since, will not be */
 };
 
 void ckpt_parts_init(struct ckpt_parts *p)

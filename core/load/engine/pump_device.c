@@ -38,7 +38,7 @@ static uint64_t read_bytes(const struct ckpt_engine *e)
     return e->sizes.read ? ckpt_whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
 }
 
-static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
+static int pin_memory(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const uint64_t len =
         e->opt.ahead * read_bytes(e) +
@@ -63,7 +63,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
     const uint64_t n = e->sizes.copies, bytes = n * sizeof(struct ckpt_device_copy);
-    int rc = pin_slab(e, err);
+    int rc = pin_memory(e, err);
     unsigned char *at = e->memory;
 
     if (rc == 0 && n > UINT32_MAX)
