@@ -346,6 +346,35 @@ TEST(window, it_ends_where_it_was_said_to)
     ckpt_source_unref(s);
 }
 
+/* A source in memory is read in one way; more runs than a window hands on at once. */
+TEST(window, runs_anywhere_in_a_source_of_one_way_arrive)
+{
+    enum { RUNS = 200 };
+    const struct ckpt_source_way ahead = {CKPT_READ_AHEAD, NULL}, cached = {CKPT_READ_CACHED, NULL};
+    struct ckpt_source_run run[RUNS + 1];
+    struct iovec iov[RUNS + 1];
+    struct ckpt_err err = {0};
+    struct ckpt_source *s, *w;
+    char data[RUNS + 1], got[RUNS + 1];
+
+    for (int i = 0; i <= RUNS; i++) {
+        data[i] = (char)i;
+        iov[i] = (struct iovec){got + i, 1};
+        run[i] = (struct ckpt_source_run){(uint64_t)(RUNS - 1 - i), &iov[i], 1};
+    }
+    CHECK_OK(ckpt_source_mem_new("m", data, sizeof data, &s, &err));
+    CHECK_OK(ckpt_source_window_new(s, 1, RUNS, &w, &err));
+    CHECK_EQ(ckpt_source_read(w, &ahead, run, RUNS, &err), 0);
+    for (int i = 0; i < RUNS; i++)
+        CHECK_EQ(got[i], data[RUNS - i]);
+    CHECK_EQ(ckpt_source_read(w, &cached, run, RUNS, &err), 1);
+    CHECK(ckpt_source_prefetch(w, 0, RUNS) && ckpt_source_prefetch(w, RUNS, UINT64_MAX));
+    run[RUNS].off = RUNS;
+    CHECK_FAILS(ckpt_source_read(w, &ahead, run, RUNS + 1, &err), CKPT_FORMAT, "needs bytes");
+    ckpt_source_unref(w);
+    ckpt_source_unref(s);
+}
+
 TEST(cursor, it_is_sticky)
 {
     struct ckpt_err err = {0};
@@ -367,4 +396,4 @@ TESTS(T(dir, names_that_are_no_names_below_are_refused),
       T(source_file, reads_past_the_page_cache_give_the_same_bytes),
       T(direct, memory_that_lies_as_the_file_is_filled_without_the_bounce_buffer),
       T(batch, neighbours_are_one_read), T(window, it_ends_where_it_was_said_to),
-      T(cursor, it_is_sticky))
+      T(window, runs_anywhere_in_a_source_of_one_way_arrive), T(cursor, it_is_sticky))
