@@ -154,6 +154,8 @@ static void evict(struct ckpt_slabs *c)
     for (struct slab *s = c->list.prev, *prev;
          s != &c->list && c->bytes > (is_spent(s) ? c->budget / 4 : c->budget); s = prev) {
         prev = s->prev;
+        /* who fills a slab uses it, and a failed one goes with its last user */
+        assert(s->users || s->state == READY);
         if (s->users == 0)
             discard(c, s);
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine executes a plan (plan.h) on one rank: worker threads read units from storage and copy
  * bytes into the destinations; one pump thread (or, without it, a caller that waits) sends and
- * receives chunks and watches the timeouts. load.c starts and ends it; reload.c takes the plan
+ * receives slices and watches the timeouts. load.c starts and ends it; reload.c takes the plan
  * back; agree.c asks how much memory a plan needs.
  *
  * A rank reads its chunks in the order of its plan, each into a read slot, which is a buffer for
- * one chunk; the number of read slots limits how far it reads ahead. Chunks that other ranks have
+ * one chunk; the number of read slots limits how far it reads ahead. Slices that other ranks have
  * read are received into a window slot, which is a buffer for one window, and are passed on from
  * there. Only workers write to host destinations; on a device they are written by copies that the
  * pump queues. Nothing is written after the load has stopped. If the operating system does not

@@ -266,7 +266,7 @@ void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data,
 bool ckpt_pause_turn(struct ckpt_engine *e);
 
 /* Pump only. TIMEOUT if a pause was asked for on this rank, and exchange_timeout_ms later not yet
- * on all ranks: it would stop this rank for ever, and with it those that wait for its chunks. */
+ * on all ranks: it would stop this rank for ever, and with it those that wait for its slices. */
 int ckpt_pause_check(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
 
 /* Pump only. True if a pause does not forbid to open this window. */

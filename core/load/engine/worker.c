@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: read units and place what this rank wants of them, and place received chunks. */
+/* Workers: read units and place what this rank wants of them, and place received slices. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,7 +133,7 @@ static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint6
     return 0;
 }
 
-/* Place what this rank wants of these units of a slice or chunk. */
+/* Place what this rank wants of these units of a slice or a chunk. */
 static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t hi)
 {
     for (; unit < end && p->e->plan->units.ptr[unit].at < hi; unit++)
