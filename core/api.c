@@ -148,18 +148,29 @@ const struct ckpt_changes_form *ckpt_changes_form_at(size_t i)
     return *w ? &(*w)->form : NULL;
 }
 
-int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i, bool overwrite,
-                     struct ckpt_change *ret, struct ckpt_err *err)
+/* The writer of a form; NULL: the form is none of the library's. */
+static const struct ckpt_changes_writer *writer_of(const struct ckpt_changes_form *form)
+{
+    const struct ckpt_changes_writer *const *w = ckpt_changes_writers;
+
+    while (*w && &(*w)->form != form)
+        w++;
+    return *w;
+}
+
+int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i,
+                     const struct ckpt_changes_form *form, bool overwrite, struct ckpt_change *ret,
+                     struct ckpt_err *err)
 {
     const struct ckpt_tensor *b = &to->cat->tensors.ptr[i],
                              *a = ckpt_catalog_find(from->cat, b->name);
-    const struct ckpt_changes_writer *writer = ckpt_changes_writers[0];
+    const struct ckpt_changes_writer *writer = writer_of(form);
     struct ckpt_change made = {0};
 
     if (ckpt_sized_check(ret, "ckpt_change", err) < 0)
         return -1;
     if (!writer)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "this build knows no form of changes");
+        return ckpt_fail(err, CKPT_USAGE, "the form is not one of ckpt_changes_form_at");
     if (!a)
         return ckpt_fail(err, CKPT_MISSING, "'%s' is not in %s", b->name, from->source);
     if (ckpt_tensor_same_kind(a, from->source, b, to->source, err) < 0 ||

@@ -11,7 +11,15 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-enum { HEARTBEAT_MS = 5000, SAY_MS = 10 * 1000, SAY_AGAIN_MS = 30 * 1000, LISTED = 8 };
+enum {
+    /* The pause between two heartbeats; less where the timeout is short (ckpt_comm_heartbeat). A
+     * rank has at most 33 neighbours in the tree, so this is nothing to a network, and 1/60 of the
+     * usual timeout, so that some may be late. */
+    HEARTBEAT_MS = 5000,
+    SAY_MS = 10 * 1000,       /* a wait is told to the user after so long, ... */
+    SAY_AGAIN_MS = 30 * 1000, /* ... and then so often */
+    LISTED = 8,               /* ranks of a list in a message */
+};
 
 /* ---- life ---- */
 
@@ -51,11 +59,6 @@ void ckpt_comm_free(struct ckpt_comm *comm)
     free(comm->peer);
     free(comm->doing);
     free(comm);
-}
-
-int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    return ckpt_comm_threads(1, ret, err);
 }
 
 struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
@@ -117,14 +120,14 @@ void ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, c
     (void)comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, NULL);
 }
 
-static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
+static void take_heartbeat(struct ckpt_comm *comm, uint32_t peer, const void *data)
 {
-    struct ckpt_heartbeat sign;
+    struct ckpt_heartbeat beat;
 
-    memcpy(&sign, data, sizeof sign);
-    comm->peer[peer].rounds = sign.rounds;
-    if (sign.idle_ms < comm->peer[peer].heard_ms)
-        comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->peer[peer].heard_ms - sign.idle_ms);
+    memcpy(&beat, data, sizeof beat);
+    comm->peer[peer].rounds = beat.rounds;
+    if (beat.idle_ms < comm->peer[peer].heard_ms)
+        comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->peer[peer].heard_ms - beat.idle_ms);
 }
 
 /* Keep a message in comm->held until somebody waits for it. */
@@ -147,7 +150,7 @@ static void take_in(struct ckpt_comm *comm, struct ckpt_ctl_message *m)
     if (m->len >= sizeof head)
         memcpy(&head, m->data, sizeof head);
     if (head.type == CKPT_CTL_HEARTBEAT && m->len == sizeof head + sizeof(struct ckpt_heartbeat))
-        take_sign(comm, m->peer, m->data + sizeof head);
+        take_heartbeat(comm, m->peer, m->data + sizeof head);
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
         (head.type != CKPT_CTL_HEARTBEAT &&
          head.epoch > comm->epoch)) { /* a load that other ranks have begun */
@@ -224,14 +227,14 @@ void ckpt_comm_renew(struct ckpt_comm *comm)
 void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
     const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(HEARTBEAT_MS, timeout_ms / 16);
-    const struct ckpt_heartbeat sign = {comm->said,
+    const struct ckpt_heartbeat beat = {comm->said,
                                         (uint32_t)ckpt_min_u64(now - comm->busy_ms, UINT32_MAX)};
 
     if (comm->x->size == 1 || now - comm->beat_ms < every)
         return;
     comm->beat_ms = now;
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
-        ckpt_comm_send(comm, peer, CKPT_CTL_HEARTBEAT, &sign, sizeof sign);
+        ckpt_comm_send(comm, peer, CKPT_CTL_HEARTBEAT, &beat, sizeof beat);
 }
 
 int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,

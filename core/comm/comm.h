@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A comm is a transport, and what ranks do together besides moving data: control messages,
  * heartbeats, and rounds (a round collects bytes from all ranks at rank 0, and sends rank 0's
- * answer to all, within a deadline). All of them travel along a tree of ranks: the parent of rank r
- * is rank (r - 1) / CKPT_TREE_FAN. One thread at a time uses a comm, except where a function says
- * otherwise. */
+ * answer to all, within a deadline). All of them travel along a tree of ranks (tree.h). One thread
+ * at a time uses a comm, except where a function says otherwise. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,35 +12,8 @@
 #include <ckptfs/load.h>
 
 #include "base/str.h"
+#include "comm/tree.h"
 #include "comm/xport.h"
-
-enum { CKPT_TREE_FAN = 32 };
-
-static inline uint32_t ckpt_tree_parent(uint32_t rank) { return (rank - 1) / CKPT_TREE_FAN; }
-
-static inline uint32_t ckpt_tree_child(uint32_t rank, uint32_t k)
-{
-    return rank * CKPT_TREE_FAN + 1 + k;
-}
-
-/* The number of a rank's children in a job of `size` ranks. */
-static inline uint32_t ckpt_tree_children(uint32_t rank, uint32_t size)
-{
-    const uint64_t first = (uint64_t)rank * CKPT_TREE_FAN + 1;
-    const uint64_t n = first < size ? size - first : 0;
-
-    return n < CKPT_TREE_FAN ? (uint32_t)n : CKPT_TREE_FAN;
-}
-
-/* The i-th neighbour of a rank: its parent (unless it is rank 0), then its children. False: it has
- * no more than i neighbours. */
-static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i, uint32_t *ret)
-{
-    const uint32_t above = rank > 0;
-
-    *ret = i < above ? ckpt_tree_parent(rank) : ckpt_tree_child(rank, i - above);
-    return i < above + ckpt_tree_children(rank, size);
-}
 
 /* The types of control messages. */
 enum ckpt_ctl {
@@ -91,24 +63,17 @@ struct ckpt_comm {
     uint64_t busy_ms;   /* when some rank last did something, as far as this rank knows */
     ckpt_comm_log *log; /* to which rank 0 says whom it waits for; or NULL */
     void *log_ctx;
-    char *doing;      /* what ranks meet for, such as "open '/run'", for messages; or NULL */
-    bool failed;      /* the last load failed: the transport must be renewed before the next one */
-    uint32_t renewed; /* how often it was renewed; the same number on all ranks */
-    bool busy;        /* a load runs */
+    char *doing; /* what ranks wait for each other to do, such as "open '/run'", for messages; or
+                    NULL */
+    bool failed; /* the last load failed: the transport must be renewed before the next one */
+    uint32_t renewed;     /* how often it was renewed; the same number on all ranks */
+    bool busy;            /* a load runs */
     double exchange_rate; /* of the last load (ckpt_load_stats), the same on all ranks; 0: none */
     /* Called with messages of the current load that belong to no round; may be NULL. data is
      * borrowed. */
     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);
     void *ctx;
 };
-
-/* The number in the environment variable `name`, 0 to `most`. USAGE: the variable is not set, or
- * holds something else. */
-int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err);
-
-/* ckpt_comm_from_env for a job whose launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
- * (torchrun). */
-int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err);
 
 /* COLLECTIVE. ckpt_comm_wrap for a transport whose ranks somebody else has admitted, such as MPI's
  * launcher: ranks that do not have the same CKPTFS_SECRET are an error that names them. */

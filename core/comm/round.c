@@ -11,9 +11,14 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
+#include "comm/env.h"
 #include "comm/secret.h"
 
-enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };
+enum {
+    SLEEP_MS = 50, /* the longest sleep between two looks at clocks and peers; messages wake it */
+    WORDS = 6,     /* words before the text of a message */
+    RECORD = 12,   /* bytes before a rank's data: its number, the length */
+};
 
 /* ---- messages: six words (head, number of the round, error code, length of its text, the rank
  * that failed), the text, data ---- */
@@ -513,23 +518,23 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
 }
 
 /* The answer is what rank 0 has given. */
-static int reduce_share(void *ctx, const unsigned char *const *data, const size_t *len,
-                        struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_broadcast(void *ctx, const unsigned char *const *data, const size_t *len,
+                            struct ckpt_str *answer, struct ckpt_err *err)
 {
     (void)ctx;
     ckpt_str_append(answer, (const char *)data[0], len[0]);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint32_t timeout_ms,
-                    struct ckpt_err *err)
+int ckpt_comm_broadcast(struct ckpt_comm *comm, int rc, void *data, size_t len, uint32_t timeout_ms,
+                        struct ckpt_err *err)
 {
     const size_t own_len = comm->x->rank == 0 ? len : 0;
     struct ckpt_round round = {.comm = comm,
                                .timeout_ms = timeout_ms,
                                .own = data,
                                .own_len = own_len,
-                               .reduce = reduce_share};
+                               .reduce = reduce_broadcast};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     size_t got = 0;
 
@@ -586,7 +591,7 @@ static int prove_membership(struct ckpt_comm *comm, struct ckpt_err *err)
         rc = ckpt_fail_errno(err, errno, "random numbers");
     if (rc < 0)
         (void)ckpt_err_in(err, "rank %" PRIu32, own.rank);
-    if (ckpt_comm_share(comm, rc, own.nonce, sizeof own.nonce, ms, err) < 0)
+    if (ckpt_comm_broadcast(comm, rc, own.nonce, sizeof own.nonce, ms, err) < 0)
         return -1;
     of = own;
     ckpt_secret_prove("member", &own, sizeof own, proof);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slabs: files without names, which processes of a machine map. */
+/* Files without names, which processes of a machine map. */
 #include "comm/shm.h"
 
 #include <fcntl.h>

@@ -17,7 +17,7 @@
 struct ckpt_comm;
 struct ckpt_xport;
 struct ckpt_device;
-struct ckpt_device_family;
+struct ckpt_device_division;
 
 enum { CKPT_GATHER_UNIT = 64 }; /* all-gathers are of so many bytes, or a multiple */
 
@@ -76,16 +76,16 @@ struct ckpt_xport_ops {
     /* Start a data transfer. The members up to `send` are set, the rest is zero. */
     int (*post)(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err);
     /* COLLECTIVE. Make the communicators that a load needs and that no earlier load has made. comm
-     * is this transport's; family has CKPT_FAMILIES entries (device.h). The member is NULL if the
-     * transport has no communicators. */
+     * is this transport's; division has CKPT_DIVISIONS entries (device.h). The member is NULL if
+     * the transport has no communicators. */
     int (*connect)(struct ckpt_xport *x, struct ckpt_comm *comm,
-                   const struct ckpt_device_family *family, struct ckpt_err *err);
-    /* Start an all-gather of the communicator of a family (struct ckpt_collective.family): t->len
-     * bytes of each member, in t->buf; but this one's are at `own`, which may be their place in
-     * t->buf or lie elsewhere, and are not copied. All is aligned to CKPT_GATHER_UNIT. The members
-     * of a communicator start the same all-gathers in the same order. The member is NULL if the
-     * transport has none in host memory. */
-    int (*gather)(struct ckpt_xport *x, uint8_t family, const void *own, struct ckpt_xfer *t,
+                   const struct ckpt_device_division *division, struct ckpt_err *err);
+    /* Start an all-gather of the communicator of a division (struct ckpt_collective.division):
+     * t->len bytes of each member, in t->buf; but this one's are at `own`, which may be their place
+     * in t->buf or lie elsewhere, and are not copied. All is aligned to CKPT_GATHER_UNIT. The
+     * members of a communicator start the same all-gathers in the same order. The member is NULL if
+     * the transport has none in host memory. */
+    int (*gather)(struct ckpt_xport *x, uint8_t division, const void *own, struct ckpt_xfer *t,
                   struct ckpt_err *err);
     /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
      * for. *ret_moved: something happened. */
@@ -144,14 +144,10 @@ CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, str
 /* The transport of a comm. */
 CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
 
-/* How long ranks wait for each other at the rendezvous: CKPTFS_MEET_TIMEOUT, or 300 s. USAGE: the
- * variable is no number of seconds. */
-CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
-
 /* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
  * this rank's status, as in ckpt_comm_agree. */
-CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
-                                uint32_t timeout_ms, struct ckpt_err *err);
+CKPT_PUBLIC int ckpt_comm_broadcast(struct ckpt_comm *comm, int rc, void *data, size_t len,
+                                    uint32_t timeout_ms, struct ckpt_err *err);
 
 /* Make progress while the caller waits for something else. -1 and PEER: a rank is gone. 1: another
  * rank has failed, and will report that in the next ckpt_comm_agree. */

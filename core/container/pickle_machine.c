@@ -50,7 +50,7 @@ static int refill(struct ckpt_pickle_machine *m, size_t n)
     size_t more = (size_t)ckpt_min_u64(m->buf_cap - have, m->end - m->pos);
     m->at = m->buf;
     m->stop = m->buf + have;
-    (void)ckpt_source_soon(m->source, m->pos, ckpt_min_u64(m->end - m->pos, AHEAD));
+    (void)ckpt_source_prefetch(m->source, m->pos, ckpt_min_u64(m->end - m->pos, AHEAD));
     if (ckpt_source_pread(m->source, m->buf + have, more, m->pos, m->err) < 0)
         return -1;
     if (m->crc)

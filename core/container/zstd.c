@@ -88,7 +88,7 @@ static int refill(struct ckpt_zstd_stream *s, struct ckpt_err *err)
 {
     const size_t n = (size_t)ckpt_min_u64(IN_BYTES, s->len - s->read);
 
-    (void)ckpt_source_soon(s->of, s->off + s->read, ckpt_min_u64(s->len - s->read, AHEAD));
+    (void)ckpt_source_prefetch(s->of, s->off + s->read, ckpt_min_u64(s->len - s->read, AHEAD));
     if (ckpt_source_pread(s->of, s->input, n, s->off + s->read, err) < 0)
         return -1;
     s->in = (ZSTD_inBuffer){s->input, n, 0};
@@ -245,7 +245,7 @@ static int read_part(struct source_zstd *z, void *buf, size_t len, uint64_t off,
 {
     const uint64_t size = z->source.size, tail = size < KEPT ? 0 : size - KEPT;
     const struct ckpt_slab slab = {
-        .group = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
+        .scope = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
 
     if (z->kept && ckpt_range_ok(off, len, KEPT))
         memcpy(buf, z->kept->head + off, len);

@@ -22,22 +22,23 @@ struct ckpt_device_copy; /* copy_kernel.h */
  * same all-gathers in the same order; the two ranks of a pair issue matching sends and receives. */
 struct ckpt_exchange {
     enum { CKPT_SEND, CKPT_RECEIVE, CKPT_GATHER } kind;
-    uint32_t step;   /* operations of a step run after those of the steps before */
-    uint32_t family; /* the communicator: CKPT_FAMILY_ALL (plan.h); 1 + f: the group in family f */
-    uint32_t peer;   /* the other rank; of an all-gather, the index of this one in the group */
-    uint32_t n;      /* of an all-gather: members of the group */
-    void *buf;       /* of an all-gather: the bytes of all members, where this one's are already */
-    size_t len;      /* of an all-gather: the bytes of one member */
+    uint32_t step; /* operations of a step run after those of the steps before */
+    uint32_t
+        division; /* the communicator: CKPT_DIVISION_ALL (plan.h); 1 + f: the group in division f */
+    uint32_t peer; /* the other rank; of an all-gather, the index of this one in the group */
+    uint32_t n;    /* of an all-gather: members of the group */
+    void *buf;     /* of an all-gather: the bytes of all members, where this one's are already */
+    size_t len;    /* of an all-gather: the bytes of one member */
 };
 
-/* The most families that have communicators of their own beside the one of all ranks. */
-enum { CKPT_FAMILIES = 4 };
+/* The most divisions that have communicators of their own beside the one of all ranks. */
+enum { CKPT_DIVISIONS = 4 };
 
-/* One division of ranks into groups without common members (load/plan/families.h), as one rank sees
- * it.
+/* One division of ranks into groups without common members (load/plan/divisions.h), as one rank
+ * sees it.
  */
-struct ckpt_device_family {
-    uint64_t id;     /* families with equal ids have equal groups; 0: there is no such family */
+struct ckpt_device_division {
+    uint64_t id;     /* divisions with equal ids have equal groups; 0: there is no such division */
     uint32_t colour; /* the number of this rank's group; CKPT_NONE: the rank is in no group */
     uint32_t place;  /* the index of this rank in its group */
 };

@@ -249,6 +249,15 @@ const struct ckpt_reader *const ckpt_reader_list[] = {
     NULL,
 };
 
+/* Does another reader, whose format is stored in this one's container, recognise the directory? */
+static bool is_refined(const struct ckpt_reader *container, struct ckpt_dir *dir)
+{
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++)
+        if ((*r)->container == container && (*r)->probe(dir) != CKPT_NOT_MINE)
+            return true;
+    return false;
+}
+
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
 {
     const struct ckpt_reader *best = NULL, *tie = NULL;
@@ -256,7 +265,7 @@ const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_er
 
     for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++) {
         enum ckpt_evidence e = (*r)->probe(dir);
-        if (e == CKPT_NOT_MINE || e < most)
+        if (e == CKPT_NOT_MINE || e < most || is_refined(*r, dir))
             continue;
         tie = e == most ? best : NULL;
         best = *r;

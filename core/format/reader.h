@@ -135,6 +135,10 @@ struct ckpt_reader {
      * shard. */
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
+    /* The reader of the container in which this format is stored, as others are. A directory that
+     * this reader recognises is none of the container's own checkpoints. NULL: none. */
+    const struct ckpt_reader *container;
+
     /* Read every header, and of tensor data samples at most. On success the catalogue, which is
      * empty before, is complete, and its coverage, overlaps and sizes are checked; but cat->about
      * is NULL if there was no memory for a fact (ckpt_json_set), which the caller checks. *facts is

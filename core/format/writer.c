@@ -125,6 +125,16 @@ struct ckpt_interval ckpt_cut_part(const struct ckpt_cut *c, uint32_t rank, uint
                                   : (struct ckpt_interval){c->lo + rank * parts / ranks * n, n};
 }
 
+int ckpt_cut_fail(const struct ckpt_tensor *t, const struct ckpt_cut *c, uint32_t ranks,
+                  const char *key, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_USAGE,
+                     "option %s: dimension %u of '%s' has %" PRIu64
+                     "%s%s, which cannot be divided among %" PRIu32 " ranks",
+                     key, c->dim, t->name, c->groups ? c->groups : c->n,
+                     c->groups ? " of " : " elements", c->groups ? c->what : "", ranks);
+}
+
 int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t ranks,
                    const char *key, struct ckpt_err *err)
 {
@@ -139,11 +149,7 @@ int ckpt_cut_check(const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t 
                              t->name, key);
         const bool shared = c->shared && c->groups && c->groups < ranks;
         if (shared ? ranks % c->groups : (c->groups ? c->groups : c->n) % ranks)
-            return ckpt_fail(err, CKPT_USAGE,
-                             "option %s: dimension %u of '%s' has %" PRIu64
-                             "%s%s, which cannot be divided among %" PRIu32 " ranks",
-                             key, c->dim, t->name, c->groups ? c->groups : c->n,
-                             c->groups ? " of " : " elements", c->groups ? c->what : "", ranks);
+            return ckpt_cut_fail(t, c, ranks, key, err);
     }
     return 0;
 }

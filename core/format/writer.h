@@ -78,13 +78,22 @@ extern const struct ckpt_writer *const ckpt_writers[];
  * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
 
-/* ---- what one rank has of a tensor that is divided over ranks (tensor/catalog.h) ---- */
+/* ---- what one rank has of a tensor that is divided over ranks (tensor/catalog.h) ----
+ *
+ * How a tensor is divided among tensor-parallel ranks is said by the recipes' annotations, alike
+ * for all writers. Which stage has a layer is not: Megatron divides evenly, and into virtual
+ * stages; vLLM gives what is left over to the stages before the last one; nanotron goes by the
+ * costs of blocks, of which its recipe tells (ckpt_cuts.stage). Each writer has its own rule. */
 
 /* The dimension that is divided this way; the tensor's rank if none is. */
 uint32_t ckpt_cut_dim(const struct ckpt_tensor *t, enum ckpt_cut_way way);
 
 /* The part of one of the cuts that rank `rank` of `ranks` has. */
 struct ckpt_interval ckpt_cut_part(const struct ckpt_cut *c, uint32_t rank, uint32_t ranks);
+
+/* Fail because one of the cuts can't be divided so. USAGE, with the numbers. */
+int ckpt_cut_fail(const struct ckpt_tensor *t, const struct ckpt_cut *c, uint32_t ranks,
+                  const char *key, struct ckpt_err *err);
 
 /* Can the tensor be divided so? `key` is the option that says it. USAGE: it does not divide, or is
  * divided in two dimensions. */

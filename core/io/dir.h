@@ -73,12 +73,12 @@ struct ckpt_extent {
 
 enum { CKPT_TAG_MAX = 96 }; /* bytes of an ETag, with the NUL */
 
-/* How bytes of an object are read. */
+/* How bytes of a file or an object are read. */
 enum ckpt_read_how {
-    CKPT_READ_WELL,    /* and what is around it, if that is little */
-    CKPT_READ_EXACTLY, /* no byte more */
-    CKPT_READ_HELD,    /* only if no request is needed */
-    CKPT_READ_SOON,    /* not yet: begin to fetch it. iov has lengths only */
+    CKPT_READ_AHEAD,    /* wait for them; what is around them may be fetched, too */
+    CKPT_READ_EXACT,    /* wait for them, and fetch nothing else */
+    CKPT_READ_CACHED,   /* only if that needs no waiting for storage, nor a request */
+    CKPT_READ_PREFETCH, /* do not read them: begin to fetch them. iov has lengths only */
 };
 
 /* The facts that a directory knows of an entry. */
@@ -173,8 +173,8 @@ int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
                        struct ckpt_dir_found *ret, struct ckpt_err *err);
 
 /* Fill iov[0..n) from `off` on with bytes of the object that had this size and ETag when it was
- * found. 1: it is not held (CKPT_READ_HELD), or there is no room for it now (CKPT_READ_SOON).
- * STALE: it has been replaced. */
+ * found. 1: bytes are missing (CKPT_READ_CACHED), or there is no room for them now
+ * (CKPT_READ_PREFETCH). STALE: it has been replaced. */
 int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const char *tag,
                          uint64_t size, const struct iovec *iov, int n, uint64_t off,
                          enum ckpt_read_how how, struct ckpt_err *err);

@@ -21,45 +21,49 @@ void ckpt_source_unref(struct ckpt_source *s)
         s->ops->free(s);
 }
 
-int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                       struct ckpt_err *err)
+/* Check that a run lies inside the source, and add its length to *len. */
+static int check_run(struct ckpt_source *s, const struct ckpt_source_run *run, uint64_t *len,
+                     struct ckpt_err *err)
 {
-    const uint64_t len = ckpt_iov_len(iov, n);
+    const uint64_t own = ckpt_iov_len(run->iov, run->n);
 
-    if (!ckpt_range_ok(off, len, s->size)) {
+    if (!ckpt_range_ok(run->off, own, s->size)) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
         return ckpt_fail(err, CKPT_FORMAT,
                          "'%s': needs bytes %" PRIu64 " to %" PRIu64 ", the file has %" PRIu64,
-                         name, off, off + len, s->size);
+                         name, run->off, run->off + own, s->size);
     }
-    return len == 0 ? 0 : s->ops->preadv(s, iov, n, off, err);
+    *len += own;
+    return 0;
 }
 
-bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
+int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
-    return s->ops->preadv_cached && ckpt_range_ok(off, ckpt_iov_len(iov, n), s->size) &&
-           s->ops->preadv_cached(s, iov, n, off);
-}
+    uint64_t len = 0;
 
-bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
-{
     for (size_t i = 0; i < n; i++)
-        if (!ckpt_range_ok(run[i].off, run[i].len, s->size))
-            return false;
-    return s->ops->gather_cached && s->ops->gather_cached(s, run, n);
+        if (check_run(s, &run[i], &len, err) < 0)
+            return -1;
+    if (len == 0)
+        return 0;
+    if (s->ops->read)
+        return s->ops->read(s, way, run, n, err);
+    if (way->how == CKPT_READ_CACHED || way->how == CKPT_READ_PREFETCH)
+        return way->how == CKPT_READ_CACHED;
+    for (size_t i = 0; i < n; i++)
+        if (s->ops->preadv(s, run[i].iov, run[i].n, run[i].off, err) < 0)
+            return -1;
+    return 0;
 }
 
-int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                          const struct ckpt_route *route, struct ckpt_err *err)
+int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
 {
-    const uint64_t len = ckpt_iov_len(iov, n);
+    const struct ckpt_source_way way = {CKPT_READ_AHEAD, NULL};
+    const struct ckpt_source_run run = {off, iov, n};
 
-    if (s->ops->preadv_direct && route->bounce && route->bounce->len &&
-        ckpt_range_ok(off, len, s->size) && s->ops->preadv_direct(s, iov, n, len, off, route))
-        return 0;
-    if (s->ops->preadv_exactly && route->arrived && ckpt_range_ok(off, len, s->size))
-        return s->ops->preadv_exactly(s, iov, n, off, err);
-    return ckpt_source_preadv(s, iov, n, off, err);
+    return ckpt_source_read(s, &way, &run, 1, err);
 }
 
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
@@ -69,10 +73,16 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
     return ckpt_source_preadv(s, &iov, 1, off, err);
 }
 
-bool ckpt_source_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
+bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
-    return !s->ops->soon || off >= s->size ||
-           s->ops->soon(s, off, ckpt_min_u64(len, s->size - off));
+    const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
+    struct iovec iov = {.iov_base = NULL};
+    const struct ckpt_source_run run = {off, &iov, 1};
+
+    if (off >= s->size)
+        return true;
+    iov.iov_len = ckpt_min_u64(len, s->size - off);
+    return ckpt_source_read(s, &way, &run, 1, NULL) != 1;
 }
 
 bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b)
@@ -147,32 +157,22 @@ struct source_window {
 
 static struct source_window *self(const struct ckpt_source *s) { return (struct source_window *)s; }
 
-static int window_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                         struct ckpt_err *err)
-{
-    return ckpt_source_preadv(self(s)->of, iov, n, self(s)->off + off, err);
-}
-
-static bool window_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
-{
-    return ckpt_source_soon(self(s)->of, self(s)->off + off, len);
-}
-
-static bool window_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
+static int window_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                       const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     enum { AT_ONCE = 64 };
-    struct ckpt_source_run part[AT_ONCE];
+    struct ckpt_source_run moved[AT_ONCE];
+    int rc = 0;
 
-    for (size_t done = 0; done < n;) {
+    for (size_t done = 0; done < n && rc == 0;) {
         size_t k = 0;
         for (; k < AT_ONCE && done < n; k++, done++) {
-            part[k] = run[done];
-            part[k].off += self(s)->off;
+            moved[k] = run[done];
+            moved[k].off += self(s)->off;
         }
-        if (!ckpt_source_gather_cached(self(s)->of, part, k))
-            return false;
+        rc = ckpt_source_read(self(s)->of, way, moved, k, err);
     }
-    return true;
+    return rc;
 }
 
 static int window_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -193,9 +193,7 @@ static bool window_same(const struct ckpt_source *a, const struct ckpt_source *b
     return self(a)->off == self(b)->off && ckpt_source_same(self(a)->of, self(b)->of);
 }
 
-static const struct ckpt_source_ops window_ops = {.preadv = window_preadv,
-                                                  .gather_cached = window_gather_cached,
-                                                  .soon = window_soon,
+static const struct ckpt_source_ops window_ops = {.read = window_read,
                                                   .check = window_check,
                                                   .name = window_name,
                                                   .free = window_free,

@@ -31,40 +31,35 @@ size_t ckpt_fdpool_open_count(struct ckpt_fdpool *pool);
 
 struct ckpt_source;
 
-/* Bytes [off, off+len) of a source and the place in memory for them. */
+/* Neighbouring bytes of a source, from `off` on, and the memory for them. */
 struct ckpt_source_run {
-    void *buf;
-    size_t len;
     uint64_t off;
+    struct iovec *iov; /* n of them, at most IOV_MAX; reading may modify them */
+    int n;
 };
 
+/* How runs are read, and by which route. */
+struct ckpt_source_way {
+    enum ckpt_read_how how;
+    const struct ckpt_route *route; /* past the page cache, where it says so and the file allows it;
+                                       NULL: through the page cache */
+};
+
+/* A source has one of the first two members. */
 struct ckpt_source_ops {
     /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size.
-     */
+     * For sources that are read in one way only: CKPT_READ_CACHED finds nothing, and there is
+     * nothing to prefetch. */
     int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                   struct ckpt_err *err);
+    /* ckpt_source_read, of runs that were checked against size. */
+    int (*read)(struct ckpt_source *s, const struct ckpt_source_way *way,
+                const struct ckpt_source_run *run, size_t n, struct ckpt_err *err);
     /* Check that the source is unchanged since it was opened. NULL: it cannot change. */
     int (*check)(struct ckpt_source *s, struct ckpt_err *err);
     /* A malloc'ed name for messages. */
     char *(*name)(const struct ckpt_source *s);
     void (*free)(struct ckpt_source *s);
-    /* Read as preadv, if that needs no waiting for storage. False: it does, and iov's memory is
-     * undefined. NULL: it always does. */
-    bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
-    /* Read runs anywhere in the source, if that can be done without waiting for storage: true;
-     * false: not, and the runs' memory is undefined. NULL: never. */
-    bool (*gather_cached)(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
-    /* Read as preadv, without the page cache. False: that can't be done, and iov's memory is
-     * undefined. NULL: it never can. */
-    bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                          uint64_t off, const struct ckpt_route *route);
-    /* Read as preadv, for a load, which has planned to the byte who reads what: nothing is read
-     * ahead. NULL: preadv does it. */
-    int (*preadv_exactly)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                          struct ckpt_err *err);
-    /* Begin to fetch bytes that will be read. False: there is no room for them. NULL: as for
-     * sources that are not far. */
-    bool (*soon)(struct ckpt_source *s, uint64_t off, uint64_t len);
     /* Are the bytes known to be those of another source with the same ops, by the files' recorded
      * identities? NULL: that is never known. */
     bool (*same)(const struct ckpt_source *a, const struct ckpt_source *b);
@@ -86,7 +81,8 @@ struct ckpt_source *ckpt_source_ref(struct ckpt_source *s);
 void ckpt_source_unref(struct ckpt_source *s);
 CKPT_CLEANUP_BY(ckpt_source_unref, struct ckpt_source)
 
-/* Bytes [off, off+len). A range outside the source is FORMAT ("needs bytes a..b, has n"). */
+/* Reads bytes [off, off+len), and waits for them. A range outside the source is FORMAT ("needs
+ * bytes a to b, the file has n"). */
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);
 
@@ -95,25 +91,19 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err);
 
-/* True: all bytes have been read without waiting for storage. False: that was not possible, or
- * cannot be determined; the memory of iov is then undefined. Modifies iov. */
-bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
-
-/* Reads runs that are not neighbours likewise, with one system call each: it is only faster than
- * reading everything between them where the holes are large. */
-bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
-
-/* Reads as ckpt_source_preadv does, past the page cache where `route` says so and the file allows
- * it. */
-int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                          const struct ckpt_route *route, struct ckpt_err *err);
+/* Reads n runs, anywhere in the source, in this way. 1, and the memory is undefined: not all bytes
+ * can be had without waiting, or this can't be determined (CKPT_READ_CACHED); or there is no room
+ * to prefetch them now. Runs that are not neighbours take a system call each: that is only faster
+ * than reading everything between them where the holes are large. */
+int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err);
 
 /* Are the bytes behind a network, where each request takes long? Then say what will be read. */
 bool ckpt_source_is_far(struct ckpt_source *s);
 
 /* Begin to fetch bytes [off, off+len), without waiting, if the source is far. A hint: a range
  * outside of the source is cut. False: there is no room for them now. */
-bool ckpt_source_soon(struct ckpt_source *s, uint64_t off, uint64_t len);
+bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/iov.h"
 #include "io/source.h"
 
 /* ---- a bounded number of open files: a ring of descriptors with a clock hand ---- */
@@ -229,93 +230,15 @@ static int get_fd(struct source_file *f, struct fdslot *slot, int *ret_fd, struc
     return 0;
 }
 
-static int read_object(struct source_file *f, const struct iovec *iov, int n, uint64_t off,
+static int read_object(struct source_file *f, const struct ckpt_source_run *run,
                        enum ckpt_read_how how, struct ckpt_err *err)
 {
     atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
-    return ckpt_dir_read_object(f->dir, f->name, f->tag, f->source.size, iov, n, off, how, err);
+    return ckpt_dir_read_object(f->dir, f->name, f->tag, f->source.size, run->iov, run->n, run->off,
+                                how, err);
 }
 
-static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t off,
-                       struct ckpt_err *err)
-{
-    int fd, rc;
-
-    if (f->tag)
-        return read_object(f, iov, n, off, CKPT_READ_WELL, err);
-    if (get_fd(f, &f->slot, &fd, err) < 0)
-        return -1;
-    off += f->base;
-    rc = ckpt_fdio_preadv(fd, iov, n, &off, 0);
-    off -= f->base;
-    put_fd(f->pool, &f->slot);
-    if (rc == CKPT_FDIO_END)
-        return ckpt_fail(err, CKPT_STALE,
-                         "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
-                         ckpt_dir_path(f->dir), f->name, off, f->source.size);
-    return rc ? ckpt_fail_errno(err, rc, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
-                                f->name, off)
-              : 0;
-}
-
-static int preadv_and_keep(struct source_file *f, struct iovec *iov, int n, uint64_t off,
-                           struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)n * sizeof *copy);
-
-    if (!copy)
-        return ckpt_nomem(err);
-    memcpy(copy, iov, (size_t)n * sizeof *copy); /* reading modifies it */
-    if (real_preadv(f, iov, n, off, err) < 0)
-        return -1;
-    ckpt_dir_keep(f->dir, f->name, copy, n, f->base + off);
-    return 0;
-}
-
-static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                       struct ckpt_err *err)
-{
-    struct source_file *f = self(s);
-    const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
-
-    if (memory == CKPT_DIR_KEEPS)
-        return preadv_and_keep(f, iov, n, off, err);
-    if (memory == CKPT_DIR_RECALLS && ckpt_dir_recall(f->dir, f->name, iov, n, f->base + off))
-        return 0;
-    return real_preadv(f, iov, n, off, err);
-}
-
-/* Large reads may be cut anywhere: what came is kept, the rest is asked for again. */
-static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
-{
-    struct source_file *f = self(s);
-    int fd, rc;
-
-    if (f->tag)
-        return read_object(f, iov, n, off, CKPT_READ_HELD, NULL) == 0;
-    if (get_fd(f, &f->slot, &fd, NULL) < 0)
-        return false;
-    off += f->base;
-    rc = ckpt_fdio_preadv(fd, iov, n, &off, RWF_NOWAIT);
-    put_fd(f->pool, &f->slot);
-    return rc == 0;
-}
-
-static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
-{
-    struct source_file *f = self(s);
-    int fd, rc = 0;
-
-    if (f->tag || ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS || get_fd(f, &f->slot, &fd, NULL) < 0)
-        return false;
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        struct iovec iov = {.iov_base = run[i].buf, .iov_len = run[i].len};
-        uint64_t off = f->base + run[i].off;
-        rc = ckpt_fdio_preadv(fd, &iov, 1, &off, RWF_NOWAIT);
-    }
-    put_fd(f->pool, &f->slot);
-    return rc == 0;
-}
+/* ---- without the page cache ---- */
 
 /* If more than this fraction of a range is in the page cache, O_DIRECT is not used. */
 #define COLD 0.125
@@ -343,37 +266,113 @@ static uint32_t get_direct(struct source_file *f, int *ret_fd)
     return align;
 }
 
-static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                               uint64_t off, const struct ckpt_route *route)
+/* Read past the page cache. False: the route does not say so, or that can't be done, and the memory
+ * is undefined. */
+static bool read_direct(struct source_file *f, const struct ckpt_route *route,
+                        const struct ckpt_source_run *run)
 {
-    struct source_file *f = self(s);
     uint32_t align;
     int fd;
 
-    if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
+    if (!route || !route->bounce || !route->bounce->len ||
+        !wants_direct(f, ckpt_iov_len(run->iov, run->n), run->off, route) ||
+        !(align = get_direct(f, &fd)))
         return false;
-    const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
+    const bool good =
+        ckpt_direct_read(fd, align, run->iov, run->n, f->base + run->off, route->bounce);
     put_fd(f->pool, &f->direct);
     if (!good)
         atomic_store(&f->align, 1);
     return good;
 }
 
-static int file_preadv_exactly(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                               struct ckpt_err *err)
+/* ---- through the page cache ---- */
+
+/* Read without asking what the directory remembers. */
+static int read_real(struct source_file *f, enum ckpt_read_how how,
+                     const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    uint64_t off = f->base + run->off;
+    int fd, rc;
+
+    if (f->tag)
+        return read_object(f, run, how, err);
+    if (get_fd(f, &f->slot, &fd, err) < 0)
+        return -1;
+    rc = ckpt_fdio_preadv(fd, run->iov, run->n, &off, 0);
+    off -= f->base;
+    put_fd(f->pool, &f->slot);
+    if (rc == CKPT_FDIO_END)
+        return ckpt_fail(err, CKPT_STALE,
+                         "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
+                         ckpt_dir_path(f->dir), f->name, off, f->source.size);
+    return rc ? ckpt_fail_errno(err, rc, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
+                                f->name, off)
+              : 0;
+}
+
+static int read_and_keep(struct source_file *f, enum ckpt_read_how how,
+                         const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)run->n * sizeof *copy);
+
+    if (!copy)
+        return ckpt_nomem(err);
+    memcpy(copy, run->iov, (size_t)run->n * sizeof *copy); /* reading modifies it */
+    if (read_real(f, how, run, err) < 0)
+        return -1;
+    ckpt_dir_keep(f->dir, f->name, copy, run->n, f->base + run->off);
+    return 0;
+}
+
+/* Read a run, and wait for it. */
+static int read_run(struct source_file *f, const struct ckpt_source_way *way,
+                    const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
+
+    if (read_direct(f, way->route, run))
+        return 0;
+    if (memory == CKPT_DIR_KEEPS)
+        return read_and_keep(f, way->how, run, err);
+    if (memory == CKPT_DIR_RECALLS &&
+        ckpt_dir_recall(f->dir, f->name, run->iov, run->n, f->base + run->off))
+        return 0;
+    return read_real(f, way->how, run, err);
+}
+
+/* Read runs if the page cache has them; 1 if not. Large reads may be cut anywhere: what came is
+ * kept, the rest is asked for again. While a directory keeps or recalls what is read, bytes of the
+ * page cache, of which it hears nothing, do not count. */
+static int read_cached(struct source_file *f, const struct ckpt_source_run *run, size_t n)
+{
+    int fd, rc = 0;
+
+    if (ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS || get_fd(f, &f->slot, &fd, NULL) < 0)
+        return 1;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        uint64_t off = f->base + run[i].off;
+        rc = ckpt_fdio_preadv(fd, run[i].iov, run[i].n, &off, RWF_NOWAIT);
+    }
+    put_fd(f->pool, &f->slot);
+    return rc != 0;
+}
+
+static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
+    const bool waits = way->how == CKPT_READ_AHEAD || way->how == CKPT_READ_EXACT;
+    int rc = 0;
 
-    return f->tag ? read_object(f, iov, n, off, CKPT_READ_EXACTLY, err)
-                  : file_preadv(s, iov, n, off, err);
+    if (!f->tag && !waits) /* prefetching is left to the kernel */
+        return way->how == CKPT_READ_CACHED ? read_cached(f, run, n) : 0;
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = waits ? read_run(f, way, &run[i], err) : read_object(f, &run[i], way->how, err);
+    return rc;
 }
 
-static bool file_soon(struct ckpt_source *s, uint64_t off, uint64_t len)
-{
-    const struct iovec lengths = {NULL, len};
-
-    return !self(s)->tag || read_object(self(s), &lengths, 1, off, CKPT_READ_SOON, NULL) != 1;
-}
+/* ---- changes ---- */
 
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
@@ -423,12 +422,7 @@ static bool file_same(const struct ckpt_source *a, const struct ckpt_source *b)
     return ckpt_file_id_eq(&self(a)->id, &self(b)->id);
 }
 
-static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
-                                                .preadv_cached = file_preadv_cached,
-                                                .gather_cached = file_gather_cached,
-                                                .preadv_direct = file_preadv_direct,
-                                                .preadv_exactly = file_preadv_exactly,
-                                                .soon = file_soon,
+static const struct ckpt_source_ops file_ops = {.read = file_read,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free,

@@ -39,10 +39,10 @@ void ckpt_load_free(struct ckpt_load *load)
     if (!load)
         return;
     ckpt_engine_end(load->engine);
-    ckpt_plan_free(load->parts.plan);
-    if (load->parts.job_wants)
-        ckpt_job_wants_release(load->parts.job_wants);
-    free(load->parts.job_wants);
+    ckpt_plan_free(load->inputs.plan);
+    if (load->inputs.job_wants)
+        ckpt_job_wants_release(load->inputs.job_wants);
+    free(load->inputs.job_wants);
     ckpt_wants_release(&load->wants);
     ckpt_vec_release(&load->target);
     ckpt_view_release(load->view);
@@ -91,8 +91,8 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
                          "tensor '%s': that its destination is on the host must be said before the "
                          "load is planned",
                          tensor->name);
-    if (given && load->parts.job_wants && load->parts.job_wants->skip &&
-        load->parts.job_wants->skip[load->wants.entries.ptr[want].tensor])
+    if (given && load->inputs.job_wants && load->inputs.job_wants->skip &&
+        load->inputs.job_wants->skip[load->wants.entries.ptr[want].tensor])
         return ckpt_fail(err, CKPT_USAGE,
                          "tensor '%s' has not changed and is not sent again (changed_only): its "
                          "destination stays where it is",
@@ -348,13 +348,14 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE, "plan the load, or reload it, before each start");
     if (load->comm->busy)
         return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
-    load->parts.target = load->target.ptr;
-    load->parts.ntarget = load->target.len;
+    load->inputs.target = load->target.ptr;
+    load->inputs.ntarget = load->target.len;
     if (check_targets(load, &why) < 0 || check_device(load, &why) < 0 ||
-        ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, &why) < 0) {
+        ckpt_engine_start(&load->inputs, &load->engine_opt, &load->sizes, &load->engine, &why) <
+            0) {
         ckpt_engine_refuse(load->comm, load->opt.exchange_timeout_ms, &why);
         load->started =
-            load->comm->x->size > 1 || !load->parts.plan; /* the engine has taken the plan */
+            load->comm->x->size > 1 || !load->inputs.plan; /* the engine has taken the plan */
         load->ready = !load->started;
         return ckpt_err_move(err, &why);
     }
@@ -403,8 +404,8 @@ int ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
         struct ckpt_load_stats s = {0};
         if (load->engine)
             ckpt_engine_own(load->engine, &s);
-        s.needed_bytes = load->parts.needed_bytes;
-        s.unique_bytes = load->parts.unique_bytes;
+        s.needed_bytes = load->inputs.needed_bytes;
+        s.unique_bytes = load->inputs.unique_bytes;
         s.plan_s = (double)load->plan_ns / 1e9;
         if (ckpt_sized_give(own, &s, sizeof s, "ckpt_load_stats", err) < 0)
             return -1;

@@ -7,7 +7,7 @@
 #include <ckptfs/load.h>
 
 #include "load/engine/engine.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 #include "load/plan/plan.h"
 #include "load/want/want.h"
 #include "run/checkpoint.h"
@@ -20,7 +20,7 @@ struct ckpt_load {
     CKPT_VEC(struct ckpt_target) target; /* destination of each want */
     enum ckpt_readers readers;           /* as planned: not AUTO */
     struct ckpt_rates rates;             /* by which the plan was chosen */
-    struct ckpt_engine_parts parts;      /* the plan, between planning and the start */
+    struct ckpt_engine_inputs inputs;    /* the plan, between planning and the start */
     struct ckpt_engine_options engine_opt;
     struct ckpt_engine_sizes sizes;
     uint64_t plan_ns;    /* duration of planning */
@@ -29,11 +29,11 @@ struct ckpt_load {
     bool ready;          /* there is a plan that has not been started */
     bool started;        /* started since the last plan, or the start failed for good */
     bool exchanges;      /* some rank sends something to another */
-    struct ckpt_device_family family[CKPT_FAMILIES];
+    struct ckpt_device_division division[CKPT_DIVISIONS];
     struct ckpt_engine *engine; /* NULL: never started, or taken back by a reload */
 };
 
 /* COLLECTIVE. Agree on a plan; the result is the same on all ranks. The wants of all ranks are
- * exchanged unless parts.job_wants is there already (reload). rc and *err are the result of what
+ * exchanged unless inputs.job_wants is there already (reload). rc and *err are the result of what
  * this rank did before: if it is negative on any rank, all ranks fail. */
 int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);

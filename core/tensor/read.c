@@ -114,18 +114,18 @@ static int read_rows(struct ckpt_reading *rd, const struct ckpt_box_read *read,
 
 static size_t slab_bytes(const struct ckpt_tensor *t);
 
-/* Add what is read for a box of a stored tensor to a batch of what will be read. */
-static int add_soon(struct ckpt_batch *batch, const struct ckpt_box_read *read,
-                    const struct ckpt_box_cost *cost, struct ckpt_err *err)
+/* Add what is read for a box of a stored tensor to a batch of CKPT_READ_PREFETCH. */
+static int add_prefetch(struct ckpt_batch *batch, const struct ckpt_box_read *read,
+                        const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     struct ckpt_strided_reader reader = {
         .batch = batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run};
 
-    return ckpt_stored_read(&reader, read, err);
+    return ckpt_stored_read(&reader, &(struct ckpt_box_read){read->tensor, read->box, NULL}, err);
 }
 
-int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
-                     uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err)
+int ckpt_tensor_prefetch(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
+                         uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err)
 {
     const uint64_t slab = rd->slabs ? slab_bytes(t) / ckpt_dtype_size(t->dtype) : 0;
 
@@ -136,36 +136,38 @@ int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd,
     if (lo >= hi)
         return 0;
     if (!t->value) {
-        static char nowhere; /* nothing is written */
-        const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, &nowhere};
-        return add_soon(batch, &read, &usual_cost, err);
+        const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, NULL};
+        return add_prefetch(batch, &read, &usual_cost, err);
     }
     for (uint32_t i = 0; i < t->value->narg; i++) { /* about the same part of the operands */
         const struct ckpt_tensor *a = t->value->arg[i];
         const long double part = (long double)a->numel / (long double)t->numel;
-        if (ckpt_tensor_soon(a, rd, (uint64_t)((long double)lo * part),
-                             ckpt_min_u64(a->numel, (uint64_t)((long double)hi * part) + 1), batch,
-                             err) < 0)
+        if (ckpt_tensor_prefetch(a, rd, (uint64_t)((long double)lo * part),
+                                 ckpt_min_u64(a->numel, (uint64_t)((long double)hi * part) + 1),
+                                 batch, err) < 0)
             return -1;
     }
     return 0;
 }
 
+/* A load has planned to the byte who reads what, and nothing else is to be fetched. Loads count
+ * what arrives, and nobody else does. */
+static bool is_load(const struct ckpt_box_cost *cost) { return cost->route.arrived != NULL; }
+
 /* Far sources fetch all of this at the same time. */
 static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                       const struct ckpt_box_cost *cost)
 {
-    const uint64_t gap = cost->route.arrived ? 0 : CKPT_STRIDED_GAP; /* a load: no more */
+    const uint64_t gap = is_load(cost) ? 0 : CKPT_STRIDED_GAP;
     struct ckpt_batch batch;
     bool good = true;
 
     if (!rd || !rd->ahead)
         return;
-    ckpt_batch_init(&batch);
-    batch.soon = true;
+    ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
     for (size_t i = 0; i < n && good; i++)
         good = read[i].tensor->value || ckpt_box_numel(&read[i].box) == 0 ||
-               add_soon(&batch, &read[i], cost, NULL) == 0;
+               add_prefetch(&batch, &read[i], cost, NULL) == 0;
     if (good && batch.runs.len > 1)
         (void)ckpt_batch_fetch(&batch, gap);
     ckpt_batch_release(&batch);
@@ -187,7 +189,7 @@ static int read_one(struct ckpt_strided_reader *reader, struct ckpt_reading *rd,
 }
 
 static int read_all(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
-                    const struct ckpt_box_cost *cost, bool cached, struct ckpt_err *err)
+                    const struct ckpt_box_cost *cost, enum ckpt_read_how how, struct ckpt_err *err)
 {
     struct ckpt_batch batch;
     struct ckpt_strided_cache cache = {0};
@@ -199,8 +201,7 @@ static int read_all(struct ckpt_reading *rd, const struct ckpt_box_read *read, s
                                          .cache = &cache};
     int result = 0;
 
-    ckpt_batch_init(&batch);
-    batch.cached = cached;
+    ckpt_batch_init(&batch, how);
     batch.route = cost->route;
     for (size_t i = 0; i < n && result == 0; i++)
         result = read_one(&reader, rd, &read[i], cost, err);
@@ -221,7 +222,7 @@ int ckpt_boxes_pread(struct ckpt_reading *rd, const struct ckpt_box_read *read, 
                      const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     fetch_all(rd, read, n, cost);
-    return read_all(rd, read, n, cost, false, err);
+    return read_all(rd, read, n, cost, is_load(cost) ? CKPT_READ_EXACT : CKPT_READ_AHEAD, err);
 }
 
 int ckpt_boxes_pread_cached(struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
@@ -230,7 +231,7 @@ int ckpt_boxes_pread_cached(struct ckpt_reading *rd, const struct ckpt_box_read 
     for (size_t i = 0; i < n; i++)
         if (read[i].tensor->value)
             return 1;
-    return read_all(rd, read, n, cost, true, err);
+    return read_all(rd, read, n, cost, CKPT_READ_CACHED, err);
 }
 
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t)
@@ -321,7 +322,7 @@ static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo,
         const uint64_t begin = lo / c->slab_numel * c->slab_numel;
         const uint64_t end = ckpt_min_u64(begin + c->slab_numel, t->numel);
         const uint64_t upto = ckpt_min_u64(hi, end);
-        const struct ckpt_slab slab = {.group = c->rd,
+        const struct ckpt_slab slab = {.scope = c->rd,
                                        .owner = t,
                                        .number = lo / c->slab_numel,
                                        .len = (size_t)(end - begin) * esize,

@@ -23,7 +23,7 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Data that all readers of a view share; its address identifies the view's group of slabs. All
+/* Data that all readers of a view share; its address identifies the scope of the view's slabs. All
  * members may be NULL, and must outlive it. */
 struct ckpt_reading {
     struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
@@ -65,10 +65,10 @@ int ckpt_elements_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, vo
 int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, size_t len,
                       uint64_t off, struct ckpt_err *err);
 
-/* Add what is read for elements [lo, hi) to a batch of what will be read (`soon`). For computed
- * tensors, about. */
-int ckpt_tensor_soon(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
-                     uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err);
+/* Add what is read for elements [lo, hi) to a batch of CKPT_READ_PREFETCH. For computed tensors,
+ * about. */
+int ckpt_tensor_prefetch(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
+                         uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err);
 
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
  * element. Boxes of one are boxes of the other. */

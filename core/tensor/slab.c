@@ -104,7 +104,7 @@ static struct slab *find(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
     struct slab *s = *bucket_of(c, is);
 
-    while (s && (s->is.group != is->group || s->is.owner != is->owner ||
+    while (s && (s->is.scope != is->scope || s->is.owner != is->owner ||
                  s->is.number != is->number || s->state == FAILED))
         s = s->chain;
     return s;
@@ -154,6 +154,8 @@ static void evict(struct ckpt_slabs *c)
     for (struct slab *s = c->list.prev, *prev;
          s != &c->list && c->bytes > (is_spent(s) ? c->budget / 4 : c->budget); s = prev) {
         prev = s->prev;
+        /* who fills a slab uses it, and a failed one goes with its last user */
+        assert(s->users || s->state == READY);
         if (s->users == 0)
             discard(c, s);
     }
@@ -273,12 +275,12 @@ void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len)
     (void)pthread_mutex_unlock(&slabs->lock);
 }
 
-void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group)
+void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *scope)
 {
     (void)pthread_mutex_lock(&slabs->lock);
     for (struct slab *s = slabs->list.next, *next; s != &slabs->list; s = next) {
         next = s->next;
-        if (s->is.group == group)
+        if (s->is.scope == scope)
             discard(slabs, s);
     }
     (void)pthread_mutex_unlock(&slabs->lock);

@@ -27,7 +27,7 @@ typedef int ckpt_slab_fill(const void *ctx, void *buf, size_t len, uint64_t slab
 
 /* A slab and how it is made. */
 struct ckpt_slab {
-    const void *group; /* slabs of one group are forgotten together */
+    const void *scope; /* slabs of one scope are forgotten together */
     const void *owner; /* any unique address, e.g. the tensor */
     uint64_t number;   /* among the owner's slabs */
     size_t len;        /* bytes of it */
@@ -47,8 +47,8 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
 /* Slabs of this size will be read: raise the budget so that two of them fit. */
 void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len);
 
-/* Forget all slabs of a group; nobody may be reading them. */
-void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group);
+/* Forget all slabs of a scope; nobody may be reading them. */
+void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *scope);
 
 /* Bytes kept now. */
 size_t ckpt_slabs_bytes(struct ckpt_slabs *slabs);

@@ -11,7 +11,11 @@
 
 /* ---- collecting, merging and checking the reads of one request ---- */
 
-void ckpt_batch_init(struct ckpt_batch *b) { memset(b, 0, offsetof(struct ckpt_batch, iov)); }
+void ckpt_batch_init(struct ckpt_batch *b, enum ckpt_read_how how)
+{
+    memset(b, 0, offsetof(struct ckpt_batch, iov));
+    b->how = how;
+}
 
 static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *err)
 {
@@ -28,22 +32,31 @@ static void count(struct ckpt_batch *b, uint64_t len)
         atomic_fetch_add_explicit(b->route.arrived, len, memory_order_relaxed);
 }
 
-/* Read what is pending. With `cached`, -1 without an error if that would have to wait. */
+/* Read runs of a source. With CKPT_READ_CACHED an error is an answer: they would have to be waited
+ * for. */
+static int read_runs(struct ckpt_batch *b, struct ckpt_source *s, const struct ckpt_source_run *run,
+                     size_t n, enum ckpt_read_how how, struct ckpt_err *err)
+{
+    const struct ckpt_source_way way = {how, &b->route};
+
+    return how == CKPT_READ_CACHED ? ckpt_source_read(s, &way, run, n, NULL) != 0
+                                   : ckpt_source_read(s, &way, run, n, err);
+}
+
+/* Read what is pending. With CKPT_READ_CACHED, -1 without an error if that would have to wait. */
 static int batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
 {
+    const struct ckpt_source_run run = {b->off, b->iov, b->niov};
     struct ckpt_source *s = b->source;
-    int rc = 0;
 
     if (!s)
         return 0;
     b->source = NULL;
     b->nread++;
-    if (b->cached)
-        b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
-    else
-        rc = ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
+    const int rc = read_runs(b, s, &run, 1, b->how, err);
     count(b, b->len);
-    return b->missed ? -1 : rc;
+    b->missed = rc > 0;
+    return rc ? -1 : 0;
 }
 
 void ckpt_batch_release(struct ckpt_batch *b)
@@ -81,7 +94,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
         }
     ckpt_sort(r, n, by_turn);
     for (size_t i = 0; i < n; i++)
-        if (!ckpt_source_soon(r[i].source, r[i].off, r[i].end - r[i].off))
+        if (!ckpt_source_prefetch(r[i].source, r[i].off, r[i].end - r[i].off))
             return false;
     return true;
 }
@@ -89,7 +102,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err)
 {
-    if (b->soon)
+    if (b->how == CKPT_READ_PREFETCH)
         return ckpt_vec_push(&b->runs, ((struct ckpt_batch_run){s, off, off + len, b->runs.len})) <
                        0
                    ? ckpt_nomem(err)
@@ -117,20 +130,6 @@ int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_
     return 0;
 }
 
-/* Read runs now, if the page cache has all of them; *ret_all is false if not: their memory is
- * undefined then. */
-static int gather_cached(struct ckpt_batch *b, struct ckpt_source *s,
-                         const struct ckpt_source_run *run, size_t n, bool *ret_all,
-                         struct ckpt_err *err)
-{
-    if (touch(b, s, err) < 0)
-        return -1;
-    *ret_all = ckpt_source_gather_cached(s, run, n);
-    for (size_t i = 0; i < n && *ret_all; i++)
-        count(b, run[i].len);
-    return 0;
-}
-
 int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err)
 {
     if (batch_flush(b, err) < 0)
@@ -148,6 +147,12 @@ enum {
     SMALL_HOLE = 16,   /* a hole is small if it is less than 1/16 of what lies between */
 };
 
+/* The memory for the destination's byte at dst; NULL: nothing is read. */
+static unsigned char *memory_at(const struct ckpt_strided_reader *r, uint64_t dst)
+{
+    return r->buf ? r->buf + dst : NULL;
+}
+
 /* Runs that are neighbours in the source and not too short land in place with one scatter read. */
 static bool scatters(const struct ckpt_ndcopy *c)
 {
@@ -155,13 +160,14 @@ static bool scatters(const struct ckpt_ndcopy *c)
 }
 
 static int read_scattered(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                          const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                          const struct ckpt_ndcopy *c, uint64_t dst, uint64_t src,
                           struct ckpt_err *err)
 {
     uint64_t n = c->naxis ? c->axis[0].n : 1, step = c->naxis ? c->axis[0].dst : 0;
 
     for (uint64_t i = 0; i < n; i++)
-        if (ckpt_batch_add(r->batch, s, dst + i * step, c->run, src + i * c->run, err) < 0)
+        if (ckpt_batch_add(r->batch, s, memory_at(r, dst + i * step), c->run, src + i * c->run,
+                           err) < 0)
             return -1;
     return 0;
 }
@@ -209,21 +215,21 @@ static int cache_read(const struct ckpt_strided_reader *r, struct ckpt_source *s
             return -1;
         c->len = (size_t)(end - c->off);
     }
+    assert(c->source == s && c->off <= off && end <= c->off + c->len && c->len <= c->cap);
     *ret_data = c->data + (off - c->off);
     return 0;
 }
 
 static int read_bound(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                      const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
-                      struct ckpt_err *err)
+                      const struct ckpt_ndcopy *c, uint64_t dst, uint64_t src, struct ckpt_err *err)
 {
     const unsigned char *data;
 
-    if (r->batch->soon)
+    if (!r->buf)
         return ckpt_batch_add(r->batch, s, NULL, (size_t)ckpt_ndcopy_src_span(c), src, err);
     if (cache_read(r, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err) < 0)
         return -1;
-    ckpt_ndcopy_run(c, dst, data);
+    ckpt_ndcopy_run(c, r->buf + dst, data);
     return 0;
 }
 
@@ -271,21 +277,31 @@ struct gather {
     size_t n;
     bool all; /* the page cache had all runs so far */
     struct ckpt_source_run run[GATHER_AT_ONCE];
+    struct iovec iov[GATHER_AT_ONCE]; /* of each run its memory */
 };
 
+/* Read the runs now, if the page cache has all of them; otherwise their memory is undefined. */
 static int gather_flush(struct gather *g, struct ckpt_err *err)
 {
+    struct ckpt_batch *b = g->reader->batch;
     const size_t n = g->n;
 
     g->n = 0;
-    return gather_cached(g->reader->batch, g->source, g->run, n, &g->all, err);
+    if (touch(b, g->source, err) < 0)
+        return -1;
+    g->all = read_runs(b, g->source, g->run, n, CKPT_READ_CACHED, NULL) == 0;
+    if (g->all)
+        count(b, n * g->copy->run);
+    return 0;
 }
 
-static int gather_axes(struct gather *g, uint32_t j, unsigned char *dst, uint64_t src,
+static int gather_axes(struct gather *g, uint32_t j, uint64_t dst, uint64_t src,
                        struct ckpt_err *err)
 {
     if (j == g->copy->naxis) {
-        g->run[g->n++] = (struct ckpt_source_run){dst, g->copy->run, src};
+        g->iov[g->n] = (struct iovec){g->reader->buf + dst, g->copy->run};
+        g->run[g->n] = (struct ckpt_source_run){src, &g->iov[g->n], 1};
+        g->n++;
         return g->n == GATHER_AT_ONCE ? gather_flush(g, err) : 0;
     }
     const struct ckpt_step_axis *a = &g->copy->axis[j];
@@ -312,12 +328,12 @@ static bool begins_in_cache(const struct ckpt_strided_reader *r, const struct ck
 
 /* Read each run alone if the page cache has all of them. Returns 1 if it has, 0 if not. */
 static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                            const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                            const struct ckpt_ndcopy *c, uint64_t dst, uint64_t src,
                             struct ckpt_err *err)
 {
     struct gather g;
 
-    if (!has_large_holes(r, c) || begins_in_cache(r, s, src) || r->batch->soon)
+    if (!r->buf || !has_large_holes(r, c) || begins_in_cache(r, s, src))
         return 0;
     g.reader = r;
     g.source = s;
@@ -332,9 +348,10 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
 }
 
 /* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
- * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */
+ * dst and src say where element 0 is, in r->buf and in the source. The bytes are there after
+ * ckpt_batch_finish. */
 static int strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
-                        const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                        const struct ckpt_step_axis *axis, uint32_t naxis, uint64_t dst,
                         uint64_t src, struct ckpt_err *err)
 {
     struct ckpt_ndcopy c;
@@ -349,6 +366,7 @@ static int strided_read(const struct ckpt_strided_reader *r, struct ckpt_source 
     uint32_t widest = widest_axis(&c);
     struct ckpt_step_axis whole = c.axis[widest];
     uint64_t step = steps_at_once(r, &c, widest);
+    assert(step > 0 && step <= whole.n && c.naxis <= CKPT_MAX_AXES);
     if (step == whole.n)
         return read_bound(r, s, &c, dst, src, err);
 
@@ -429,6 +447,9 @@ static bool clip_piece(struct clipped *c, const struct ckpt_piece *p, const uint
         next += c->nspan[d];
     }
     c->first[box->rank] = k;
+    /* each axis steps within one dimension, and they are in the order of the dimensions */
+    assert(box->rank == 0 || j == p->naxis);
+    assert(next <= c->spans + 2 * CKPT_MAX_AXES + CKPT_MAX_RANK);
     return true;
 }
 
@@ -456,6 +477,7 @@ static int read_product(struct request *r, const struct ckpt_span *const *span,
     for (uint32_t d = 0; d < box->rank; d++) {
         uint64_t index, off;
         span_begin(c, d, span[d], &index, &off);
+        assert(c->at[d] + index >= box->lo[d] && c->at[d] + index < box->lo[d] + box->n[d]);
         src += off;
         dst += (c->at[d] + index - box->lo[d]) * r->stride[d];
         for (uint32_t k = c->first[d]; k < c->first[d + 1]; k++)
@@ -464,7 +486,7 @@ static int read_product(struct request *r, const struct ckpt_span *const *span,
                                         c->piece->axis[c->axis[k]].src};
     }
     return strided_read(r->reader, r->read->tensor->cat->sources.ptr[c->piece->source], axis,
-                        c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
+                        c->first[box->rank], dst, src, err);
 }
 
 static int read_spans(struct request *r, const struct ckpt_span **span, uint32_t d,
@@ -489,7 +511,9 @@ int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_r
     const struct ckpt_span *span[CKPT_MAX_RANK];
     uint64_t lo, hi;
 
+    assert((reader->batch->how == CKPT_READ_PREFETCH) == !read->buf);
     reader->esize = ckpt_dtype_size(t->dtype);
+    reader->buf = read->buf;
     r.reader = reader;
     r.read = read;
     ckpt_box_range(&read->box, dim, &lo, &hi);

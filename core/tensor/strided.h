@@ -34,26 +34,26 @@ struct ckpt_batch {
     struct ckpt_source *source; /* of the pending read; NULL: none */
     uint64_t off, len;          /* pending bytes of it */
     int niov;
-    bool cached, missed; /* read only from the page cache; a read would have had to wait */
-    bool soon;           /* nothing is read: `runs` are to be fetched (ckpt_batch_fetch) */
-    CKPT_VEC(struct ckpt_batch_run) runs;
+    enum ckpt_read_how how;
     struct ckpt_route route;
+    bool missed;                          /* CKPT_READ_CACHED: a read would have had to wait */
+    CKPT_VEC(struct ckpt_batch_run) runs; /* CKPT_READ_PREFETCH: what ckpt_batch_fetch fetches */
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV]; /* last, because it is not zeroed */
 };
 
 /* Begin an empty batch. */
-void ckpt_batch_init(struct ckpt_batch *b);
+void ckpt_batch_init(struct ckpt_batch *b, enum ckpt_read_how how);
 void ckpt_batch_release(struct ckpt_batch *b); /* waits for reads in progress */
 
 /* Add a read: bytes [off, off+len) of s are in buf after ckpt_batch_finish. May begin to read what
- * was added before. */
+ * was added before. With CKPT_READ_PREFETCH buf is NULL, and nothing is read. */
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
 
-/* With `soon`: let the sources begin to fetch what was added, and holes of up to `gap` bytes in it.
- * False: there is no room for all of it. */
+/* With CKPT_READ_PREFETCH: let the sources begin to fetch what was added, and holes of up to `gap`
+ * bytes in it. False: there is no room for all of it. */
 bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap);
 
 /* Read what is pending, then check that no source changed since it was opened: only now are the
@@ -82,7 +82,8 @@ void ckpt_strided_cache_release(struct ckpt_strided_cache *c);
 
 struct ckpt_strided_reader {
     struct ckpt_batch *batch;
-    size_t esize;
+    size_t esize;       /* of the tensor that is read, as is */
+    unsigned char *buf; /* the memory for it; NULL: nothing is read (CKPT_READ_PREFETCH) */
     uint64_t gap, bound;
     uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
     uint64_t hot_hole; /* holes from this size on are left out where the page cache has the runs;
@@ -92,8 +93,9 @@ struct ckpt_strided_reader {
 
 /* ---- boxes of stored tensors ---- */
 
-/* The box, which lies inside the tensor, goes to buf in row-major order without holes. A box of
- * rank 1 is a range of elements in row-major order, whatever the rank of the tensor. */
+/* The box, which lies inside the tensor, goes to buf in row-major order without holes; NULL: it is
+ * not read, but prefetched. A box of rank 1 is a range of elements in row-major order, whatever the
+ * rank of the tensor. */
 struct ckpt_box_read {
     const struct ckpt_tensor *tensor;
     struct ckpt_box box;
@@ -101,7 +103,7 @@ struct ckpt_box_read {
 };
 
 /* Queue the reads of a box, which is not empty, of a tensor that has pieces. The bytes are
- * in buf after ckpt_batch_finish. Sets the reader's element size. */
+ * in buf after ckpt_batch_finish. Sets the reader's element size and buffer. */
 int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
                      struct ckpt_err *err);
 

@@ -127,8 +127,8 @@ static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
             rc = ckpt_batch_add(batch, s->source, NULL, hi - lo, lo, NULL);
         if (lo < hi && s->kind == CKPT_SEGMENT_TENSOR) {
             const size_t esize = ckpt_dtype_size(s->tensor->dtype);
-            rc = ckpt_tensor_soon(s->tensor, rd, (s->from + lo) / esize,
-                                  (s->from + hi + esize - 1) / esize, batch, NULL);
+            rc = ckpt_tensor_prefetch(s->tensor, rd, (s->from + lo) / esize,
+                                      (s->from + hi + esize - 1) / esize, batch, NULL);
         }
     }
     return rc;
@@ -142,8 +142,7 @@ static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, 
     struct ckpt_batch batch;
     int rc = 0;
 
-    ckpt_batch_init(&batch);
-    batch.soon = true;
+    ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
     for (; rc == 0 && file && file->at < end; file = file->next)
         if (off < file->at + file->size)
             rc = add(&batch, rd, file, off > file->at ? off - file->at : 0,
@@ -175,7 +174,7 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     (void)pthread_mutex_lock(&a->lock);
     if (s->fetched_to == to) { /* no other thread has gone on meanwhile */
         s->fetched_to = from;
-        s->retry_from = end + (to - end) / 16;
+        s->retry_from = end + (to - end) / 16; /* reads have made some room by then */
     }
     (void)pthread_mutex_unlock(&a->lock);
 }

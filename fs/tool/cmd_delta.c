@@ -272,7 +272,7 @@ static int compare(void *ctx, size_t i, struct ckpt_err *err)
     const struct ckpt_tensor_info info = ckptfs_tensor(d->to, i);
 
     if (!ckpt_view_unchanged(d->from, d->to, i) &&
-        ckpt_view_change(d->from, d->to, i, d->all.overwrite, &b.change, err) < 0)
+        ckpt_view_change(d->from, d->to, i, d->form, d->all.overwrite, &b.change, err) < 0)
         return -1;
     (void)pthread_mutex_lock(&d->mutex);
     d->done += info.nbytes;

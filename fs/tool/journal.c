@@ -2,6 +2,7 @@
 /* Lines are appended one by one; the file is read back as a whole. */
 #include "tool/journal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -33,6 +34,8 @@ static int append(const struct ckpt_journal *j, json_t *line, struct ckpt_err *e
 int ckpt_journal_add(const struct ckpt_journal *j, const char *path, uint64_t len, int64_t mtime_ns,
                      const char *xxh3, struct ckpt_err *err)
 {
+    /* what resuming goes by: a line says something, and of a whole file when it was written */
+    assert(*path && strlen(xxh3) == 32 && (len > 0 || mtime_ns != 0));
     return append(j,
                   json_pack("{s:o, s:I, s:I, s:s}", "file", ckptfs_json_text(path), "len",
                             (json_int_t)len, "mtime_ns", (json_int_t)mtime_ns, "xxh3", xxh3),

@@ -291,13 +291,14 @@ struct ckpt_changes_form {
 /* The i-th form that this library knows; the first one is the default. NULL: there are no more. */
 CKPT_PUBLIC const struct ckpt_changes_form *ckpt_changes_form_at(size_t i);
 
-/* Compare a tensor of one view with tensor i of another. What is compressed: all bytes of both,
- * combined by XOR; or, with overwrite, the number of changed bytes and their positions, as uint32_t
- * (little-endian), then their new values. Safe from many threads. MISSING: `from` has no tensor of
- * that name; CONFLICT: it has another shape or dtype there. UNSUPPORTED: the library knows no form
- * of changes. */
+/* Compare a tensor of one view with tensor i of another, for a form of ckpt_changes_form_at. What
+ * is compressed: all bytes of both, combined by XOR; or, with overwrite, the number of changed
+ * bytes and their positions, as uint32_t (little-endian), then their new values. Safe from many
+ * threads. MISSING: `from` has no tensor of that name; CONFLICT: it has another shape or dtype
+ * there. USAGE: the form is none of the library's. */
 CKPT_PUBLIC int ckpt_view_change(struct ckpt_view *from, struct ckpt_view *to, size_t i,
-                                 bool overwrite, struct ckpt_change *ret, struct ckpt_err *err);
+                                 const struct ckpt_changes_form *form, bool overwrite,
+                                 struct ckpt_change *ret, struct ckpt_err *err);
 
 /* True: tensor i of `to` is known to be as in `from`, without reading data: both views make it of
  * the same bytes of the same files, as steps of changes do of what they do not touch. */

@@ -49,8 +49,8 @@ struct ckpt_nccl {
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory:
- * one slab, made by the first load on the NUMA node of the device and kept for the next one; pages
- * are rounded up, which is up to 8 KiB more for each piece that is read ahead.
+ * one block, made by the first load on the NUMA node of the device and kept for the next one; pages
+ * are rounded up, which is up to 8 KiB more for each chunk that is read ahead.
  * options.device_bytes does not include the memory that NCCL allocates. While a load runs, launch
  * no operations of other communicators on its device: NCCL can deadlock if ranks launch the
  * operations of two communicators in different orders. ckpt_load_pause makes room for them: when it

@@ -79,12 +79,12 @@ static uint64_t own_bytes(const struct ckpt_plan *p)
 {
     uint64_t bytes = 0;
 
-    for (size_t i = 0; i < p->pieces.len; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        for (uint32_t u = ckpt_plan_unit_at(p, piece->group, piece->lo);
-             u < p->stream[piece->group].hi; u++) {
+    for (size_t i = 0; i < p->chunks.len; i++) {
+        const struct ckpt_chunk *chunk = &p->chunks.ptr[i];
+        for (uint32_t u = ckpt_plan_unit_at(p, chunk->group, chunk->lo);
+             u < p->stream[chunk->group].hi; u++) {
             uint64_t n = 0;
-            (void)ckpt_plan_boxes(p, u, piece->lo, piece->lo + piece->len, add_bytes, &n);
+            (void)ckpt_plan_boxes(p, u, chunk->lo, chunk->lo + chunk->len, add_bytes, &n);
             bytes += n * ckpt_dtype_size(ckpt_plan_unit_tensor(p, u)->dtype);
         }
     }

@@ -19,7 +19,6 @@ import sys
 USERS = {
     "dcp": ("format/megatron/", "format/torchtitan/"),  # a container of theirs
     "huggingface": ("format/deepspeed/", "format/delta/", "format/megatron/", "model/base.c"),  # a model or an adapter beside, or the base
-    "megatron": ("format/dcp/",),  # is a .metadata Megatron's?
     "torch": ("format/deepspeed/", "format/huggingface/"),  # files of torch.save
 }
 
@@ -128,7 +127,7 @@ def check_itself():
     assert [n for n, _ in words_of("core/model/a.c", text)] == [1, 3, 4]
     assert not list(words_of("core/format/delta/a.c", text)) and list(words_of("core/format/a.c", text))
     assert framework_of("format/delta/a.c.o") == "delta" and framework_of("core/format/reader.c") is None
-    assert may_use("core/format/delta/a.c", "delta") and may_use("format/megatron/a.c.o", "dcp") and not may_use("core/model/a.c", "dcp")
+    assert may_use("core/format/delta/a.c", "delta") and may_use("format/megatron/a.c.o", "dcp") and not may_use("format/dcp/a.c.o", "megatron") and not may_use("core/model/a.c", "dcp")
 
 
 def main():

@@ -31,5 +31,5 @@ compare() {
     [ -s "$promised" ] || { echo "the headers promise nothing?"; bad=1; }
 }
 compare "$shared" CKPTFS_0 err.h ckptfs.h
-compare "$loader" CKPTFS_LOAD_0 err.h ckptfs.h load.h ../../core/comm/xport.h ../../core/comm/comm.h # the last two for transports, which are libraries of their own
+compare "$loader" CKPTFS_LOAD_0 err.h ckptfs.h load.h ../../core/comm/xport.h ../../core/comm/comm.h ../../core/comm/env.h # the last three for transports, which are libraries of their own
 exit $bad

@@ -47,6 +47,17 @@ class Circles(unittest.TestCase):
             text = "\n".join(layers.check_circles(root))
         self.assertIn("in a circle: core/base/a, core/base/b", text)
 
+    def test_functions_in_a_circle_are_an_error_although_no_header_is(self):
+        one = {a: {b for b in circle if b != a} for circle in layers.ONE_MODULE for a in circle}
+        self.assertEqual(list(layers.check_symbols(one)), [])
+        text = "\n".join(layers.check_symbols({**one, "comm/a": {"comm/b"}, "comm/b": {"comm/a"}}))
+        self.assertEqual(text, "these need each other's functions in a circle: comm/a, comm/b")
+
+    def test_a_circle_that_is_gone_leaves_the_list(self):
+        gone, *left = layers.ONE_MODULE
+        text = "\n".join(layers.check_symbols({a: {b for b in circle if b != a} for circle in left for a in circle}))
+        self.assertIn("correct the list, which has " + ", ".join(sorted(gone)), text)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -156,7 +156,7 @@ static void evict(struct fixture *f)
 static int read_checked(struct ckpt_source *s, char *buf, struct ckpt_err *err)
 {
     struct ckpt_batch b;
-    ckpt_batch_init(&b);
+    ckpt_batch_init(&b, CKPT_READ_AHEAD);
     int result = ckpt_batch_add(&b, s, buf, 4, 0, err) < 0 ? -1 : ckpt_batch_finish(&b, err);
     ckpt_batch_release(&b);
     return result;
@@ -205,6 +205,15 @@ TEST(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_clos
     end(&f);
 }
 
+static int read_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                   const struct ckpt_route *route, struct ckpt_err *err)
+{
+    const struct ckpt_source_way way = {CKPT_READ_AHEAD, route};
+    const struct ckpt_source_run run = {off, iov, n};
+
+    return ckpt_source_read(s, &way, &run, 1, err);
+}
+
 /* Where the file system has no O_DIRECT, these are ordinary reads. */
 TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
 {
@@ -234,17 +243,15 @@ TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
             {got, (size_t)len / 3}, {got + len / 3, 1}, {got + len / 3 + 1, len - len / 3 - 1}};
         const struct ckpt_route route = {which[k % 3], k < 3 ? NULL : &bounce[k % 2]};
         memset(got, 0, LEN);
-        CHECK_OK(ckpt_source_preadv_by(s, iov, 3, off, &route, &err));
+        CHECK_OK(read_by(s, iov, 3, off, &route, &err));
         CHECK(memcmp(got, want + off, len) == 0);
     }
     const struct ckpt_route all = {CKPT_DIRECT_ALL, &bounce[1]};
     struct iovec beyond = {got, 1 << 20};
-    CHECK_FAILS(ckpt_source_preadv_by(s, &beyond, 1, LEN - 1000, &all, &err), CKPT_FORMAT,
-                "needs bytes");
+    CHECK_FAILS(read_by(s, &beyond, 1, LEN - 1000, &all, &err), CKPT_FORMAT, "needs bytes");
     tree_truncate(&f.t, "big", LEN / 2);
     beyond = (struct iovec){got, 1 << 20};
-    CHECK_FAILS(ckpt_source_preadv_by(s, &beyond, 1, LEN - (1 << 20), &all, &err), CKPT_STALE,
-                "ends at byte");
+    CHECK_FAILS(read_by(s, &beyond, 1, LEN - (1 << 20), &all, &err), CKPT_STALE, "ends at byte");
     ckpt_source_unref(s);
     ckpt_bounce_release(&bounce[0]);
     ckpt_bounce_release(&bounce[1]);
@@ -310,7 +317,7 @@ TEST(batch, neighbours_are_one_read)
     struct ckpt_batch b;
     char out[12] = {0};
     CHECK_OK(ckpt_source_mem_new("m", "abcdefghijkl", 12, &s, &err));
-    ckpt_batch_init(&b);
+    ckpt_batch_init(&b, CKPT_READ_AHEAD);
     CHECK_OK(ckpt_batch_add(&b, s, out, 3, 0, &err));
     CHECK_OK(ckpt_batch_add(&b, s, out + 3, 3, 3, &err));
     CHECK_OK(ckpt_batch_add(&b, s, out + 9, 3, 6, &err));
@@ -339,6 +346,35 @@ TEST(window, it_ends_where_it_was_said_to)
     ckpt_source_unref(s);
 }
 
+/* A source in memory is read in one way; more runs than a window hands on at once. */
+TEST(window, runs_anywhere_in_a_source_of_one_way_arrive)
+{
+    enum { RUNS = 200 };
+    const struct ckpt_source_way ahead = {CKPT_READ_AHEAD, NULL}, cached = {CKPT_READ_CACHED, NULL};
+    struct ckpt_source_run run[RUNS + 1];
+    struct iovec iov[RUNS + 1];
+    struct ckpt_err err = {0};
+    struct ckpt_source *s, *w;
+    char data[RUNS + 1], got[RUNS + 1];
+
+    for (int i = 0; i <= RUNS; i++) {
+        data[i] = (char)i;
+        iov[i] = (struct iovec){got + i, 1};
+        run[i] = (struct ckpt_source_run){(uint64_t)(RUNS - 1 - i), &iov[i], 1};
+    }
+    CHECK_OK(ckpt_source_mem_new("m", data, sizeof data, &s, &err));
+    CHECK_OK(ckpt_source_window_new(s, 1, RUNS, &w, &err));
+    CHECK_EQ(ckpt_source_read(w, &ahead, run, RUNS, &err), 0);
+    for (int i = 0; i < RUNS; i++)
+        CHECK_EQ(got[i], data[RUNS - i]);
+    CHECK_EQ(ckpt_source_read(w, &cached, run, RUNS, &err), 1);
+    CHECK(ckpt_source_prefetch(w, 0, RUNS) && ckpt_source_prefetch(w, RUNS, UINT64_MAX));
+    run[RUNS].off = RUNS;
+    CHECK_FAILS(ckpt_source_read(w, &ahead, run, RUNS + 1, &err), CKPT_FORMAT, "needs bytes");
+    ckpt_source_unref(w);
+    ckpt_source_unref(s);
+}
+
 TEST(cursor, it_is_sticky)
 {
     struct ckpt_err err = {0};
@@ -360,4 +396,4 @@ TESTS(T(dir, names_that_are_no_names_below_are_refused),
       T(source_file, reads_past_the_page_cache_give_the_same_bytes),
       T(direct, memory_that_lies_as_the_file_is_filled_without_the_bounce_buffer),
       T(batch, neighbours_are_one_read), T(window, it_ends_where_it_was_said_to),
-      T(cursor, it_is_sticky))
+      T(window, runs_anywhere_in_a_source_of_one_way_arrive), T(cursor, it_is_sticky))

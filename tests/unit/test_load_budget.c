@@ -47,15 +47,15 @@ TEST(budget, windows_get_what_the_threads_leave)
     struct ckpt_err err = {0};
 
     CHECK_OK(sizes(&opt, false, 8, 12 * MIB, &s, &err));
-    CHECK(s.ahead * s.sizes.piece <= 4 * MIB);
+    CHECK(s.ahead * s.sizes.chunk <= 4 * MIB);
     CHECK_OK(sizes(&opt, true, 8, 12 * MIB, &s, &err));
-    CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= 4 * MIB);
+    CHECK(s.ahead * s.sizes.chunk + s.windows * s.sizes.window <= 4 * MIB);
     CHECK_FAILS(sizes(&opt, true, 8, 16 * MIB, &s, &err), CKPT_LIMIT,
                 "host_bytes is 16777216, but ranks that share what they read need at least");
 }
 
-/* Ranks that share what they read take pieces that are worth a read, several readers a window. */
-TEST(budget, pieces_are_large)
+/* Ranks that share what they read take chunks that are worth a read, several readers a window. */
+TEST(budget, chunks_are_large)
 {
     for (uint64_t host = 64; host <= 1024; host *= 2) {
         const struct ckpt_load_options opt = {.host_bytes = host * MIB};
@@ -63,9 +63,9 @@ TEST(budget, pieces_are_large)
         struct ckpt_slots s;
         struct ckpt_err err = {0};
         CHECK_OK(sizes(&opt, true, 8, aside, &s, &err));
-        CHECK(s.sizes.piece >= MIB && s.sizes.unit <= s.sizes.piece);
-        CHECK(s.sizes.window / s.sizes.piece >= 8 && s.ahead >= 4 && s.windows == 3);
-        CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= opt.host_bytes - aside);
+        CHECK(s.sizes.chunk >= MIB && s.sizes.unit <= s.sizes.chunk);
+        CHECK(s.sizes.window / s.sizes.chunk >= 8 && s.ahead >= 4 && s.windows == 3);
+        CHECK(s.ahead * s.sizes.chunk + s.windows * s.sizes.window <= opt.host_bytes - aside);
     }
 }
 
@@ -84,5 +84,5 @@ TEST(budget, sizes_are_the_same_on_ranks_that_differ)
 
 TESTS(T(budget, what_an_error_names_leaves_the_windows_what_they_need),
       T(budget, all_threads_together_stay_within_their_part),
-      T(budget, windows_get_what_the_threads_leave), T(budget, pieces_are_large),
+      T(budget, windows_get_what_the_threads_leave), T(budget, chunks_are_large),
       T(budget, sizes_are_the_same_on_ranks_that_differ))

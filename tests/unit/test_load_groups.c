@@ -237,8 +237,8 @@ static void plan_as_loads_do(uint32_t nrank)
     assert_int_equal(p->groups.len, 2); /* norms; the ranks of one part */
     for (uint32_t g = 0; g < 2; g++)
         check_balance(p, g);
-    for (size_t i = 0; i < p->pieces.len; i++)
-        own += p->pieces.ptr[i].len;
+    for (size_t i = 0; i < p->chunks.len; i++)
+        own += p->chunks.ptr[i].len;
     assert_true(own <= 2 * all / nrank + (8 << 20));
     assert_true(ckpt_plan_memory(p) < 64 << 20);
     if (ckpt_engine_measure(p, &mode, &sizes, &err) < 0)
@@ -264,7 +264,7 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
     struct ckpt_wants *table = calloc(RANKS, sizeof *table);
     uint32_t *class_of = malloc(RANKS * sizeof *class_of), *node = calloc(RANKS, sizeof *node);
     const struct ckpt_plan_sizes sizes = {
-        .unit = 4 << 20, .piece = 4 << 20, .slice = 4 << 20, .window = 32 << 20};
+        .unit = 4 << 20, .chunk = 4 << 20, .slice = 4 << 20, .window = 32 << 20};
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     const uint64_t dim[2] = {RANKS, 64};
     uint64_t off = 0;
@@ -348,7 +348,7 @@ static size_t plan_rows(bool uneven)
     uint32_t *node = calloc(ROW_RANKS, sizeof *node), owner = 0;
     XXH64_hash_t form[ROW_RANKS];
     const struct ckpt_plan_sizes sizes = {
-        .unit = 4 << 20, .piece = 4 << 20, .slice = 4 << 20, .window = 32 << 20};
+        .unit = 4 << 20, .chunk = 4 << 20, .slice = 4 << 20, .window = 32 << 20};
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     struct ckpt_job_wants job_wants;
     struct ckpt_wants own = {0};

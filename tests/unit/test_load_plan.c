@@ -27,7 +27,7 @@ static void make_job(struct job *j, uint64_t *rng)
     const struct ckpt_plan_sizes sizes = {.unit = unit,
                                           .slice = CKPT_UNIT_ALIGN + random_range(rng, 0, 3000),
                                           .window = random_range(rng, 0, 30000),
-                                          .piece = unit + random_range(rng, 0, 5000),
+                                          .chunk = unit + random_range(rng, 0, 5000),
                                           .ahead = (uint32_t)random_range(rng, 0, 9),
                                           .device = random_range(rng, 0, 2)};
     const bool star = random_range(rng, 0, 2);
@@ -69,7 +69,7 @@ static bool share(const struct job *j, uint32_t a, uint32_t b)
 /* What arrives at a rank. */
 struct delivery {
     const struct ckpt_plan *p;
-    ckpt_parts parts;
+    ckpt_overlaps parts;
 };
 
 static int take_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
@@ -270,7 +270,7 @@ static void check_claims(const struct job *j)
     }
 }
 
-/* Slices, pieces and windows are no larger than was said; units lie in the order of the files and
+/* Slices, chunks and windows are no larger than was said; units lie in the order of the files and
  * of the stream; steps have every member. */
 static void check_sizes(const struct ckpt_plan *p)
 {
@@ -303,32 +303,32 @@ static void check_sizes(const struct ckpt_plan *p)
     }
 }
 
-/* In the order of windows, a rank never holds more pieces than it can; a window's piece has its
+/* In the order of windows, a rank never holds more chunks than it can; a window's chunk has its
  * slice. */
-static void check_pieces(const struct ckpt_plan *p)
+static void check_chunks(const struct ckpt_plan *p)
 {
-    uint32_t next = 0, held = 0, *left = calloc(p->pieces.len + 1, sizeof *left);
+    uint32_t next = 0, held = 0, *left = calloc(p->chunks.len + 1, sizeof *left);
 
     for (size_t i = 0; i < p->windows.len; i++) {
         const struct ckpt_window *w = &p->windows.ptr[i];
         uint64_t lo, hi;
-        if (w->piece == CKPT_NONE) {
+        if (w->chunk == CKPT_NONE) {
             ckpt_plan_slice(p, w, p->groups.ptr[w->group].self, &lo, &hi);
             assert_int_equal(lo, hi);
             continue;
         }
-        left[w->piece]++;
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[w->piece];
+        left[w->chunk]++;
+        const struct ckpt_chunk *chunk = &p->chunks.ptr[w->chunk];
         ckpt_plan_slice(p, w, p->groups.ptr[w->group].self, &lo, &hi);
-        assert_true(piece->group == w->group && piece->lo <= lo && hi <= piece->lo + piece->len);
-        assert_true(piece->len <= p->sizes.piece || left[w->piece] == 1);
+        assert_true(chunk->group == w->group && chunk->lo <= lo && hi <= chunk->lo + chunk->len);
+        assert_true(chunk->len <= p->sizes.chunk || left[w->chunk] == 1);
     }
     for (size_t i = 0; i < p->windows.len; i++) {
-        const uint32_t piece = p->windows.ptr[i].piece;
-        for (; piece != CKPT_NONE && next <= piece; next++)
-            held += left[next] > 0; /* pieces of this rank alone are not held */
+        const uint32_t chunk = p->windows.ptr[i].chunk;
+        for (; chunk != CKPT_NONE && next <= chunk; next++)
+            held += left[next] > 0; /* chunks of this rank alone are not held */
         assert_true(held <= p->held);
-        held -= piece != CKPT_NONE && --left[piece] == 0;
+        held -= chunk != CKPT_NONE && --left[chunk] == 0;
     }
     free(left);
 }
@@ -348,11 +348,11 @@ static void check_unique(const struct job *j)
 
     for (uint32_t r = 0; r < j->nrank; r++) {
         const struct ckpt_plan *p = j->plan[r];
-        for (size_t i = 0; i < p->pieces.len; i++) {
-            const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-            const struct ckpt_stream *s = &p->stream[piece->group];
+        for (size_t i = 0; i < p->chunks.len; i++) {
+            const struct ckpt_chunk *chunk = &p->chunks.ptr[i];
+            const struct ckpt_stream *s = &p->stream[chunk->group];
             for (uint32_t u = s->lo; u < s->hi; u++)
-                (void)ckpt_plan_boxes(p, u, piece->lo, piece->lo + piece->len, add_bytes, &read);
+                (void)ckpt_plan_boxes(p, u, chunk->lo, chunk->lo + chunk->len, add_bytes, &read);
         }
     }
     /* groups of the caller's; without them, all ranks are in the first */
@@ -382,7 +382,7 @@ TEST(plan, every_wanted_element_arrives_once)
             check_members(&j, j.plan[r]);
             check_agreement(&j, j.plan[r]);
             check_sizes(j.plan[r]);
-            check_pieces(j.plan[r]);
+            check_chunks(j.plan[r]);
         }
         check_unique(&j);
         check_claims(&j);

@@ -32,7 +32,7 @@ TEST(policy, cold_files_that_all_want_are_read_once_and_past_the_page_cache)
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));
     CHECK(p.readers == CKPT_READERS_ONCE && p.direct == CKPT_DIRECT_COLD);
     CHECK(p.threads == 8 && p.slots.windows == 3 && p.buffers.bounce > 0);
-    CHECK(p.slots.sizes.piece >= MIB && p.rates.network == 3e9);
+    CHECK(p.slots.sizes.chunk >= MIB && p.rates.network == 3e9);
 }
 
 TEST(policy, hot_files_of_one_node_are_read_by_each)
@@ -65,7 +65,7 @@ TEST(policy, auto_shares_less_where_sharing_has_no_room)
     struct ckpt_err err = {0};
 
     opt.rates.node_storage = 1e6; /* once is fastest by far */
-    opt.host_bytes = ckpt_load_host_bytes(2 * CKPT_LOAD_PIECE_LEAST);
+    opt.host_bytes = ckpt_load_host_bytes(2 * CKPT_LOAD_CHUNK_LEAST);
     CHECK_FAILS(ckpt_policy_choose(&in, &p, &err), CKPT_LIMIT, "host_bytes is ");
     opt.readers = CKPT_READERS_AUTO;
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));

@@ -244,7 +244,9 @@ TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
     CHECK_OK(ckpt_fdpool_new(4, &pool, &err));
     CHECK_OK(ckpt_source_file_new(dir, "data", pool, &file, &err));
     struct iovec all = {data, LEN};
-    const bool tells = ckpt_source_preadv_cached(file, &all, 1, 0);
+    const struct ckpt_source_way cached = {CKPT_READ_CACHED, NULL};
+    const bool tells =
+        ckpt_source_read(file, &cached, &(struct ckpt_source_run){0, &all, 1}, 1, NULL) == 0;
     for (int window = 0; window < 2; window++) {
         const uint64_t at = window ? 0 : BEFORE;
         struct ckpt_piece_draft piece;

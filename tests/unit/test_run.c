@@ -262,8 +262,13 @@ TEST(run, a_struct_whose_size_is_not_set_is_named)
     err = (struct ckpt_err){0};
     CHECK_FAILS(ckpt_run_stats(run, &stats, &err), CKPT_USAGE, "struct ckpt_stats has size 0");
     err = (struct ckpt_err){0};
-    CHECK_FAILS(ckpt_view_change(v, v, 0, false, &change, &err), CKPT_USAGE,
+    const struct ckpt_changes_form *form = ckpt_changes_form_at(0), other = *form;
+    CHECK_FAILS(ckpt_view_change(v, v, 0, form, false, &change, &err), CKPT_USAGE,
                 "struct ckpt_change has size 0");
+    change.size = sizeof change;
+    err = (struct ckpt_err){0};
+    CHECK_FAILS(ckpt_view_change(v, v, 0, &other, false, &change, &err), CKPT_USAGE,
+                "not one of ckpt_changes_form_at");
     ckpt_view_release(v);
     ckpt_run_close(run);
     tree_close(&t);

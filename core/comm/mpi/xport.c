@@ -16,7 +16,7 @@
 
 enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000, CONNECT_MS = 300 * 1000 };
 
-enum { KEPT = 16 }; /* communicators of families */
+enum { KEPT = 16 }; /* communicators of divisions */
 
 /* TAG_DATA is the first load's tag of data; each renewal uses the next one. */
 enum { TAG_CTL = 1, TAG_DATA = 2, LAST_TAG = 32767 };
@@ -38,11 +38,11 @@ struct xport_mpi {
     int data_tag;
     size_t nkept;
     struct kept {
-        uint64_t id;   /* of the family (struct ckpt_device_family) */
+        uint64_t id;   /* of the division (struct ckpt_device_division) */
         MPI_Comm comm; /* of this rank's group in it; MPI_COMM_NULL: there is none */
     } kept[KEPT];
-    MPI_Datatype unit;                  /* of all-gathers */
-    MPI_Comm family[1 + CKPT_FAMILIES]; /* of the current load; the first one is of all ranks */
+    MPI_Datatype unit;                     /* of all-gathers */
+    MPI_Comm division[1 + CKPT_DIVISIONS]; /* of the current load; the first one is of all ranks */
 };
 
 static struct xport_mpi *self(struct ckpt_xport *x) { return (struct xport_mpi *)x; }
@@ -127,7 +127,7 @@ struct gathering {
 
 /* MPI_Iallgather would copy this rank's bytes between the others', which costs as much as is gained
  * over sends. The vector form takes them from where they are. */
-static int mpi_gather(struct ckpt_xport *x, uint8_t family, const void *own, struct ckpt_xfer *t,
+static int mpi_gather(struct ckpt_xport *x, uint8_t division, const void *own, struct ckpt_xfer *t,
                       struct ckpt_err *err)
 {
     struct xport_mpi *m = self(x);
@@ -135,8 +135,8 @@ static int mpi_gather(struct ckpt_xport *x, uint8_t family, const void *own, str
     ptrdiff_t at = ((const char *)own - (const char *)t->buf) / CKPT_GATHER_UNIT;
     int n, rank;
 
-    (void)MPI_Comm_size(m->family[family], &n);
-    (void)MPI_Comm_rank(m->family[family], &rank);
+    (void)MPI_Comm_size(m->division[division], &n);
+    (void)MPI_Comm_rank(m->division[division], &rank);
     struct gathering *g = malloc(sizeof *g + 2 * (size_t)n * sizeof *g->place);
     if (!g)
         return ckpt_nomem(err);
@@ -149,7 +149,7 @@ static int mpi_gather(struct ckpt_xport *x, uint8_t family, const void *own, str
         g->place[n + i] = count;
     }
     const int rc = MPI_Iallgatherv(MPI_IN_PLACE, 0, m->unit, t->buf, g->place + n, g->place,
-                                   m->unit, m->family[family], &g->request);
+                                   m->unit, m->division[division], &g->request);
     if (rc != MPI_SUCCESS) {
         free(g);
         return failed(rc, "an all-gather", err);
@@ -159,23 +159,23 @@ static int mpi_gather(struct ckpt_xport *x, uint8_t family, const void *own, str
     return 0;
 }
 
-/* Find the communicator of a family, or make it, in which all ranks take part. */
-static int split(struct xport_mpi *m, const struct ckpt_device_family *family, MPI_Comm *ret,
+/* Find the communicator of a division, or make it, in which all ranks take part. */
+static int split(struct xport_mpi *m, const struct ckpt_device_division *division, MPI_Comm *ret,
                  struct ckpt_err *err)
 {
-    const int colour = family->colour == CKPT_NONE ? MPI_UNDEFINED : (int)family->colour;
+    const int colour = division->colour == CKPT_NONE ? MPI_UNDEFINED : (int)division->colour;
 
     for (size_t i = 0; i < m->nkept; i++)
-        if (m->kept[i].id == family->id) {
+        if (m->kept[i].id == division->id) {
             *ret = m->kept[i].comm;
             return 0;
         }
-    const int rc = MPI_Comm_split(m->comm, colour, (int)family->place, ret);
+    const int rc = MPI_Comm_split(m->comm, colour, (int)division->place, ret);
     if (rc != MPI_SUCCESS)
         return failed(rc, "splitting the communicator", err);
     if (*ret != MPI_COMM_NULL)
         (void)MPI_Comm_set_errhandler(*ret, MPI_ERRORS_RETURN);
-    m->kept[m->nkept++] = (struct kept){family->id, *ret};
+    m->kept[m->nkept++] = (struct kept){division->id, *ret};
     return 0;
 }
 
@@ -186,20 +186,20 @@ static void free_kept(struct xport_mpi *m)
             (void)MPI_Comm_free(&m->kept[m->nkept].comm);
 }
 
-/* All ranks know the same families, and so decide alike what is made. */
+/* All ranks know the same divisions, and so decide alike what is made. */
 static int mpi_connect(struct ckpt_xport *x, struct ckpt_comm *comm,
-                       const struct ckpt_device_family *family, struct ckpt_err *err)
+                       const struct ckpt_device_division *division, struct ckpt_err *err)
 {
-    const struct ckpt_device_family all = {.id = 2, .place = x->rank}; /* others are odd */
+    const struct ckpt_device_division all = {.id = 2, .place = x->rank}; /* others are odd */
     struct xport_mpi *m = self(x);
 
-    if (m->nkept + 1 + CKPT_FAMILIES > KEPT)
+    if (m->nkept + 1 + CKPT_DIVISIONS > KEPT)
         free_kept(m);
     const size_t before = m->nkept;
-    int rc = split(m, &all, &m->family[0], err);
-    for (int i = 0; i < CKPT_FAMILIES && rc == 0; i++)
-        if (family[i].id)
-            rc = split(m, &family[i], &m->family[1 + i], err);
+    int rc = split(m, &all, &m->division[0], err);
+    for (int i = 0; i < CKPT_DIVISIONS && rc == 0; i++)
+        if (division[i].id)
+            rc = split(m, &division[i], &m->division[1 + i], err);
     return m->nkept > before ? ckpt_comm_agree(comm, rc, CONNECT_MS, err) : rc;
 }
 

@@ -14,6 +14,7 @@
 #include "base/sized.h"
 #include "base/vec.h"
 #include "comm/detached.h"
+#include "comm/env.h"
 #include "comm/xport.h"
 #include "device/cuda.h"
 
@@ -44,8 +45,8 @@ struct comms {
     ncclComm_t world;           /* of all ranks; NULL: not made */
     size_t nkept;
     struct kept {
-        uint64_t id;     /* of the family (struct ckpt_device_family) */
-        ncclComm_t comm; /* split from `world`; NULL: this rank is in no group of the family */
+        uint64_t id;     /* of the division (struct ckpt_device_division) */
+        ncclComm_t comm; /* split from `world`; NULL: this rank is in no group of the division */
     } kept[KEPT];
 };
 
@@ -58,7 +59,7 @@ struct nccl_device {
     bool stuck;          /* the device's work did not end after a load failed */
     /* those of comms that the current load uses */
     ncclComm_t comm;
-    ncclComm_t group[CKPT_FAMILIES]; /* NULL: this rank is in no group of the family */
+    ncclComm_t group[CKPT_DIVISIONS]; /* NULL: this rank is in no group of the division */
     /* the current exchange: how much of it is issued, and the communicator of the last call */
     const struct ckpt_exchange *list;
     size_t count, at;
@@ -130,7 +131,7 @@ static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const 
 
 static ncclResult_t issue(struct nccl_device *n, const struct ckpt_exchange *x)
 {
-    n->last = x->family ? n->group[x->family - 1] : n->comm;
+    n->last = x->division ? n->group[x->division - 1] : n->comm;
     switch (x->kind) {
     case CKPT_SEND:
         return ncclSend(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
@@ -194,7 +195,7 @@ static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 
     if (rc == 1 && n->comm && look_at(n->comm, EXCHANGE, err) < 0)
         return -1;
-    for (int k = 0; rc == 1 && k < CKPT_FAMILIES; k++)
+    for (int k = 0; rc == 1 && k < CKPT_DIVISIONS; k++)
         if (n->group[k] && look_at(n->group[k], EXCHANGE, err) < 0)
             return -1;
     return rc;
@@ -322,19 +323,20 @@ static int make_world(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUn
     return settle(n->comms->world, ctl, until, what, err);
 }
 
-/* Make the communicator of this rank's group in a family. All ranks take part, also those without
+/* Make the communicator of this rank's group in a division. All ranks take part, also those without
  * a group. 1: another rank has failed. */
-static int split(struct comms *c, struct ckpt_comm *ctl, const struct ckpt_device_family *family,
-                 struct ckpt_err *err)
+static int split(struct comms *c, struct ckpt_comm *ctl,
+                 const struct ckpt_device_division *division, struct ckpt_err *err)
 {
     static const char what[] = "splitting a communicator";
     const uint64_t until = ckpt_now_ms() + rendezvous_ms();
     ncclConfig_t config = config_of();
     struct kept *k = &c->kept[c->nkept++];
 
-    k->id = family->id;
-    const int colour = family->colour == CKPT_NONE ? NCCL_SPLIT_NOCOLOR : (int)family->colour;
-    const ncclResult_t rc = ncclCommSplit(c->world, colour, (int)family->place, &k->comm, &config);
+    k->id = division->id;
+    const int colour = division->colour == CKPT_NONE ? NCCL_SPLIT_NOCOLOR : (int)division->colour;
+    const ncclResult_t rc =
+        ncclCommSplit(c->world, colour, (int)division->place, &k->comm, &config);
     if (!good(rc))
         return failed(c->world, rc, what, err);
     /* NCCL writes the new communicator when the old one has finished the call */
@@ -344,7 +346,7 @@ static int split(struct comms *c, struct ckpt_comm *ctl, const struct ckpt_devic
     return made;
 }
 
-/* The communicator of a family if it is kept; else NULL. */
+/* The communicator of a division if it is kept; else NULL. */
 static const struct kept *find(const struct comms *c, uint64_t id)
 {
     for (size_t i = 0; c && i < c->nkept; i++)
@@ -355,23 +357,23 @@ static const struct kept *find(const struct comms *c, uint64_t id)
 
 /* 1: another rank has failed. */
 static int make_comms(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
-                      const struct ckpt_device_family *family, struct ckpt_err *err)
+                      const struct ckpt_device_division *division, struct ckpt_err *err)
 {
     struct ckpt_cuda_scope scope;
 
     if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
     int rc = n->comms ? 0 : make_world(n, ctl, id, err);
-    for (int i = 0; i < CKPT_FAMILIES && rc == 0; i++)
-        if (family[i].id && !find(n->comms, family[i].id))
-            rc = split(n->comms, ctl, &family[i], err);
+    for (int i = 0; i < CKPT_DIVISIONS && rc == 0; i++)
+        if (division[i].id && !find(n->comms, division[i].id))
+            rc = split(n->comms, ctl, &division[i], err);
     ckpt_cuda_leave(&n->cuda, &scope);
     return rc;
 }
 
 /* Make what is missing. */
 static int make_together(struct nccl_device *n, struct ckpt_comm *ctl,
-                         const struct ckpt_device_family *family, struct ckpt_err *err)
+                         const struct ckpt_device_division *division, struct ckpt_err *err)
 {
     ncclUniqueId id = {0};
     int rc = 0;
@@ -384,9 +386,9 @@ static int make_together(struct nccl_device *n, struct ckpt_comm *ctl,
         rc = made == ncclSuccess ? 0 : failed(NULL, made, "a new communicator", err);
     }
     if (ckpt_comm_agree(ctl, rc, rendezvous_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, rendezvous_ms(), err) < 0)
+        ckpt_comm_broadcast(ctl, 0, &id, sizeof id, rendezvous_ms(), err) < 0)
         return -1;
-    rc = make_comms(n, ctl, &id, family, err) < 0 ? -1 : 0;
+    rc = make_comms(n, ctl, &id, division, err) < 0 ? -1 : 0;
     rc = ckpt_comm_agree(ctl, rc, rendezvous_ms(), err);
     if (rc < 0)
         n->stuck |= !give_up(n);
@@ -396,22 +398,22 @@ static int make_together(struct nccl_device *n, struct ckpt_comm *ctl,
 /* Communicators are kept for later loads, those of groups that this load lacks, too: an abort of
  * one would end all that share with it, and to destroy it all ranks would have to wait for each
  * other. If there would be more than KEPT, or after a failure, all are aborted and made anew. All
- * ranks know the same families, and so decide alike. */
+ * ranks know the same divisions, and so decide alike. */
 static int connect_all(struct nccl_device *n, struct ckpt_comm *ctl,
-                       const struct ckpt_device_family *family, struct ckpt_err *err)
+                       const struct ckpt_device_division *division, struct ckpt_err *err)
 {
     size_t missing = 0;
 
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        missing += family[i].id && !find(n->comms, family[i].id);
+    for (int i = 0; i < CKPT_DIVISIONS; i++)
+        missing += division[i].id && !find(n->comms, division[i].id);
     if (n->comms && n->comms->nkept + missing > KEPT)
         n->stuck |= !give_up(n);
-    if ((!n->comms || missing) && make_together(n, ctl, family, err) < 0)
+    if ((!n->comms || missing) && make_together(n, ctl, division, err) < 0)
         return -1;
     n->comm = n->comms->world;
     n->cuda.base.connected = true;
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        n->group[i] = family[i].id ? find(n->comms, family[i].id)->comm : NULL;
+    for (int i = 0; i < CKPT_DIVISIONS; i++)
+        n->group[i] = division[i].id ? find(n->comms, division[i].id)->comm : NULL;
     return 0;
 }
 
@@ -425,10 +427,10 @@ static int nccl_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err 
 }
 
 static int nccl_connect(struct ckpt_xport *x, struct ckpt_comm *comm,
-                        const struct ckpt_device_family *family, struct ckpt_err *err)
+                        const struct ckpt_device_division *division, struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ns();
-    const int rc = x->size == 1 ? 0 : connect_all(of(x->device), comm, family, err);
+    const int rc = x->size == 1 ? 0 : connect_all(of(x->device), comm, division, err);
 
     x->device->setup_ns += ckpt_now_ns() - begin;
     return rc;

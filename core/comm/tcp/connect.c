@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making connections: at the rendezvous, to the neighbours in the tree, and to other ranks when
  * data is to be exchanged with them. Of two ranks, the one with the greater number dials. Many
- * handshakes go on side by side, each with a deadline of its own, so that a stranger delays nobody.
+ * handshakes go on side by side, each with a deadline of its own, so that an unauthenticated peer
+ * delays nobody.
  *
  * A link is UNCONNECTED, then DIALLING (of the dialling rank) while its handshake is among
- * m->shakes, then OPEN; a handshake that fails makes it UNCONNECTED again. */
+ * m->handshakes, then OPEN; a handshake that fails makes it UNCONNECTED again. */
 #include <errno.h>
 #include <inttypes.h>
 #include <netdb.h>
@@ -21,8 +22,19 @@
 #include "comm/tcp/tcp.h"
 
 enum {
+    /* The deadline of a handshake. A rank answers as soon as it polls, and may be busy for a second
+     * or two: with half of this it would be dialled again. With twice as much, a peer that says
+     * nothing takes one of CKPT_TCP_HANDSHAKES places twice as long. */
     HANDSHAKE_MS = 5000,
-    SEARCH_MS = 2000, /* of a handshake with what may be rank 0 */
+
+    /* The deadline of a handshake with what may be rank 0. Its ports are tried one after the other,
+     * and a process of somebody else that listens at one of them holds up the search for so long.
+     */
+    SEARCH_MS = 2000,
+
+    /* The pause after all addresses and ports of a rank were tried. Ranks that start before rank 0
+     * dial it so often: half of it doubles what a large job asks of rank 0's machine, and twice as
+     * much makes the start 20 ms later. */
     RETRY_MS = 20,
 };
 
@@ -147,11 +159,44 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct
     return 0;
 }
 
+/* ---- peers ---- */
+
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
+{
+    struct ckpt_tcp_peer *p = m->peer[rank];
+
+    if (p)
+        return p;
+    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
+        free(p);
+        return NULL;
+    }
+    p->rank = rank;
+    p->data.fd = p->ctl.fd = p->rendezvous.fd = p->same_host.view.fd = -1;
+    ckpt_queue_init(&p->send);
+    ckpt_queue_init(&p->recv);
+    p->out_tail = &p->out;
+    return m->peer[rank] = p;
+}
+
+void ckpt_tcp_end_rendezvous(struct ckpt_xport_tcp *m)
+{
+    struct ckpt_tcp_rendezvous *t = &m->rendezvous;
+
+    ckpt_closep(&t->listener);
+    for (uint32_t r = 0; t->waiting && r < m->x.size; r++)
+        ckpt_closep(&t->waiting[r]);
+    free(t->waiting);
+    free(t->unproven);
+    t->waiting = NULL;
+    t->unproven = NULL;
+}
+
 /* ---- dialling ---- */
 
 static struct ckpt_tcp_link *link_of(struct ckpt_tcp_peer *p, uint32_t kind)
 {
-    return kind == CKPT_TCP_DATA ? &p->data : kind == CKPT_TCP_CONTROL ? &p->ctl : &p->meet;
+    return kind == CKPT_TCP_DATA ? &p->data : kind == CKPT_TCP_CONTROL ? &p->ctl : &p->rendezvous;
 }
 
 /* Does this rank dial the other one for this purpose? */
@@ -162,7 +207,8 @@ static bool wanted(const struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p
     if (kind == CKPT_TCP_DATA)
         return p->ctl.state != CKPT_TCP_CLOSED && (p->send.head || p->recv.head);
     if (kind == CKPT_TCP_CONTROL)
-        return p->rank == ckpt_tree_parent(m->x.rank) && m->peer[0]->meet.state == CKPT_TCP_CLOSED;
+        return p->rank == ckpt_tree_parent(m->x.rank) &&
+               m->peer[0]->rendezvous.state == CKPT_TCP_CLOSED;
     return p->rank == 0;
 }
 
@@ -177,7 +223,7 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind
                 struct ckpt_err *err)
 {
     struct ckpt_tcp_link *l = link_of(p, kind);
-    struct ckpt_tcp_contact c = m->meeting.root;
+    struct ckpt_tcp_contact c = m->rendezvous.root;
     const uint32_t limit_ms = kind == CKPT_TCP_RENDEZVOUS ? SEARCH_MS : HANDSHAKE_MS;
     struct ckpt_handshake h;
 
@@ -191,7 +237,7 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind
                          p->rank);
     if (l->since_ms == 0)
         l->since_ms = now;
-    if (kind == CKPT_TCP_DATA && now > l->since_ms + m->meet_ms)
+    if (kind == CKPT_TCP_DATA && now > l->since_ms + m->connect_ms)
         return ckpt_tcp_fail_unreached(CKPT_PEER, p->rank, &c, err);
     const int fd = ckpt_socket_begin(c.host, c.port, c.nport, &l->attempt);
     if (l->attempt == 0)
@@ -205,7 +251,7 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint32_t kind
                                     .kind = kind,
                                     .word = kind == CKPT_TCP_DATA ? m->renewed : 0};
     ckpt_handshake_dial(&h, fd, &g, p->rank, now + limit_ms);
-    if (ckpt_vec_push(&m->shakes, h) < 0) {
+    if (ckpt_vec_push(&m->handshakes, h) < 0) {
         ckpt_closep(&h.fd);
         return 0;
     }
@@ -249,8 +295,8 @@ static enum ckpt_handshake_result confirm(struct ckpt_xport_tcp *m, struct ckpt_
         return !m->tcp && listen_beside(m, h->fd, err) < 0
                    ? CKPT_HANDSHAKE_FAILED
                    : ckpt_handshake_confirm(h, 0, m->tcp->address);
-    p->same_host.is = h->its.word && reach(m, p, &p->same_host.of);
-    return ckpt_handshake_confirm(h, p->same_host.is, NULL);
+    p->same_host.active = h->its.word && reach(m, p, &p->same_host.of);
+    return ckpt_handshake_confirm(h, p->same_host.active, NULL);
 }
 
 /* A handshake of this rank has ended. One for data that is older than the last renewal leads
@@ -270,9 +316,9 @@ static void end_dial(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool go
 
 /* ---- being dialled ---- */
 
-static void accept_callers(struct ckpt_xport_tcp *m, int listener, bool *moved)
+static void accept_connections(struct ckpt_xport_tcp *m, int listener, bool *moved)
 {
-    while (listener >= 0 && m->shakes.len < CKPT_TCP_HANDSHAKES) {
+    while (listener >= 0 && m->handshakes.len < CKPT_TCP_HANDSHAKES) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct ckpt_handshake h;
         if (fd < 0)
@@ -280,23 +326,24 @@ static void accept_callers(struct ckpt_xport_tcp *m, int listener, bool *moved)
         ckpt_socket_tune(fd);
         ckpt_handshake_accept(&h, fd, ckpt_now_ms() + HANDSHAKE_MS);
         *moved = true;
-        if (ckpt_vec_push(&m->shakes, h) < 0)
+        if (ckpt_vec_push(&m->handshakes, h) < 0)
             ckpt_closep(&fd);
     }
 }
 
 /* May the rank that a greeting comes from dial now and for this purpose? At the rendezvous a rank
- * registers once: a second caller with its number is no rank of this job. */
-static bool welcome(const struct ckpt_xport_tcp *m, const struct ckpt_greeting *g)
+ * registers once: a second peer with its number is no rank of this job. */
+static bool may_dial(const struct ckpt_xport_tcp *m, const struct ckpt_greeting *g)
 {
-    const uint64_t *token = g->kind == CKPT_TCP_RENDEZVOUS ? m->meeting.root.token : m->tcp->token;
+    const uint64_t *token =
+        g->kind == CKPT_TCP_RENDEZVOUS ? m->rendezvous.root.token : m->tcp->token;
 
     if (memcmp(g->token, token, sizeof g->token) != 0 || g->from <= m->x.rank ||
         g->from >= m->x.size)
         return false;
     const struct ckpt_tcp_peer *p = m->peer[g->from];
     if (g->kind == CKPT_TCP_RENDEZVOUS)
-        return m->meeting.waiting && !m->address[g->from];
+        return m->rendezvous.waiting && !m->address[g->from];
     if (g->kind == CKPT_TCP_CONTROL)
         return ckpt_tree_parent(g->from) == m->x.rank &&
                (!p || p->ctl.state == CKPT_TCP_UNCONNECTED);
@@ -309,7 +356,7 @@ static enum ckpt_handshake_result answer(struct ckpt_xport_tcp *m, struct ckpt_h
     struct ckpt_tcp_contact its;
     struct ckpt_tcp_peer *p;
 
-    if (!welcome(m, &h->its))
+    if (!may_dial(m, &h->its))
         return CKPT_HANDSHAKE_FAILED;
     if (h->its.kind != CKPT_TCP_DATA)
         return ckpt_handshake_answer(h, m->x.rank, 0);
@@ -319,16 +366,16 @@ static enum ckpt_handshake_result answer(struct ckpt_xport_tcp *m, struct ckpt_h
     return ckpt_handshake_answer(h, m->x.rank, reach(m, p, &its.shm));
 }
 
-/* Tell a rank that has come the address of its parent, if that has come, too. */
-static void tell_above(struct ckpt_xport_tcp *m, uint32_t rank, struct ckpt_err *err)
+/* Send a rank that has registered the address of its parent, if that has registered, too. */
+static void send_parent(struct ckpt_xport_tcp *m, uint32_t rank, struct ckpt_err *err)
 {
-    const char *above = m->address[ckpt_tree_parent(rank)];
-    int *fd = &m->meeting.waiting[rank];
+    const char *parent = m->address[ckpt_tree_parent(rank)];
+    int *fd = &m->rendezvous.waiting[rank];
     char text[CKPT_TCP_ADDRESS] = "";
 
-    if (*fd < 0 || !above)
+    if (*fd < 0 || !parent)
         return;
-    (void)snprintf(text, sizeof text, "%s", above);
+    (void)snprintf(text, sizeof text, "%s", parent);
     /* the buffer of the connection is empty, and takes this at once */
     if (send(*fd, text, sizeof text, MSG_NOSIGNAL) != sizeof text)
         (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", rank);
@@ -344,11 +391,11 @@ static bool register_rank(struct ckpt_xport_tcp *m, const struct ckpt_handshake 
 
     if (ckpt_tcp_parse(address, &c, NULL) < 0 || !(m->address[rank] = strdup(address)))
         return false;
-    m->meeting.waiting[rank] = h->fd;
-    m->meeting.count++;
-    tell_above(m, rank, err);
+    m->rendezvous.waiting[rank] = h->fd;
+    m->rendezvous.count++;
+    send_parent(m, rank, err);
     for (uint32_t k = 0; k < ckpt_tree_children(rank, m->x.size); k++)
-        tell_above(m, ckpt_tree_child(rank, k), err);
+        send_parent(m, ckpt_tree_child(rank, k), err);
     return true;
 }
 
@@ -357,7 +404,7 @@ static bool adopt(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h, stru
 {
     struct ckpt_tcp_peer *p;
 
-    if (!welcome(m, &h->its))
+    if (!may_dial(m, &h->its))
         return false;
     if (h->its.kind == CKPT_TCP_RENDEZVOUS)
         return register_rank(m, h, err);
@@ -365,17 +412,17 @@ static bool adopt(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h, stru
         return false;
     struct ckpt_tcp_link *l = link_of(p, h->its.kind);
     if (h->its.kind == CKPT_TCP_DATA)
-        p->same_host.is = h->in.confirmation.word != 0;
+        p->same_host.active = h->in.confirmation.word != 0;
     l->fd = h->fd;
     l->state = CKPT_TCP_OPEN;
     return true;
 }
 
-static void end_call(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool good,
-                     struct ckpt_err *err)
+static void end_accept(struct ckpt_xport_tcp *m, struct ckpt_handshake *h, bool good,
+                       struct ckpt_err *err)
 {
-    if (!good && h->answered && h->its.kind == CKPT_TCP_RENDEZVOUS && m->meeting.stranger)
-        m->meeting.stranger[h->its.from] = true;
+    if (!good && h->answered && h->its.kind == CKPT_TCP_RENDEZVOUS && m->rendezvous.unproven)
+        m->rendezvous.unproven[h->its.from] = true;
     if (!good || !adopt(m, h, err))
         ckpt_closep(&h->fd);
 }
@@ -399,30 +446,30 @@ static bool progress_handshake(struct ckpt_xport_tcp *m, struct ckpt_handshake *
     if (dials)
         end_dial(m, h, r == CKPT_HANDSHAKE_DONE);
     else
-        end_call(m, h, r == CKPT_HANDSHAKE_DONE, err);
+        end_accept(m, h, r == CKPT_HANDSHAKE_DONE, err);
     return false;
 }
 
 /* Receive the parent's address from rank 0. */
-static int receive_above(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
+static int receive_parent(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
 {
-    struct ckpt_tcp_link *l = &m->peer[0]->meet;
-    struct ckpt_tcp_meeting *v = &m->meeting;
-    char **above = &m->address[ckpt_tree_parent(m->x.rank)];
-    const ssize_t n = recv(l->fd, v->above + v->above_at, sizeof v->above - v->above_at, 0);
+    struct ckpt_tcp_link *l = &m->peer[0]->rendezvous;
+    struct ckpt_tcp_rendezvous *v = &m->rendezvous;
+    char **address = &m->address[ckpt_tree_parent(m->x.rank)];
+    const ssize_t n = recv(l->fd, v->parent + v->parent_at, sizeof v->parent - v->parent_at, 0);
 
     if (n < 0 && ckpt_socket_would_block())
         return 0;
     if (n <= 0)
         return ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
     *moved = true;
-    v->above_at += (size_t)n;
-    if (v->above_at < sizeof v->above)
+    v->parent_at += (size_t)n;
+    if (v->parent_at < sizeof v->parent)
         return 0;
-    v->above[sizeof v->above - 1] = '\0';
+    v->parent[sizeof v->parent - 1] = '\0';
     ckpt_closep(&l->fd);
     l->state = CKPT_TCP_CLOSED;
-    return *above || (*above = strdup(v->above)) ? 0 : ckpt_nomem(err);
+    return *address || (*address = strdup(v->parent)) ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
@@ -432,13 +479,13 @@ int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct 
 
     if (m->cancelled)
         return 0;
-    accept_callers(m, m->tcp ? m->tcp->fd : -1, moved);
-    accept_callers(m, m->meeting.door, moved);
-    for (size_t i = m->shakes.len; i-- > 0;)
-        if (!progress_handshake(m, &m->shakes.ptr[i], moved, &why))
-            m->shakes.ptr[i] = m->shakes.ptr[--m->shakes.len];
-    if (m->peer[0] && m->peer[0]->meet.state == CKPT_TCP_OPEN)
-        (void)receive_above(m, moved, &why);
+    accept_connections(m, m->tcp ? m->tcp->fd : -1, moved);
+    accept_connections(m, m->rendezvous.listener, moved);
+    for (size_t i = m->handshakes.len; i-- > 0;)
+        if (!progress_handshake(m, &m->handshakes.ptr[i], moved, &why))
+            m->handshakes.ptr[i] = m->handshakes.ptr[--m->handshakes.len];
+    if (m->peer[0] && m->peer[0]->rendezvous.state == CKPT_TCP_OPEN)
+        (void)receive_parent(m, moved, &why);
     for (size_t i = 0; i < m->active.len; i++)
         for (uint32_t kind = CKPT_TCP_DATA; kind <= CKPT_TCP_RENDEZVOUS; kind++) {
             struct ckpt_tcp_peer *p = m->active.ptr[i];

@@ -128,7 +128,7 @@ enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint3
     h->mine = a.greeting;
     h->answered = true;
     prove(h, NULL, a.proof);
-    /* a caller with another secret is answered, too, so that it can report that */
+    /* a peer with another secret is answered, too, so that it can report that */
     if (!send_now(h, &a, sizeof a) || h->its.secret != h->mine.secret)
         return fail(h);
     h->stage = CKPT_HANDSHAKE_CONFIRM;

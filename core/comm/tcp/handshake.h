@@ -5,7 +5,7 @@
  * (secret.h).
  *
  * A handshake is a small state machine with a deadline. Nothing here blocks, so that many
- * handshakes go on side by side and a stranger delays nobody. */
+ * handshakes go on side by side and an unauthenticated peer delays nobody. */
 #pragma once
 
 #include <stdbool.h>

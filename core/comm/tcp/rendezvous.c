@@ -3,6 +3,8 @@
  * an address that the caller has given. Each rank registers its own address there, and gets that of
  * its parent in the tree as soon as that has come. When the tree is connected, rank 0 broadcasts
  * all addresses along it. */
+#include "comm/tcp/rendezvous.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +14,21 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "comm/env.h"
 #include "comm/tcp/tcp.h"
 
 enum {
+    /* Rank 0 listens at one of so many ports from MASTER_PORT on, and the others look for it there.
+     * That is as many jobs as may begin on one machine at neighbouring ports; a search through
+     * twice as many takes the ranks twice as long. */
     PORTS = 64,
+
+    /* The longest sleep between two looks at the clock, ms; connections wake it earlier. */
     TURN_MS = 50,
-    PARTING_MS = 2000, /* a neighbour still waits for others; when it gives up, it says why */
+
+    /* So much longer than the rendezvous, in ms, a rank waits for the addresses: a neighbour may
+     * still wait for others, and when it gives up, it says why. */
+    PARTING_MS = 2000,
 };
 
 struct rendezvous {
@@ -36,7 +47,7 @@ struct rendezvous {
 static void list_missing(const struct ckpt_xport_tcp *m, struct ckpt_str *text, const char *before,
                          const char *after, const char *colon)
 {
-    uint32_t n = 0, nstranger = 0;
+    uint32_t n = 0, nunproven = 0;
 
     ckpt_str_puts(text, before);
     for (uint32_t r = 1; r < m->x.size; r++)
@@ -44,13 +55,13 @@ static void list_missing(const struct ckpt_xport_tcp *m, struct ckpt_str *text, 
             ckpt_list_rank(text, n++, r);
     ckpt_str_puts(text, after);
     for (uint32_t r = 1; r < m->x.size; r++) {
-        if (m->address[r] || !m->meeting.stranger[r])
+        if (m->address[r] || !m->rendezvous.unproven[r])
             continue;
-        if (nstranger == 0)
+        if (nunproven == 0)
             ckpt_str_printf(text, "%sa process that came as ", colon);
-        ckpt_list_rank(text, nstranger++, r);
+        ckpt_list_rank(text, nunproven++, r);
     }
-    if (nstranger)
+    if (nunproven)
         ckpt_str_puts(text, " has another CKPTFS_SECRET, or none");
 }
 
@@ -80,9 +91,9 @@ static int fail_missing(const struct rendezvous *v, const struct ckpt_xport_tcp 
     return -1;
 }
 
-/* ---- meeting ---- */
+/* ---- coming together ---- */
 
-static bool is_tied(const struct ckpt_xport_tcp *m, uint32_t rank)
+static bool is_connected(const struct ckpt_xport_tcp *m, uint32_t rank)
 {
     return m->peer[rank] && m->peer[rank]->ctl.state >= CKPT_TCP_OPEN;
 }
@@ -90,77 +101,64 @@ static bool is_tied(const struct ckpt_xport_tcp *m, uint32_t rank)
 static uint32_t missing_child(const struct ckpt_xport_tcp *m)
 {
     for (uint32_t k = 0; k < ckpt_tree_children(m->x.rank, m->x.size); k++)
-        if (!is_tied(m, ckpt_tree_child(m->x.rank, k)))
+        if (!is_connected(m, ckpt_tree_child(m->x.rank, k)))
             return ckpt_tree_child(m->x.rank, k);
     return UINT32_MAX;
 }
 
 /* Is this rank connected to rank 0, directly or through its parent? */
-static bool is_above_tied(const struct ckpt_xport_tcp *m)
+static bool is_parent_connected(const struct ckpt_xport_tcp *m)
 {
-    return m->x.rank == 0 || is_tied(m, ckpt_tree_parent(m->x.rank));
+    return m->x.rank == 0 || is_connected(m, ckpt_tree_parent(m->x.rank));
 }
 
 /* The time is over: say who is missing. */
 static int fail_late(const struct rendezvous *v, const struct ckpt_xport_tcp *m,
                      struct ckpt_err *err)
 {
-    const uint32_t above = v->rank ? ckpt_tree_parent(v->rank) : 0;
-    const struct ckpt_tcp_link *meet = v->rank ? &m->peer[0]->meet : NULL;
+    const uint32_t parent = v->rank ? ckpt_tree_parent(v->rank) : 0;
+    const struct ckpt_tcp_link *root = v->rank ? &m->peer[0]->rendezvous : NULL;
     struct ckpt_tcp_contact c;
 
-    if (v->rank == 0 && m->meeting.count < v->size)
+    if (v->rank == 0 && m->rendezvous.count < v->size)
         return fail_missing(v, m, err);
-    if (is_above_tied(m))
+    if (is_parent_connected(m))
         return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not connect in time",
                          missing_child(m));
-    if (meet->state == CKPT_TCP_OPEN)
+    if (root->state == CKPT_TCP_OPEN)
         return ckpt_fail(err, CKPT_TIMEOUT,
                          "rank %" PRIu32 ", the parent of this rank, did not come to %s within "
                          "%.1f s",
-                         above, v->place, v->timeout_ms / 1000.0);
-    if (meet->state != CKPT_TCP_CLOSED)
+                         parent, v->place, v->timeout_ms / 1000.0);
+    if (root->state != CKPT_TCP_CLOSED)
         return ckpt_fail(err, CKPT_TIMEOUT, "rank 0 can't be found at %s%s", v->place,
-                         meet->refused ? " (a process there has another CKPTFS_SECRET, or none)"
+                         root->refused ? " (a process there has another CKPTFS_SECRET, or none)"
                                        : "");
-    return ckpt_tcp_parse(m->address[above], &c, err) < 0
+    return ckpt_tcp_parse(m->address[parent], &c, err) < 0
                ? -1
-               : ckpt_tcp_fail_unreached(CKPT_TIMEOUT, above, &c, err);
+               : ckpt_tcp_fail_unreached(CKPT_TIMEOUT, parent, &c, err);
 }
 
-static int begin_meeting(const struct rendezvous *v, struct ckpt_xport_tcp *m, int door)
+static int begin_rendezvous(const struct rendezvous *v, struct ckpt_xport_tcp *m, int listener)
 {
-    struct ckpt_tcp_meeting *t = &m->meeting;
+    struct ckpt_tcp_rendezvous *t = &m->rendezvous;
 
-    m->meet_ms = v->timeout_ms;
+    m->connect_ms = v->timeout_ms;
     t->root = v->root;
-    t->door = door;
+    t->listener = listener;
     if (v->rank > 0)
         return ckpt_tcp_peer(m, 0) && ckpt_tcp_peer(m, ckpt_tree_parent(v->rank)) ? 0 : -1;
     t->count = 1;
-    t->stranger = calloc((size_t)v->size + 1, sizeof *t->stranger);
+    t->unproven = calloc((size_t)v->size + 1, sizeof *t->unproven);
     t->waiting = malloc(((size_t)v->size + 1) * sizeof *t->waiting);
     m->address[0] = strdup(m->tcp->address);
     for (uint32_t r = 0; t->waiting && r < v->size; r++)
         t->waiting[r] = -1;
-    return t->stranger && t->waiting && m->address[0] ? 0 : -1;
-}
-
-void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m)
-{
-    struct ckpt_tcp_meeting *t = &m->meeting;
-
-    ckpt_closep(&t->door);
-    for (uint32_t r = 0; t->waiting && r < m->x.size; r++)
-        ckpt_closep(&t->waiting[r]);
-    free(t->waiting);
-    free(t->stranger);
-    t->waiting = NULL;
-    t->stranger = NULL;
+    return t->unproven && t->waiting && m->address[0] ? 0 : -1;
 }
 
 /* Wait until this rank is connected to its neighbours and, on rank 0, all ranks have come. */
-static int meet(const struct rendezvous *v, struct ckpt_xport_tcp *m, struct ckpt_err *err)
+static int come_together(const struct rendezvous *v, struct ckpt_xport_tcp *m, struct ckpt_err *err)
 {
     struct ckpt_wait wait;
 
@@ -169,8 +167,8 @@ static int meet(const struct rendezvous *v, struct ckpt_xport_tcp *m, struct ckp
         bool moved;
         if (m->x.ops->progress(&m->x, &moved, err) < 0)
             return -1;
-        const bool all = v->rank > 0 || m->meeting.count >= v->size;
-        if (all && is_above_tied(m) && missing_child(m) == UINT32_MAX)
+        const bool all = v->rank > 0 || m->rendezvous.count >= v->size;
+        if (all && is_parent_connected(m) && missing_child(m) == UINT32_MAX)
             return 0;
         if (ckpt_now_ms() >= wait.since_ms + v->timeout_ms)
             return fail_late(v, m, err);
@@ -195,8 +193,8 @@ static int reduce_addresses(void *ctx, const unsigned char *const *data, const s
 }
 
 /* COLLECTIVE. Takes tcp (NULL: this rank listens when it has found rank 0) and the descriptor
- * `door`, also when it fails. If a rank does not come, those that are connected are told. */
-static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int door,
+ * `listener`, also when it fails. If a rank does not come, those that are connected are told. */
+static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int listener,
                        struct ckpt_comm **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
@@ -206,15 +204,15 @@ static int connect_all(const struct rendezvous *v, struct ckpt_tcp *tcp, int doo
     size_t len = 0;
 
     if (ckpt_tcp_new(tcp, v->rank, v->size, &m, err) < 0) {
-        ckpt_closep(&door);
+        ckpt_closep(&listener);
         return -1;
     }
-    int rc = begin_meeting(v, m, door) < 0 ? ckpt_nomem(err) : meet(v, m, err);
-    if (rc < 0 && !is_above_tied(m)) {
+    int rc = begin_rendezvous(v, m, listener) < 0 ? ckpt_nomem(err) : come_together(v, m, err);
+    if (rc < 0 && !is_parent_connected(m)) {
         m->x.ops->free(&m->x);
         return -1;
     }
-    ckpt_tcp_end_meeting(m);
+    ckpt_tcp_end_rendezvous(m);
     if (ckpt_comm_wrap(&m->x, &round.comm, err) < 0)
         return -1;
     round.ctx = m;
@@ -259,7 +257,7 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
 
 /* The token of a job's rendezvous: a hash of the launcher's name of the job, of its size and of
  * MASTER_PORT. It keeps jobs apart whose ports are neighbours, but can be guessed: only a secret
- * (secret.h) keeps strangers out. */
+ * (secret.h) keeps out whoever has guessed it. */
 static void job_token(const struct rendezvous *v, uint32_t port, uint64_t ret[2])
 {
     const char *id = getenv("TORCHELASTIC_RUN_ID");
@@ -289,7 +287,7 @@ static int find_place(struct rendezvous *v, uint32_t port, struct ckpt_err *err)
                : ckpt_fail(err, CKPT_USAGE, "no TCP port follows MASTER_PORT=%" PRIu32, port);
 }
 
-static int open_door(const struct rendezvous *v, struct ckpt_err *err)
+static int open_listener(const struct rendezvous *v, struct ckpt_err *err)
 {
     char host[CKPT_HOST_BYTES];
     uint16_t got;
@@ -309,7 +307,7 @@ int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, str
     ckpt_cleanup(ckpt_freep) char *place = NULL;
     struct ckpt_tcp *tcp = NULL;
     uint32_t port;
-    int door = -1;
+    int listener = -1;
     bool secret;
 
     if (!getenv("MASTER_ADDR"))
@@ -325,9 +323,9 @@ int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, str
     if (!(v.place = place))
         return ckpt_nomem(err);
     if (v.rank == 0 &&
-        (ckpt_tcp_listen(v.root.host, &tcp, err) < 0 || (door = open_door(&v, err)) < 0)) {
+        (ckpt_tcp_listen(v.root.host, &tcp, err) < 0 || (listener = open_listener(&v, err)) < 0)) {
         ckpt_tcp_free(tcp);
         return -1;
     }
-    return connect_all(&v, tcp, door, ret, err);
+    return connect_all(&v, tcp, listener, ret, err);
 }

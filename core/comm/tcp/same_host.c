@@ -77,24 +77,24 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
     const struct ckpt_tcp_note note = {t->at, 0};
 
     (void)pthread_mutex_lock(&m->lock);
-    if (ckpt_vec_push(&n->taken, note) < 0)
+    if (ckpt_vec_push(&n->used, note) < 0)
         atomic_store(&n->lost, true);
     (void)pthread_mutex_unlock(&m->lock);
     x->ops->kick(x);
 }
 
 /* Queue notes about the transfers that workers have used up. False: no memory. */
-static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+static bool queue_used(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
     bool good;
 
     (void)pthread_mutex_lock(&m->lock);
     good = !n->lost;
-    for (size_t i = 0; i < n->taken.len && good; i++)
-        if (!(good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].off) == 0))
+    for (size_t i = 0; i < n->used.len && good; i++)
+        if (!(good = queue_note(p, n->used.ptr[i].number, n->used.ptr[i].off) == 0))
             m->x.nomem_peer = p->rank + 1;
-    n->taken.len = 0;
+    n->used.len = 0;
     (void)pthread_mutex_unlock(&m->lock);
     return good;
 }
@@ -102,7 +102,7 @@ static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n)
 {
     (void)pthread_mutex_lock(&m->lock);
-    ckpt_vec_release(&n->taken);
+    ckpt_vec_release(&n->used);
     (void)pthread_mutex_unlock(&m->lock);
     ckpt_vec_release(&n->early);
     ckpt_vec_release(&n->out);
@@ -146,7 +146,7 @@ static int pull_notes(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *m
 
 int ckpt_tcp_same_host_open(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, struct ckpt_err *err)
 {
-    if (!p->same_host.is || p->same_host.nsend || p->same_host.nrecv)
+    if (!p->same_host.active || p->same_host.nsend || p->same_host.nrecv)
         return 0;
     for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
         bool ignored;
@@ -160,7 +160,7 @@ int ckpt_tcp_same_host_open(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, s
 
 int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    return !queue_taken(m, p) || push_notes(&p->same_host, p->data.fd, moved) < 0 ||
+    return !queue_used(m, p) || push_notes(&p->same_host, p->data.fd, moved) < 0 ||
                    pull_notes(m, p, moved) < 0
                ? -1
                : 0;

@@ -23,6 +23,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 
+/* Connections that wait to be accepted; the kernel allows net.core.somaxconn at most (4096 by
+ * default). Thousands of ranks dial rank 0 within one second: beyond the backlog their first
+ * packets are dropped, and come again after one. */
 enum { BACKLOG = 4096 };
 
 bool ckpt_socket_would_block(void)

@@ -17,7 +17,7 @@
 #include "comm/xport.h"
 
 /* A rank's listener. `address` is a text with everything that other ranks must know to connect:
- * host, port, token, and where its shared memory is. Only ranks of the job get it, so a caller that
+ * host, port, token, and where its shared memory is. Only ranks of the job get it, so a peer that
  * knows the token is one of them. */
 struct ckpt_tcp {
     int fd;
@@ -67,17 +67,17 @@ struct ckpt_tcp_outgoing {
 };
 
 /* Two ranks that map each other's shared memory send notes over their data connection, in place of
- * bytes. From the sender of a transfer: its bytes are at this offset. From the receiver, with
- * offset 0: it needs them no more. */
+ * bytes. A note from the sender of a transfer says where its bytes are; one from the receiver, with
+ * offset 0, is the acknowledgement that it needs them no more. */
 struct ckpt_tcp_note {
     uint64_t number; /* of the transfer, counted from 0 for each direction */
-    uint64_t off;
+    uint64_t off;    /* in the sender's shared memory */
 };
 
 /* A peer on the same machine, while the two ranks map each other's shared memory. */
 struct ckpt_tcp_same_host {
-    bool is; /* they do */
-    struct ckpt_shm_place of;
+    bool active;              /* the two ranks do so on this data connection */
+    struct ckpt_shm_place of; /* where the peer's memory is */
     struct ckpt_shm_view view;
     uint64_t nsend, nrecv;              /* transfers posted so far */
     CKPT_VEC(uint64_t) early;           /* offsets of transfers whose receives are not posted yet */
@@ -87,9 +87,8 @@ struct ckpt_tcp_same_host {
     struct ckpt_tcp_note in;            /* the note that is being received */
     size_t in_at;                       /* bytes of it so far */
     CKPT_VEC(struct ckpt_tcp_note)
-    taken;            /* notes about transfers that are used up, which workers
-                         add under the transport's lock */
-    atomic_bool lost; /* there was no memory for such a note */
+    used;             /* acknowledgements that workers add, under the transport's lock */
+    atomic_bool lost; /* there was no memory for one of these */
 };
 
 /* A connection to another rank. */
@@ -111,7 +110,7 @@ struct ckpt_tcp_link {
 struct ckpt_tcp_peer {
     uint32_t rank;
     struct ckpt_tcp_link data, ctl;
-    struct ckpt_tcp_link meet; /* of rank 0: the rendezvous. CLOSED: this rank knows its parent */
+    struct ckpt_tcp_link rendezvous; /* with rank 0. CLOSED: this rank knows its parent's address */
     struct ckpt_xfer_queue send, recv;
     struct ckpt_tcp_same_host same_host;
     struct ckpt_tcp_outgoing *out, **out_tail;
@@ -122,16 +121,19 @@ struct ckpt_tcp_peer {
 };
 
 /* A rank needs these members until all ranks have found each other. */
-struct ckpt_tcp_meeting {
-    struct ckpt_tcp_contact root; /* where ranks come to, and the token that they show there */
-    int door;                     /* rank 0: a second listener, which is at that place; or -1 */
-    int *waiting;   /* rank 0: per rank, its connection, while its parent has not come; or -1 */
-    bool *stranger; /* rank 0: per rank, has a caller claimed to be it, and not proved that? */
-    uint32_t count; /* rank 0: the ranks that have come */
-    char above[CKPT_TCP_ADDRESS]; /* of the other ranks: the parent's address, as it is received */
-    size_t above_at;              /* bytes of it so far */
+struct ckpt_tcp_rendezvous {
+    struct ckpt_tcp_contact root; /* where rank 0 listens, and the token of this rendezvous */
+    int listener;                 /* rank 0: a second listener, which is at that place; or -1 */
+    int *waiting; /* rank 0: per rank, its connection, while its parent has not registered; or -1 */
+    bool *unproven; /* rank 0: per rank, has a peer claimed to be it, and not proved that? */
+    uint32_t count; /* rank 0: the ranks that have registered */
+    char parent[CKPT_TCP_ADDRESS]; /* of the other ranks: the parent's address, as it is received */
+    size_t parent_at;              /* bytes of it so far */
 };
 
+/* The most handshakes at a time. Each takes a descriptor, and unauthenticated peers can take all of
+ * them for a handshake's deadline; further connections wait in the listener's backlog, which is as
+ * long (socket.c). */
 enum { CKPT_TCP_HANDSHAKES = 4096 };
 
 /* The transport. */
@@ -142,13 +144,13 @@ struct ckpt_xport_tcp {
     struct ckpt_tcp_peer **peer;             /* per rank; NULL: not needed so far */
     CKPT_VEC(struct ckpt_tcp_peer *) active; /* the peers that are not NULL */
     CKPT_VEC(struct ckpt_handshake)
-    shakes; /* that go on; no connection is accepted while there
-             * are CKPT_TCP_HANDSHAKES */
-    struct ckpt_tcp_meeting meeting;
+    handshakes; /* they go on; no connection is accepted while there
+                 * are CKPT_TCP_HANDSHAKES */
+    struct ckpt_tcp_rendezvous rendezvous;
     struct ckpt_ctl_message *in, **in_tail; /* that were received */
     CKPT_VEC(struct pollfd) poll;
     int event;            /* an eventfd, which kick writes to */
-    uint32_t meet_ms;     /* how long this rank tries to connect to one that it has data for */
+    uint32_t connect_ms;  /* how long this rank tries to connect to one that it has data for */
     bool cancelled;       /* until renew */
     uint32_t renewed;     /* how often; data connections of another number are refused */
     pthread_mutex_t lock; /* see struct ckpt_tcp_same_host */
@@ -157,13 +159,13 @@ struct ckpt_xport_tcp {
 /* The peer for a rank, made if there is none. NULL: no memory. */
 struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank);
 
-/* Continue all handshakes, accept callers, and dial those whom this rank needs: rank 0 and the
+/* Continue all handshakes, accept connections, and dial those whom this rank needs: rank 0 and the
  * parent at first, and peers that transfers wait for. -1: one of them can't be reached (PEER), or
  * this rank can't listen. */
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err);
 
 /* Forget what is needed for the rendezvous only. */
-void ckpt_tcp_end_meeting(struct ckpt_xport_tcp *m);
+void ckpt_tcp_end_rendezvous(struct ckpt_xport_tcp *m);
 
 /* Fail because the rank is not at that place. */
 int ckpt_tcp_fail_unreached(enum ckpt_code code, uint32_t rank, const struct ckpt_tcp_contact *c,
@@ -173,7 +175,7 @@ int ckpt_tcp_fail_unreached(enum ckpt_code code, uint32_t rank, const struct ckp
  * this rank can map the shared memory of all ranks of this node (x.same_host). */
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *text, size_t len, struct ckpt_err *err);
 
-/* ---- tcp_same_host.c ---- */
+/* ---- same_host.c ---- */
 
 /* Post a transfer with a peer of the same host. *ret_done: the transfer is done already, and must
  * not be queued. */

@@ -3,7 +3,7 @@
  * neighbour. Two ranks that exchange data have a data connection, made when it is first needed; it
  * carries the bytes of transfers in the order of posting, without frames, because both sides know
  * the sizes. Between processes of one machine that can read each other's memory, it carries notes
- * about where the bytes are, and which transfers were copied (tcp_same_host.c). */
+ * about where the bytes are, and which transfers were copied (same_host.c). */
 #include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -18,29 +18,14 @@
 #include "base/mem.h"
 #include "comm/tcp/tcp.h"
 
-enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
+enum {
+    MAX_CTL = 1 << 30, /* bytes of a control message: a rank that is sent more takes it for lies */
+    FIRST_ROOM = 64 << 10, /* bytes allocated for a message before more than its frame is there */
+    FLUSH_MS = 2000, /* how long the end waits until messages to neighbours are sent: a rank's last
+                        word says why a load has failed, and a dead neighbour takes none */
+};
 
 static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
-
-/* ---- peers ---- */
-
-struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
-{
-    struct ckpt_tcp_peer *p = m->peer[rank];
-
-    if (p)
-        return p;
-    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
-        free(p);
-        return NULL;
-    }
-    p->rank = rank;
-    p->data.fd = p->ctl.fd = p->meet.fd = p->same_host.view.fd = -1;
-    ckpt_queue_init(&p->send);
-    ckpt_queue_init(&p->recv);
-    p->out_tail = &p->out;
-    return m->peer[rank] = p;
-}
 
 /* Has the control connection ended? */
 static bool is_gone(const struct ckpt_tcp_peer *p) { return p->ctl.state == CKPT_TCP_CLOSED; }
@@ -62,7 +47,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (p->data.state == CKPT_TCP_CLOSED || is_gone(p) || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->data.state == CKPT_TCP_OPEN && p->same_host.is &&
+    if (p->data.state == CKPT_TCP_OPEN && p->same_host.active &&
         ckpt_tcp_same_host_post(self(x), p, t, &done, err) < 0)
         return -1;
     if (!done)
@@ -97,7 +82,7 @@ static int move_queue(struct ckpt_xport_tcp *m, int fd, struct ckpt_xfer_queue *
 
 static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    if (p->same_host.is)
+    if (p->same_host.active)
         return ckpt_tcp_same_host_move(m, p, moved);
     return move_queue(m, p->data.fd, &p->send, moved) < 0 ||
                    move_queue(m, p->data.fd, &p->recv, moved) < 0
@@ -304,9 +289,9 @@ static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
 {
     if (p->ctl.state == CKPT_TCP_OPEN)
         (void)add_poll(m, p->ctl.fd, POLLIN | (p->out ? POLLOUT : 0));
-    if (p->meet.state == CKPT_TCP_OPEN)
-        (void)add_poll(m, p->meet.fd, POLLIN);
-    if (p->data.state == CKPT_TCP_OPEN && p->same_host.is)
+    if (p->rendezvous.state == CKPT_TCP_OPEN)
+        (void)add_poll(m, p->rendezvous.fd, POLLIN);
+    if (p->data.state == CKPT_TCP_OPEN && p->same_host.active)
         (void)add_poll(m, p->data.fd, POLLIN | (p->same_host.out.len ? POLLOUT : 0));
     else if (p->data.state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
         (void)add_poll(m, p->data.fd, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
@@ -320,12 +305,12 @@ static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
     m->poll.len = 0;
     if (add_poll(m, m->event, POLLIN) < 0)
         return;
-    if (m->tcp && m->shakes.len < CKPT_TCP_HANDSHAKES && !m->cancelled)
+    if (m->tcp && m->handshakes.len < CKPT_TCP_HANDSHAKES && !m->cancelled)
         (void)add_poll(m, m->tcp->fd, POLLIN);
-    if (m->meeting.door >= 0 && m->shakes.len < CKPT_TCP_HANDSHAKES)
-        (void)add_poll(m, m->meeting.door, POLLIN);
-    for (size_t i = 0; i < m->shakes.len && !m->cancelled; i++)
-        (void)add_poll(m, m->shakes.ptr[i].fd, ckpt_handshake_events(&m->shakes.ptr[i]));
+    if (m->rendezvous.listener >= 0 && m->handshakes.len < CKPT_TCP_HANDSHAKES)
+        (void)add_poll(m, m->rendezvous.listener, POLLIN);
+    for (size_t i = 0; i < m->handshakes.len && !m->cancelled; i++)
+        (void)add_poll(m, m->handshakes.ptr[i].fd, ckpt_handshake_events(&m->handshakes.ptr[i]));
     for (size_t i = 0; i < m->active.len; i++)
         poll_peer(m, m->active.ptr[i]);
     (void)poll(m->poll.ptr, m->poll.len, (int)timeout_ms);
@@ -396,7 +381,7 @@ static void tcp_renew(struct ckpt_xport *x)
         p->data = (struct ckpt_tcp_link){
             .state = is_gone(p) ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED, .fd = -1};
         p->same_host.nsend = p->same_host.nrecv = 0;
-        p->same_host.is = false;
+        p->same_host.active = false;
         atomic_store(&p->same_host.lost, false);
     }
 }
@@ -417,7 +402,7 @@ static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     ckpt_shm_leave(&p->same_host.view);
     close_data(p);
     ckpt_closep(&p->ctl.fd);
-    ckpt_closep(&p->meet.fd);
+    ckpt_closep(&p->rendezvous.fd);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
@@ -446,15 +431,15 @@ static void tcp_free(struct ckpt_xport *x)
         m->in = in->next;
         ckpt_ctl_free(in);
     }
-    for (size_t i = 0; i < m->shakes.len; i++)
-        ckpt_closep(&m->shakes.ptr[i].fd);
-    ckpt_tcp_end_meeting(m);
+    for (size_t i = 0; i < m->handshakes.len; i++)
+        ckpt_closep(&m->handshakes.ptr[i].fd);
+    ckpt_tcp_end_rendezvous(m);
     for (uint32_t r = 0; m->address && r < x->size; r++)
         free(m->address[r]);
     ckpt_tcp_free(m->tcp);
     ckpt_closep(&m->event);
     ckpt_vec_release(&m->active);
-    ckpt_vec_release(&m->shakes);
+    ckpt_vec_release(&m->handshakes);
     ckpt_vec_release(&m->poll);
     (void)pthread_mutex_destroy(&m->lock);
     free(m->address);
@@ -496,7 +481,7 @@ int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt
     m->tcp = tcp;
     (void)pthread_mutex_init(&m->lock, NULL);
     m->in_tail = &m->in;
-    m->meeting.door = -1;
+    m->rendezvous.listener = -1;
     m->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     m->peer = calloc((size_t)size + 1, sizeof *m->peer);
     m->address = calloc((size_t)size + 1, sizeof *m->address);

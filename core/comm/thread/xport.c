@@ -283,3 +283,8 @@ int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
         hub_free(h);
     return rc;
 }
+
+int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    return ckpt_comm_threads(1, ret, err);
+}

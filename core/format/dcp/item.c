@@ -235,8 +235,7 @@ static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 
     if (!ckpt_source_is_far(s))
         return end;
-    ckpt_batch_init(&batch);
-    batch.soon = true;
+    ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
     for (; k < end && order[k]->off - first < AT_ONCE; k++) { /* and where the one before ends */
         const uint64_t from = order[k]->off - ckpt_min_u64(order[k]->off, AROUND_HEADER);
         if (ckpt_batch_add(&batch, s, NULL, 2 * AROUND_HEADER, from, &ignored) < 0)

@@ -6,7 +6,6 @@
 #include "base/mem.h"
 #include "container/torch_file.h"
 #include "format/dcp/load.h"
-#include "format/megatron/load.h"
 #include "format/trainer.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
@@ -28,8 +27,6 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 {
     enum ckpt_evidence evidence;
 
-    if (ckpt_megatron_layout_of(dir).format != CKPT_MEGATRON_NONE)
-        return CKPT_NOT_MINE;
     ckpt_dir_unref(find(dir, &evidence));
     return evidence;
 }

@@ -425,7 +425,7 @@ static bool next_whole(const void *ctx, struct ckpt_slab *ret)
 
 static struct ckpt_slab slab_of(struct source_delta *s, uint64_t part)
 {
-    return (struct ckpt_slab){.group = s->store,
+    return (struct ckpt_slab){.scope = s->store,
                               .owner = s,
                               .number = part,
                               .len = part_len(s, part),

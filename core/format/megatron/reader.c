@@ -447,6 +447,7 @@ const struct ckpt_reader ckpt_reader_megatron = {
     .rewrites = rewrites,
     .step_names = step_names,
     .probe = megatron_probe,
+    .container = &ckpt_reader_dcp,
     .has_weights_in = megatron_has_weights_in,
     .load = megatron_load,
     .objects = megatron_objects,

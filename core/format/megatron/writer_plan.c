@@ -150,11 +150,7 @@ int ckpt_mg_check(const struct ckpt_mg_grid *g, const struct ckpt_tensor *t, str
         const struct ckpt_cut *c = &t->cuts->cut[i];
         const uint64_t groups = c->groups ? c->groups : c->n;
         if (c->way == way && (c->n % ranks || (groups % ranks && ranks % groups)))
-            return ckpt_fail(err, CKPT_USAGE,
-                             "option %s: dimension %u of '%s' has %" PRIu64
-                             "%s%s, which cannot be divided among %" PRIu32 " ranks",
-                             name.leaf ? "etp" : "tp", c->dim, t->name, groups,
-                             c->groups ? " of " : " elements", c->groups ? c->what : "", ranks);
+            return ckpt_cut_fail(t, c, ranks, name.leaf ? "etp" : "tp", err);
     }
     return 0;
 }

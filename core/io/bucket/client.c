@@ -25,11 +25,21 @@
 #include "io/iov.h"
 
 enum {
+    /* Bytes of an object's beginning or end that are fetched when some of them are read: headers
+     * and tables of contents lie there, and most fit. It takes about as long as the round trip. */
     SMALL = 64 * 1024,
-    MIDDLE = 1 << 20,
+
+    /* The largest part, and the smallest into which a load's read is cut so that several
+     * connections share it. A request waits for a round trip before its bytes flow: of half the
+     * size, more of the time is waiting; with twice as large ones a reader of one tensor waits for
+     * what it does not read. */
     BLOCK = 8 << 20,
-    ITEM = 4096, /* reads up to this size look at an item of many, of which the next one ... */
-    AROUND = 8 * 1024, /* ... and the end lie near */
+    MIDDLE = 1 << 20,
+
+    /* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie
+     * near: so much is fetched on both sides. */
+    ITEM = 4096,
+    AROUND = 8 * 1024,
 };
 
 struct ckpt_client {
@@ -355,19 +365,19 @@ static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask 
 /* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
  * it), as far as there is room: 0, and 1 if there is no more. */
 static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                uint64_t off, uint64_t end, uint64_t most, bool soon, struct ckpt_err *err)
+                uint64_t off, uint64_t end, uint64_t most, bool prefetch, struct ckpt_err *err)
 {
     while (off < end) {
         uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
         struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, &stop);
         if (!s) {
-            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), soon)))
+            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), prefetch)))
                 return 1;
             const int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .size = o->size},
                                o->bucket, o->key, o->tag, "", err);
             if (rc != 0)
                 return rc;
-        } else if (soon) { /* is not to be taken for what was read long ago */
+        } else if (prefetch) { /* is not to be taken for what was read long ago */
             s->tick = ++c->parts.tick;
         }
         off = s->off + s->len;
@@ -476,7 +486,7 @@ static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_ha
     const uint64_t len = end - off;
     const bool begun = ckpt_parts_find(&c->parts, object, off, NULL) != NULL;
 
-    if (how == CKPT_READ_EXACTLY) { /* a large one by several connections */
+    if (how == CKPT_READ_EXACT) { /* a large one by several connections */
         const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
         return want(c, o, object, off, end, part, false, err);
     }
@@ -498,11 +508,11 @@ int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const s
     const uint64_t end = off + ckpt_iov_len(iov, n);
     struct ckpt_iov_cursor to = {iov, 0};
 
-    if (how == CKPT_READ_HELD && (c->owner != getpid() || !is_held(c, object, off, end)))
+    if (how == CKPT_READ_CACHED && (c->owner != getpid() || !is_held(c, object, off, end)))
         return 1;
     if (begin(c, err) < 0)
         return -1;
-    if (how == CKPT_READ_SOON)
+    if (how == CKPT_READ_PREFETCH)
         return want(c, o, object, off, end, BLOCK, true, err);
     if (prepare(c, o, object, off, end, how, err) < 0)
         return -1;

@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Ages in ticks: a tick is a part that is fetched or read. */
 enum {
-    FRESH_TICKS = 64,   /* what was read since then may be read on */
-    STALE_TICKS = 4096, /* what was fetched and not read since then, will not be */
+    FRESH_TICKS = 64,   /* a part that was read since then may be read on: prefetching spares it */
+    STALE_TICKS = 4096, /* a part that was fetched before then, and not read since, will not be */
 };
 
 void ckpt_parts_init(struct ckpt_parts *p)
@@ -67,7 +68,7 @@ static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
 }
 
 /* Free what is needed least; false: all is in use. */
-static bool make_room(struct ckpt_parts *p, bool soon)
+static bool make_room(struct ckpt_parts *p, bool prefetch)
 {
     struct ckpt_part *old = NULL, *last = NULL; /* last: of what is unread */
     bool freed = false;
@@ -82,11 +83,11 @@ static bool make_room(struct ckpt_parts *p, bool soon)
             freed = true;
         } else if (s->unread && age < STALE_TICKS) {
             last = !last || s->tick > last->tick ? s : last;
-        } else if ((!soon || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
+        } else if ((!prefetch || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
             old = s;
         }
     }
-    if (!freed && !old && !soon)
+    if (!freed && !old && !prefetch)
         old = last;
     if (!freed && old)
         ckpt_parts_free(p, old);
@@ -94,13 +95,13 @@ static bool make_room(struct ckpt_parts *p, bool soon)
 }
 
 struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
-                                 uint32_t len, bool soon)
+                                 uint32_t len, bool prefetch)
 {
     const uint32_t n = (len + CKPT_PARTS_UNIT - 1) / CKPT_PARTS_UNIT;
     uint32_t unit;
 
     while (!p->free || !find_units(p, n, &unit))
-        if (!make_room(p, soon))
+        if (!make_room(p, prefetch))
             return NULL;
     struct ckpt_part *part = p->free, **chain = chain_of(p, object);
     p->free = part->next;
@@ -116,7 +117,7 @@ struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uin
     part->pins = 0;
     part->tick = ++p->tick;
     part->is_end = false;
-    part->ahead = soon;
+    part->ahead = prefetch;
     part->unread = true;
     return part;
 }

@@ -63,9 +63,10 @@ void ckpt_parts_release(struct ckpt_parts *p);
 
 /* A new part, which is FETCHING, in the place of those that have been read to their ends, then of
  * the one that was read least lately, then of the unread one that was asked for last. NULL: the
- * others are in use. For what is needed `soon` itself, only the first two. */
+ * others are in use. A part to prefetch, which no read needs yet, takes only the place of the first
+ * two. */
 struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
-                                 uint32_t len, bool soon);
+                                 uint32_t len, bool prefetch);
 void ckpt_parts_free(struct ckpt_parts *p, struct ckpt_part *part);
 
 /* The part that has byte `off`. NULL: there is none, and *end (if end is not NULL) is where the

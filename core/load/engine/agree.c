@@ -18,7 +18,7 @@
 #include "load/engine/job.h"
 #include "load/engine/same.h"
 #include "load/load_inner.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
 
@@ -87,7 +87,7 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
     return 0;
 }
 
-/* Make parts.job_wants from the tables of all classes. */
+/* Make inputs.job_wants from the tables of all classes. */
 static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
                        const struct ckpt_table *own, const struct ckpt_job *job,
                        struct ckpt_err *err)
@@ -113,7 +113,7 @@ static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
         free(job_wants);
         return -1;
     }
-    load->parts.job_wants = job_wants;
+    load->inputs.job_wants = job_wants;
     load->wants_hash = XXH3_64bits(all->data, all->len) | 1;
     return 0;
 }
@@ -164,7 +164,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
 {
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_places places = {0};
 
-    if (ckpt_families_choose(claim, n, nrank, &places, err) < 0)
+    if (ckpt_divisions_choose(claim, n, nrank, &places, err) < 0)
         return -1;
     ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
     return 0;
@@ -261,28 +261,28 @@ static void check_steps(const struct ckpt_broadcast *b, struct ckpt_stream *s,
         all = all && is_placed(s->members, b->nnode, place, nplace);
     }
     if (!all)
-        s->step[0].family = s->step[1].family = CKPT_FAMILY_NONE;
+        s->step[0].division = s->step[1].division = CKPT_DIVISION_NONE;
 }
 
-/* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
+/* Note this rank's places in the divisions. The hash of a division's groups (id) tells whether the
  * communicators of the last load can be kept. */
 static void take_places(struct ckpt_load *load, const struct ckpt_group_place *place, size_t n)
 {
-    struct ckpt_plan *p = load->parts.plan;
+    struct ckpt_plan *p = load->inputs.plan;
 
-    for (int i = 0; i < CKPT_FAMILIES; i++)
-        load->family[i] = (struct ckpt_device_family){.colour = CKPT_NONE};
+    for (int i = 0; i < CKPT_DIVISIONS; i++)
+        load->division[i] = (struct ckpt_device_division){.colour = CKPT_NONE};
     for (size_t i = 0; i < n; i++) {
-        if (place[i].family >= CKPT_FAMILIES)
+        if (place[i].division >= CKPT_DIVISIONS)
             continue;
-        struct ckpt_device_family *f = &load->family[place[i].family];
+        struct ckpt_device_division *f = &load->division[place[i].division];
         f->id = XXH3_64bits_withSeed(&place[i], sizeof place[i], f->id) | 1;
         for (uint32_t g = 0; g < p->groups.len; g++)
             for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
                 if (hash_of(c->rank, c->n) != place[i].group)
                     continue;
-                c->family = (uint8_t)(place[i].family + 1);
+                c->division = (uint8_t)(place[i].division + 1);
                 f->colour = place[i].colour;
                 f->place = c->self;
             }
@@ -312,7 +312,7 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
     for (size_t g = 0; g < p->groups.len; g++)
         for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
-            if (c->n >= CKPT_FAMILY_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
+            if (c->n >= CKPT_DIVISION_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
                 group[n++] = (struct ckpt_group_claim){hash_of(c->rank, c->n), p->stream[g].len,
                                                        c->n, p->self};
         }
@@ -342,7 +342,7 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
         if (ret->host + aside <= load->opt.host_bytes &&
             (!o->mode.device || ret->device <= load->opt.device_bytes))
             return true;
-        const uint32_t held = load->parts.plan->held;
+        const uint32_t held = load->inputs.plan->held;
         if (o->ahead > ckpt_max_u64(2, held) && ret->host + aside > load->opt.host_bytes)
             o->ahead--;
         else if (o->slots > 1)
@@ -358,7 +358,7 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
 static int choose_dtypes(struct ckpt_load *load, bool travels, struct ckpt_err *err)
 {
     return load->view->shared->opt->dtype_rule == CKPT_DTYPE_AUTO
-               ? ckpt_job_wants_cast(load->parts.job_wants, load->view->cat, travels, err)
+               ? ckpt_job_wants_cast(load->inputs.job_wants, load->view->cat, travels, err)
                : 0;
 }
 
@@ -367,12 +367,12 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
                      const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
 {
     const struct ckpt_sharing sharing = {policy->readers, job->node, job->share};
-    struct ckpt_plan **plan = &load->parts.plan;
+    struct ckpt_plan **plan = &load->inputs.plan;
 
     ckpt_plan_free(*plan);
     *plan = NULL;
     if (choose_dtypes(load, policy->readers != CKPT_READERS_EACH, err) < 0 ||
-        ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->is.no_same_host,
+        ckpt_plan_new(load->inputs.job_wants, load->comm->x->rank, &sharing, !job->is.no_same_host,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
@@ -398,7 +398,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
 
     ckpt_str_append(&data, (const char *)own, sizeof *own);
     if (rc == 0 && load->comm->x->ops->connect)
-        rc = add_groups(load->parts.plan, &data, err);
+        rc = add_groups(load->inputs.plan, &data, err);
     if (data.failed)
         rc = ckpt_nomem(err);
     round.own = data.ptr;
@@ -442,7 +442,7 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         load->engine_opt.mode.hosts |= load->target.ptr[i].host;
     int rc = make_plan(load, policy, job, &fit, err);
     if (rc == 0 && policy->readers == CKPT_READERS_EACH && in->local > 1)
-        rc = ckpt_plan_find_again(load->parts.plan, in->use, err);
+        rc = ckpt_plan_find_again(load->inputs.plan, in->use, err);
     return check_plans(load, rc, &fit, err);
 }
 
@@ -495,7 +495,7 @@ static int weigh_own(struct ckpt_load *load, const struct ckpt_policy_input *in,
 
     if (!weight)
         return ckpt_nomem(err);
-    struct ckpt_weighing w = {.job_wants = load->parts.job_wants,
+    struct ckpt_weighing w = {.job_wants = load->inputs.job_wants,
                               .at = at,
                               .sizes = &once,
                               .device = in->cost.device,
@@ -542,8 +542,8 @@ static int choose(struct ckpt_load *load, int rc, const struct ckpt_job *job,
         return -1;
     if (len == sizeof in->cost)
         memcpy(&in->cost, answer, len);
-    load->parts.needed_bytes = own.needed;
-    load->parts.unique_bytes = in->cost.unique;
+    load->inputs.needed_bytes = own.needed;
+    load->inputs.unique_bytes = in->cost.unique;
     return 0;
 }
 
@@ -583,7 +583,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
     if (rc < 0)
         return ckpt_err_move(err, &own);
     /* the communicators, unless no rank exchanges anything */
-    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->family, err)
+    return x->ops->connect && load->exchanges ? x->ops->connect(x, load->comm, load->division, err)
                                               : 0;
 }
 
@@ -599,11 +599,11 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
         (job->is.copies && ckpt_load_compare(load, err) < 0))
         return -1;
     rc = 0;
-    if (job->is.send_all && load->parts.job_wants)
-        ckpt_job_wants_skip_none(load->parts.job_wants);
+    if (job->is.send_all && load->inputs.job_wants)
+        ckpt_job_wants_skip_none(load->inputs.job_wants);
     if (job->is.alone && device && device->connected) /* some rank has given back its own */
         (void)device->ops->drain(device);
-    if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
+    if (!load->inputs.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
         return -1;
     if (rc == 0)
         rc = choose_dtypes(load, false, err);
@@ -637,8 +637,8 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     if (rc < 0)
         return -1;
     show_remark(load);
-    load->parts.view = load->view;
-    load->parts.comm = load->comm;
+    load->inputs.view = load->view;
+    load->inputs.comm = load->comm;
     load->planned = load->ready = true;
     load->plan_ns = ckpt_now_ns() - begin;
     return 0;
@@ -647,9 +647,9 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
 /* Forget the wants of all ranks that a failed call of ckpt_load_plan has exchanged. */
 static void drop_wanted(struct ckpt_load *load)
 {
-    if (load->parts.job_wants)
-        ckpt_job_wants_release(load->parts.job_wants);
-    free(ckpt_steal(&load->parts.job_wants));
+    if (load->inputs.job_wants)
+        ckpt_job_wants_release(load->inputs.job_wants);
+    free(ckpt_steal(&load->inputs.job_wants));
     load->wants_hash = 0;
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine executes a plan (plan.h) on one rank: worker threads read units from storage and copy
  * bytes into the destinations; one pump thread (or, without it, a caller that waits) sends and
- * receives pieces and watches the timeouts. load.c starts and ends it; reload.c takes the plan
+ * receives slices and watches the timeouts. load.c starts and ends it; reload.c takes the plan
  * back; agree.c asks how much memory a plan needs.
  *
- * A rank reads its pieces in the order of its plan, each into a read slot, which is a buffer for
- * one piece; the number of read slots limits how far it reads ahead. Pieces that other ranks have
+ * A rank reads its chunks in the order of its plan, each into a read slot, which is a buffer for
+ * one chunk; the number of read slots limits how far it reads ahead. Slices that other ranks have
  * read are received into a window slot, which is a buffer for one window, and are passed on from
  * there. Only workers write to host destinations; on a device they are written by copies that the
  * pump queues. Nothing is written after the load has stopped. If the operating system does not
@@ -53,10 +53,10 @@ struct ckpt_engine_stats {
 
 struct ckpt_engine;
 
-/* An engine is made of these parts. comm is borrowed until ckpt_engine_end; the engine holds a
+/* An engine is started with these. comm is borrowed until ckpt_engine_end; the engine holds a
  * reference to view and copies target. ckpt_engine_start takes plan and job_wants, even if it
  * fails, because workers may use them afterwards: both members are NULL then. */
-struct ckpt_engine_parts {
+struct ckpt_engine_inputs {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     struct ckpt_plan *plan;
@@ -68,8 +68,8 @@ struct ckpt_engine_parts {
 
 /* Start the load on this rank: make the slots, start the threads. Does not wait for other ranks.
  * After a failure the caller must tell them, by ckpt_engine_refuse. (Only if the engine itself
- * could not be allocated, plan and job_wants remain in *parts.) */
-int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_options *opt,
+ * could not be allocated, plan and job_wants remain in *inputs.) */
+int ckpt_engine_start(struct ckpt_engine_inputs *inputs, const struct ckpt_engine_options *opt,
                       const struct ckpt_engine_sizes *sizes, struct ckpt_engine **ret,
                       struct ckpt_err *err);
 
@@ -99,11 +99,11 @@ int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
  * it. */
 void ckpt_engine_end(struct ckpt_engine *e);
 
-/* End the engine as ckpt_engine_end does, but give plan and job_wants back to *parts, for a reload.
- * Each read is waited for until it has lasted read_timeout_ms, or half of exchange_timeout_ms if
- * that is less, because the other ranks wait meanwhile. If a worker is still in a read then, *parts
- * stays as it is. */
-void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
+/* End the engine as ckpt_engine_end does, but give plan and job_wants back to *inputs, for a
+ * reload. Each read is waited for until it has lasted read_timeout_ms, or half of
+ * exchange_timeout_ms if that is less, because the other ranks wait meanwhile. If a worker is still
+ * in a read then, *inputs stays as it is. */
+void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_inputs *inputs);
 
 /* The statistics of this rank up to now; plan_s is 0. */
 void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *ret);

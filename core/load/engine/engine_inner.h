@@ -14,26 +14,26 @@
 
 enum {
     CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a slice, with verify */
-    CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
+    CKPT_DEVICE_PAGE = 4096, /* alignment of what slots have of pinned memory */
 };
 
-/* The parts of a slab are whole pages. */
+/* A slot's memory is whole pages. */
 static inline uint64_t ckpt_whole_pages(uint64_t len)
 {
     return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
 }
 
-/* A read slot: a piece that this rank reads. The lock protects it. */
+/* A read slot: a chunk that this rank reads. The lock protects it. */
 struct ckpt_read_slot {
-    bool open;       /* it has a piece */
-    uint32_t piece;  /* index in plan->pieces */
+    bool open;       /* it has a chunk */
+    uint32_t chunk;  /* index in plan->chunks */
     uint32_t lo, hi; /* units [lo, hi), of which the first and the last may be cut */
     uint32_t next;   /* the next unit that a worker takes */
     uint32_t unread; /* number of units that are not in buf yet */
-    uint32_t unsent; /* number of windows that need the piece and are not done */
+    uint32_t unsent; /* number of windows that need the chunk and are not done */
     unsigned char *buf;
-    unsigned char *pinned; /* on a device: the slot's part of e->slab. buf is as many bytes behind
-                              it as the piece's first byte is behind a page in its file, so that
+    unsigned char *pinned; /* on a device: the slot's, in e->memory. buf is as many bytes behind
+                              it as the chunk's first byte is behind a page in its file, so that
                               O_DIRECT can read into buf */
 };
 
@@ -84,7 +84,7 @@ struct ckpt_window_slot {
         struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */
         struct ckpt_device_copy *list; /* room for them in device memory */
         CKPT_VEC(struct ckpt_exchange) exchange;
-        ckpt_parts own; /* parts of wants that have arrived when all is done */
+        ckpt_overlaps own; /* with wants, which have arrived when all is done */
     } dev;
 };
 
@@ -130,7 +130,7 @@ struct ckpt_engine {
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
     struct ckpt_device *device; /* NULL: destinations are in host memory */
-    void *slab;                 /* the host memory of all slots, on a device pinned */
+    void *memory;               /* of the host, for all slots; on a device it is pinned */
 
     pthread_mutex_t lock;        /* protects the members up to ntaken */
     uint32_t refs;               /* one of the caller, one of each worker, one of the pump thread */
@@ -140,8 +140,8 @@ struct ckpt_engine {
     struct ckpt_window_slot *slot; /* opt.slots of them */
     struct ckpt_worker *worker;    /* opt.threads of them */
     uint32_t nworker;              /* number of workers that have not ended */
-    uint32_t next_piece;           /* index in plan->pieces of the next one to get a read slot */
-    uint32_t nread;                /* number of pieces that have been read, sent and placed */
+    uint32_t next_chunk;           /* index in plan->chunks of the next one to get a read slot */
+    uint32_t nread;                /* number of chunks that have been read, sent and placed */
     uint32_t nclosed;              /* number of windows that are done */
     struct ckpt_message *place, **place_tail; /* queue of messages for the workers */
     uint32_t placing; /* number of workers that are writing to destinations */
@@ -178,17 +178,17 @@ struct ckpt_engine {
 
 /* ---- window.c ---- */
 
-/* Give the next piece of this rank a read slot (under the lock). False: no slot is free, or there
- * is no further piece. */
+/* Give the next chunk of this rank a read slot (under the lock). False: no slot is free, or there
+ * is no further chunk. */
 bool ckpt_read_open(struct ckpt_engine *e);
 
-/* Close a read slot if its piece has been read, sent and placed (under the lock). */
+/* Close a read slot if its chunk has been read, sent and placed (under the lock). */
 void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s);
 
 /* Pump only. A window has arrived, of which this rank has received so many bytes: note the rate. */
 void ckpt_window_rate(struct ckpt_engine *e, const struct ckpt_window_slot *s, uint64_t bytes);
 
-/* Close a window slot if its window is done, and let go of this rank's piece (under the lock). */
+/* Close a window slot if its window is done, and let go of this rank's chunk (under the lock). */
 void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);
 
 /* Pump only. Open windows while slots are free; in host memory, also post their receives. */
@@ -229,7 +229,7 @@ static inline uint64_t ckpt_window_offset(const struct ckpt_engine *e, const str
 
 /* ---- pump_device.c: for destinations in device memory ---- */
 
-/* Allocate the slots' memory on the device and in the pinned slab. After a failure,
+/* Allocate the slots' memory on the device, and pinned memory. After a failure,
  * ckpt_device_slots_release frees what there is. */
 int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err);
 
@@ -266,7 +266,7 @@ void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data,
 bool ckpt_pause_turn(struct ckpt_engine *e);
 
 /* Pump only. TIMEOUT if a pause was asked for on this rank, and exchange_timeout_ms later not yet
- * on all ranks: it would stop this rank for ever, and with it those that wait for its pieces. */
+ * on all ranks: it would stop this rank for ever, and with it those that wait for its slices. */
 int ckpt_pause_check(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
 
 /* Pump only. True if a pause does not forbid to open this window. */

@@ -27,7 +27,7 @@ enum {
 /* ---- memory ---- */
 
 /* Bytes of host memory for all slots. */
-static uint64_t slab_bytes(const struct ckpt_engine *e)
+static uint64_t memory_bytes(const struct ckpt_engine *e)
 {
     return e->opt.ahead * ckpt_whole_pages(e->sizes.read) +
            e->opt.slots * ckpt_whole_pages(e->sizes.receive);
@@ -39,7 +39,7 @@ static void release_slots(struct ckpt_engine *e)
     if (e->device && !e->leak)
         ckpt_device_slots_release(e);
     else if (!e->leak)
-        ckpt_shm_unmap(e->slab, slab_bytes(e));
+        ckpt_shm_unmap(e->memory, memory_bytes(e));
     for (uint32_t i = 0; e->slot && i < e->opt.slots && !e->leak; i++) {
         free(e->slot[i]
                  .in); /* they contain transfers, some of which could perhaps not be cancelled */
@@ -47,7 +47,7 @@ static void release_slots(struct ckpt_engine *e)
     }
     free(ckpt_steal(&e->read));
     free(ckpt_steal(&e->slot));
-    e->slab = NULL;
+    e->memory = NULL;
 }
 
 static void destroy(struct ckpt_engine *e)
@@ -150,17 +150,17 @@ void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes)
 static int map_slots(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_xport *x = e->comm->x;
-    const uint64_t len = slab_bytes(e);
+    const uint64_t len = memory_bytes(e);
 
     if (len == 0)
         return 0;
     if (x->ops->shm && e->plan->exchanges)
-        e->slab = x->ops->shm(x, len);
-    if (!e->slab)
-        e->slab = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (e->slab == MAP_FAILED)
-        return e->slab = NULL, ckpt_nomem(err);
-    unsigned char *at = e->slab;
+        e->memory = x->ops->shm(x, len);
+    if (!e->memory)
+        e->memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (e->memory == MAP_FAILED)
+        return e->memory = NULL, ckpt_nomem(err);
+    unsigned char *at = e->memory;
     for (uint32_t i = 0; i < e->opt.ahead; i++, at += ckpt_whole_pages(e->sizes.read))
         e->read[i].buf = at;
     for (uint32_t i = 0; i < e->opt.slots; i++, at += ckpt_whole_pages(e->sizes.receive))
@@ -296,7 +296,7 @@ static void stop_workers(struct ckpt_engine *e)
     await_workers(e, ckpt_min_u64(e->opt.read_timeout_ms, FREE_WAIT_MS));
 }
 
-int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_options *opt,
+int ckpt_engine_start(struct ckpt_engine_inputs *inputs, const struct ckpt_engine_options *opt,
                       const struct ckpt_engine_sizes *sizes, struct ckpt_engine **ret,
                       struct ckpt_err *err)
 {
@@ -308,18 +308,18 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     (void)pthread_mutex_init(&e->lock, NULL);
     (void)pthread_cond_init(&e->work, NULL);
     ckpt_cond_init(&e->news);
-    e->view = ckpt_view_hold(parts->view);
-    e->cat = parts->job_wants->cat;
-    e->reading = parts->view->reading;
+    e->view = ckpt_view_hold(inputs->view);
+    e->cat = inputs->job_wants->cat;
+    e->reading = inputs->view->reading;
     e->reading.stats = &e->stats.reads;
-    e->comm = parts->comm;
+    e->comm = inputs->comm;
     e->self = e->comm->x->rank;
     e->size = e->comm->x->size;
-    e->plan = ckpt_steal(&parts->plan);
-    e->job_wants = ckpt_steal(&parts->job_wants);
-    e->ntarget = parts->ntarget;
-    e->needed_bytes = parts->needed_bytes;
-    e->unique_bytes = parts->unique_bytes;
+    e->plan = ckpt_steal(&inputs->plan);
+    e->job_wants = ckpt_steal(&inputs->job_wants);
+    e->ntarget = inputs->ntarget;
+    e->needed_bytes = inputs->needed_bytes;
+    e->unique_bytes = inputs->unique_bytes;
     e->opt = *opt;
     e->opt.cost.route.arrived = &e->stats.arrived;
     e->sizes = *sizes;
@@ -328,7 +328,8 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     e->place_tail = &e->place;
     e->stats.start_ns = ckpt_now_ns();
     e->read_ms = e->looked_ms = ckpt_now_ms();
-    if (make_slots(e, err) < 0 || make_peers(e, err) < 0 || make_wants(e, parts->target, err) < 0) {
+    if (make_slots(e, err) < 0 || make_peers(e, err) < 0 ||
+        make_wants(e, inputs->target, err) < 0) {
         ckpt_engine_unref(e);
         return -1;
     }
@@ -480,7 +481,7 @@ void ckpt_engine_end(struct ckpt_engine *e)
     ckpt_engine_unref(e);
 }
 
-void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
+void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_inputs *inputs)
 {
     if (!e)
         return;
@@ -490,8 +491,8 @@ void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *part
     const bool alone = e->nworker == 0;
     (void)pthread_mutex_unlock(&e->lock);
     if (alone) {
-        parts->plan = ckpt_steal(&e->plan);
-        parts->job_wants = ckpt_steal(&e->job_wants);
+        inputs->plan = ckpt_steal(&e->plan);
+        inputs->job_wants = ckpt_steal(&e->job_wants);
     }
     ckpt_engine_unref(e);
 }

@@ -21,8 +21,8 @@
 
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
-    STEP_TEXT = 128,
-    VERSION = 16, /* of the messages between ranks */
+    STEP_TEXT = 128,    /* bytes of the step's name that are sent, for messages */
+    VERSION = 16,       /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -99,64 +99,132 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
     return 0;
 }
 
+/* Numbers of ranks by a key: ranks with equal keys have the same number. */
+struct numbering {
+    uint64_t (*key)[2]; /* per rank */
+    uint32_t *of;       /* per rank: its number */
+    uint32_t *first;    /* per number: its first rank */
+    uint32_t n;         /* how many numbers there are */
+};
+
+static bool numbering_init(struct numbering *v, uint32_t nrank)
+{
+    v->key = calloc(nrank, sizeof *v->key);
+    v->of = malloc(nrank * sizeof *v->of);
+    v->first = malloc(nrank * sizeof *v->first);
+    return v->key && v->of && v->first;
+}
+
+static void numbering_release(struct numbering *v)
+{
+    free(v->key);
+    free(v->of);
+    free(v->first);
+}
+
+static bool number_ranks(struct numbering *v, uint32_t nrank)
+{
+    return ckpt_map_number((const uint64_t(*)[2])v->key, nrank, v->of, v->first, &v->n) == 0;
+}
+
+/* Rank 0 collects this from the messages of all ranks. */
+struct hellos {
+    uint32_t nrank;
+    struct hello first;               /* of rank 0 */
+    struct numbering class, form;     /* by tables of wants, and by their forms alone */
+    struct numbering node, share;     /* by machines, and by options.share */
+    struct ckpt_residency *residency; /* per rank */
+    struct ckpt_job_facts is;
+};
+
+static bool hellos_init(struct hellos *all, uint32_t nrank)
+{
+    all->nrank = nrank;
+    all->residency = calloc(nrank, sizeof *all->residency);
+    return numbering_init(&all->class, nrank) && numbering_init(&all->form, nrank) &&
+           numbering_init(&all->node, nrank) && numbering_init(&all->share, nrank) &&
+           all->residency;
+}
+
+static void hellos_release(struct hellos *all)
+{
+    numbering_release(&all->class);
+    numbering_release(&all->form);
+    numbering_release(&all->node);
+    numbering_release(&all->share);
+    free(all->residency);
+}
+
+/* Compare the message of rank r with that of rank 0, which comes first, and take its facts. */
+static int take_hello(struct hellos *all, const struct ckpt_load *load, uint32_t r,
+                      const unsigned char *data, size_t len, struct ckpt_err *err)
+{
+    struct hello h;
+
+    if (len < sizeof h)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
+    memcpy(&h, data, sizeof h);
+    if (r == 0)
+        all->first = h;
+    if (memcmp(h.checkpoint, all->first.checkpoint, sizeof h.checkpoint) != 0 &&
+        fail_file(load, r, data + sizeof h, len - sizeof h, err))
+        return -1;
+    if (compare_hello(r, &all->first, &h, err) < 0)
+        return -1;
+    memcpy(all->class.key[r], h.wants, sizeof h.wants);
+    memcpy(all->form.key[r], h.form, sizeof h.form);
+    all->node.key[r][0] = h.node;
+    all->share.key[r][0] = h.share;
+    all->residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
+    all->is.shared |= h.shared;
+    all->is.copies |= h.files != all->first.files;
+    all->is.no_same_host |= h.no_same_host;
+    all->is.alone |= h.alone;
+    all->is.send_all |= h.skip != all->first.skip;
+    return 0;
+}
+
+static void put_numbers(struct ckpt_str *out, const uint32_t *number, size_t n)
+{
+    ckpt_str_append(out, (const char *)number, n * sizeof *number);
+}
+
+/* Append rank 0's answer, which becomes struct ckpt_job: the facts; for each rank its class, its
+ * node and its group of options.share; for each class its first rank; and for each class the class
+ * of the first rank whose table has the same form. */
+static int put_answer(struct hellos *all, struct ckpt_str *out, struct ckpt_err *err)
+{
+    const uint32_t n = all->nrank;
+
+    if (!number_ranks(&all->class, n) || !number_ranks(&all->form, n) ||
+        !number_ranks(&all->node, n) || !number_ranks(&all->share, n) ||
+        ckpt_residency_least(all->residency, n, all->node.of, all->node.n, &all->is.cached) < 0)
+        return ckpt_nomem(err);
+    all->is.nclass = all->class.n;
+    all->is.nnode = all->node.n;
+    all->is.nshare = all->share.n;
+    ckpt_str_append(out, (const char *)&all->is, sizeof all->is);
+    put_numbers(out, all->class.of, n);
+    put_numbers(out, all->node.of, n);
+    put_numbers(out, all->share.of, n);
+    put_numbers(out, all->class.first, all->class.n);
+    for (uint32_t c = 0; c < all->class.n; c++)
+        put_numbers(out, &all->class.of[all->form.first[all->form.of[all->class.first[c]]]], 1);
+    return out->failed ? ckpt_nomem(err) : 0;
+}
+
 static int reduce_hello(void *ctx, const unsigned char *const *data, const size_t *len,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_load *load = ctx;
-    const uint32_t n = load->comm->x->size;
-    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = calloc(4 * (size_t)n, sizeof *key);
-    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
-    ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
-    struct hello first = {0};
-    struct ckpt_job_facts a = {0};
-    uint32_t nform;
+    ckpt_cleanup(hellos_release) struct hellos all = {0};
 
-    if (!key || !number || !residency)
+    if (!hellos_init(&all, load->comm->x->size))
         return ckpt_nomem(err);
-    uint64_t(*form)[2] = key + n, (*node)[2] = form + n, (*share)[2] = node + n;
-    for (uint32_t r = 0; r < n; r++) {
-        struct hello h;
-        if (len[r] < sizeof h)
-            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
-                             r);
-        memcpy(&h, data[r], sizeof h);
-        if (r == 0)
-            first = h;
-        if (memcmp(h.checkpoint, first.checkpoint, sizeof h.checkpoint) != 0 &&
-            fail_file(load, r, data[r] + sizeof h, len[r] - sizeof h, err))
+    for (uint32_t r = 0; r < all.nrank; r++)
+        if (take_hello(&all, load, r, data[r], len[r], err) < 0)
             return -1;
-        if (compare_hello(r, &first, &h, err) < 0)
-            return -1;
-        memcpy(key[r], h.wants, sizeof h.wants);
-        memcpy(form[r], h.form, sizeof h.form);
-        node[r][0] = h.node;
-        share[r][0] = h.share;
-        residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
-        a.shared |= h.shared;
-        a.copies |= h.files != first.files;
-        a.no_same_host |= h.no_same_host;
-        a.alone |= h.alone;
-        a.send_all |= h.skip != first.skip;
-    }
-    uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
-    uint32_t *rep = number + 3 * (size_t)n;
-    uint32_t *form_of = number + 4 * (size_t)n, *form_rep = number + 5 * (size_t)n;
-    if (ckpt_map_number((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
-        ckpt_map_number((const uint64_t(*)[2])form, n, form_of, form_rep, &nform) < 0 ||
-        ckpt_map_number((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
-        ckpt_map_number((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
-        return ckpt_nomem(err);
-    if (ckpt_residency_least(residency, n, node_of, a.nnode, &a.cached) < 0)
-        return ckpt_nomem(err);
-    ckpt_str_append(answer, (const char *)&a, sizeof a);
-    ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
-    ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
-    ckpt_str_append(answer, (const char *)share_of, n * sizeof *share_of);
-    ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
-    for (uint32_t c = 0; c < a.nclass; c++)
-        ckpt_str_append(answer, (const char *)&class_of[form_rep[form_of[rep[c]]]],
-                        sizeof *class_of);
-    return answer->failed ? ckpt_nomem(err) : 0;
+    return put_answer(&all, answer, err);
 }
 
 /* Write this rank's message. */
@@ -193,8 +261,8 @@ static int write_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     h.renewed = load->comm->renewed;
     h.share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + x->rank : opt->share;
     h.wants_hash = load->wants_hash;
-    if (load->parts.job_wants && load->parts.job_wants->skip)
-        h.skip = XXH3_64bits(load->parts.job_wants->skip, cat->tensors.len) | 1;
+    if (load->inputs.job_wants && load->inputs.job_wants->skip)
+        h.skip = XXH3_64bits(load->inputs.job_wants->skip, cat->tensors.len) | 1;
     h.version = VERSION;
     ckpt_str_append(out, (const char *)&h, sizeof h);
     for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)

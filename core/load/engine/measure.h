@@ -13,9 +13,9 @@ struct ckpt_engine_mode {
     bool hosts;  /* but some of this rank's destinations in host memory */
 };
 
-/* The memory of one slot, exactly as much as the largest piece or window of the plan needs. */
+/* The memory of one slot, exactly as much as the largest chunk or window of the plan needs. */
 struct ckpt_engine_sizes {
-    uint64_t read;    /* bytes of a piece, in a read slot */
+    uint64_t read;    /* bytes of a chunk, in a read slot */
     uint64_t receive; /* bytes of all slices of a window, in a window slot */
     uint64_t copies;  /* device: number of copy descriptors of a window slot */
     uint64_t fetch;   /* device: pinned bytes to which a window is downloaded */
@@ -24,7 +24,7 @@ struct ckpt_engine_sizes {
 };
 
 /* Bytes of a buffer after each slice: room for its hash, which keeps the next slice aligned. */
-static inline uint64_t ckpt_piece_tail(const struct ckpt_engine_mode *mode)
+static inline uint64_t ckpt_chunk_tail(const struct ckpt_engine_mode *mode)
 {
     return mode->verify ? CKPT_UNIT_ALIGN : 0;
 }
@@ -33,7 +33,7 @@ static inline uint64_t ckpt_piece_tail(const struct ckpt_engine_mode *mode)
 static inline uint64_t ckpt_slice_stride(const struct ckpt_stream *s,
                                          const struct ckpt_engine_mode *mode)
 {
-    return s->slice + ckpt_piece_tail(mode);
+    return s->slice + ckpt_chunk_tail(mode);
 }
 
 /* The buffer of one of the all-gathers of a window: where it begins in the window's, and the bytes

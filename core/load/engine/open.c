@@ -18,12 +18,13 @@
 #include "model/view.h"
 
 enum {
-    SLICE = 1 << 20,     /* bytes of the recording that are broadcast at once */
-    SEEN_MS = 35 * 1000, /* NFS clients may show an old directory while they cache attributes */
-    COPY_MS = 4 * 1000,  /* the same for a run at another path, which is on another storage */
-    LOOK_MS = 200,       /* between two looks at a directory */
-    TICK_MS = 20,        /* between two looks at the comm while a thread opens the checkpoint */
-    DEFAULT_MS = 300 * 1000,
+    SLICE = 1 << 20, /* bytes of the recording that are broadcast at once */
+    SEEN_MS =
+        35 * 1000, /* NFS clients may show an old directory for 30 s, while they cache attributes */
+    COPY_MS = 4 * 1000,      /* the same for a run at another path, which is on another storage */
+    LOOK_MS = 200,           /* between two looks at a directory */
+    TICK_MS = 20,            /* between two looks at the comm while a thread opens the checkpoint */
+    DEFAULT_MS = 300 * 1000, /* for ranks to open, as ckpt_load_options.exchange_timeout_ms */
 };
 
 /* The thread that opens the checkpoint, and its result. */
@@ -156,7 +157,7 @@ static int share_parcel(struct opening *o, struct ckpt_comm *comm, int rc, uint3
 {
     struct parcel_head head = {o->run_len, o->step_len, o->parcel.len};
 
-    if (ckpt_comm_share(comm, rc, &head, sizeof head, timeout_ms, err) < 0)
+    if (ckpt_comm_broadcast(comm, rc, &head, sizeof head, timeout_ms, err) < 0)
         return -1;
     rc = make_room(&o->parcel, &head, err);
     if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
@@ -164,8 +165,9 @@ static int share_parcel(struct opening *o, struct ckpt_comm *comm, int rc, uint3
     o->run_len = (size_t)head.run_len;
     o->step_len = (size_t)head.step_len;
     for (size_t at = 0; at < o->parcel.len; at += SLICE)
-        if (ckpt_comm_share(comm, 0, o->parcel.ptr + at,
-                            (size_t)ckpt_min_u64(SLICE, o->parcel.len - at), timeout_ms, err) < 0)
+        if (ckpt_comm_broadcast(comm, 0, o->parcel.ptr + at,
+                                (size_t)ckpt_min_u64(SLICE, o->parcel.len - at), timeout_ms,
+                                err) < 0)
             return -1;
     return 0;
 }

@@ -12,7 +12,13 @@
 #include "load/engine/engine_inner.h"
 #include "load/engine/same.h"
 
-enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
+enum {
+    PUMP_SLEEP_MS =
+        20,          /* the longest sleep of the pump; transfers and workers wake it, not clocks */
+    HEAR_TURNS = 20, /* turns of HEAR_MS, so 100 ms: how long a rank with a lost connection ... */
+    HEAR_MS = 5,     /* ... waits to hear from others why the load has failed */
+    LOOK_MS = 50,    /* between two looks for lost ranks, which cost a little for each rank */
+};
 
 /* ---- deadlines ---- */
 
@@ -333,7 +339,8 @@ static void hear_why(struct ckpt_engine *e, struct ckpt_err *err)
     }
 }
 
-/* A device does not wake the pump, so the pump polls. */
+/* A device does not wake the pump, so the pump polls it every 50 us. A window takes milliseconds:
+ * twice as long would add some percent to each, half as long would take more of a core. */
 static const struct timespec device_nap = {0, 50 * 1000};
 
 /* True if this rank has nothing more to read, send or place, or has failed. */
@@ -341,7 +348,7 @@ static bool is_over(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
     const bool over =
-        e->stopped || (e->nread == e->plan->pieces.len && e->nclosed == e->plan->windows.len);
+        e->stopped || (e->nread == e->plan->chunks.len && e->nclosed == e->plan->windows.len);
     (void)pthread_mutex_unlock(&e->lock);
     return over;
 }

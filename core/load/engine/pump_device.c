@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pump's part of a load into device memory. Workers read pieces into pinned memory. When this
+/* The pump's part of a load into device memory. Workers read chunks into pinned memory. When this
  * rank's slice of a window is there, the whole work of the window is queued at once: upload the
  * slice, exchange, place what this rank wants of all slices. What no other rank wants is a window
  * without an exchange. The pump never waits for the device; it polls the marks that it has queued.
@@ -25,32 +25,32 @@ static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err 
     return 0;
 }
 
-/* ---- the slab: pinned memory of all slots ---- */
+/* ---- pinned memory of all slots ---- */
 
 static uint64_t list_bytes(uint64_t n)
 {
     return ckpt_whole_pages(n * sizeof(struct ckpt_device_copy));
 }
 
-/* Pinned bytes of a read slot, with room to shift the piece (ckpt_read_slot.dev.pinned). */
+/* Pinned bytes of a read slot, with room to shift the chunk (ckpt_read_slot.dev.pinned). */
 static uint64_t read_bytes(const struct ckpt_engine *e)
 {
     return e->sizes.read ? ckpt_whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
 }
 
-static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
+static int pin_memory(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const uint64_t len =
         e->opt.ahead * read_bytes(e) +
         e->opt.slots * (ckpt_whole_pages(e->sizes.fetch) + list_bytes(e->sizes.copies));
 
-    if (len && e->device->ops->pin(e->device, len, &e->slab, err) < 0)
+    if (len && e->device->ops->pin(e->device, len, &e->memory, err) < 0)
         return -1;
     e->stats.kept = len;
     return 0;
 }
 
-/* Cut the next `len` bytes off the slab, rounded up to pages; NULL for 0 bytes. */
+/* Cut the next `len` bytes off the pinned memory, rounded up to pages; NULL for 0 bytes. */
 static void *cut(unsigned char **at, uint64_t len)
 {
     void *p = len ? *at : NULL;
@@ -63,11 +63,11 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
     const uint64_t n = e->sizes.copies, bytes = n * sizeof(struct ckpt_device_copy);
-    int rc = pin_slab(e, err);
-    unsigned char *at = e->slab;
+    int rc = pin_memory(e, err);
+    unsigned char *at = e->memory;
 
     if (rc == 0 && n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
+        return ckpt_fail(err, CKPT_LIMIT, "a chunk or window needs more than 2^32 copies");
     for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++)
         e->read[i].buf = e->read[i].pinned = cut(&at, read_bytes(e));
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {
@@ -95,8 +95,8 @@ void ckpt_device_slots_release(struct ckpt_engine *e)
         ckpt_vec_release(&s->dev.exchange);
         ckpt_vec_release(&s->dev.own);
     }
-    if (e->slab)
-        (void)d->ops->unpin(d, e->slab);
+    if (e->memory)
+        (void)d->ops->unpin(d, e->memory);
 }
 
 /* A slot's mark in the device's queue. */
@@ -121,7 +121,7 @@ static int list_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64
 {
     struct listing *l = ctx;
     struct ckpt_engine *e = l->e;
-    ckpt_parts *own = &l->slot->dev.own;
+    ckpt_overlaps *own = &l->slot->dev.own;
     size_t kept = own->len, i = kept;
 
     if (ckpt_plan_wanted(e->plan, unit, box, own, l->err) < 0)
@@ -179,15 +179,15 @@ static int list_step(struct ckpt_window_slot *s, const struct ckpt_collective *c
 {
     struct ckpt_exchange x = {.kind = CKPT_GATHER,
                               .step = step,
-                              .family = c->family,
+                              .division = c->division,
                               .peer = c->self,
                               .n = c->n,
                               .buf = buf,
                               .len = len};
 
-    if (c->family != CKPT_FAMILY_NONE)
+    if (c->division != CKPT_DIVISION_NONE)
         return add_exchange(s, &x, err);
-    x.family = CKPT_FAMILY_ALL;
+    x.division = CKPT_DIVISION_ALL;
     for (uint32_t i = 0; i < c->n; i++) {
         if (i == c->self)
             continue;

@@ -35,21 +35,22 @@ static int same_tensors(const struct ckpt_catalog *old, const struct ckpt_catalo
 static void swap_view(struct ckpt_load *load, struct ckpt_view *view)
 {
     load->view = view;
-    if (load->parts.job_wants)
-        load->parts.job_wants->cat = view->cat;
+    if (load->inputs.job_wants)
+        load->inputs.job_wants->cat = view->cat;
 }
 
 /* Take the plan and all ranks' wants back from the engine, if no worker uses them any more. */
 static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 {
-    ckpt_engine_take_back(ckpt_steal(&load->engine), &load->parts);
-    if (load->parts.job_wants)
-        ckpt_job_wants_skip_none(load->parts.job_wants);
+    ckpt_engine_take_back(ckpt_steal(&load->engine), &load->inputs);
+    if (load->inputs.job_wants)
+        ckpt_job_wants_skip_none(load->inputs.job_wants);
     load->ready = false;
-    return load->parts.job_wants ? 0
-                                 : ckpt_fail(err, CKPT_USAGE,
-                                             "the last run of this load failed to start, or a read "
-                                             "of it has not returned: make a new load");
+    return load->inputs.job_wants
+               ? 0
+               : ckpt_fail(err, CKPT_USAGE,
+                           "the last run of this load failed to start, or a read "
+                           "of it has not returned: make a new load");
 }
 
 /* Note the tensors that need not be sent: if the last run went well, its view's bytes are in the
@@ -82,7 +83,7 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, bool change
     if (rc == 0 && view)
         rc = same_tensors(old->cat, view->cat, &own);
     if (rc == 0 && changed_only && good)
-        rc = find_unchanged(load->parts.job_wants, old->cat, view ? view->cat : old->cat, &own);
+        rc = find_unchanged(load->inputs.job_wants, old->cat, view ? view->cat : old->cat, &own);
     if (rc == 0 && view)
         swap_view(load, new = ckpt_view_hold(view));
     rc = ckpt_load_agree(load, rc, &own);
@@ -93,7 +94,7 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, bool change
         return ckpt_err_move(err, &own);
     }
     load->started = false;
-    if (changed_only && !load->parts.job_wants->nskip && load->comm->x->rank == 0)
+    if (changed_only && !load->inputs.job_wants->nskip && load->comm->x->rank == 0)
         ckpt_logf(&load->view->shared->opt->log, CKPT_LOG_WARNING, "'%s' is loaded as a whole: %s",
                   ckpt_view_source(load->view),
                   good ? "nothing of it is known to be as in the step before"

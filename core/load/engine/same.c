@@ -17,6 +17,8 @@
 #include "load/load_inner.h"
 #include "tensor/value.h"
 
+/* Copies of a checkpoint are compared at so many places, of so many bytes each: spread over the
+ * tensors, so that another step's copy is noticed, and few, as each place may be a seek. */
 enum { SAMPLES = 16, SAMPLE_BYTES = 64 };
 
 /* ---- the digest of a catalogue ---- */

@@ -11,8 +11,11 @@
 #include "base/str.h"
 #include "comm/comm.h"
 
-/* SEEN_MS: NFS clients may show an old list of steps for 30 s, while they cache attributes. */
-enum { SEEN_MS = 35 * 1000, LOOK_MS = 200 };
+enum {
+    SEEN_MS = 35 * 1000, /* NFS clients may show an old list of steps for 30 s, while they cache
+                            attributes; with half of it such ranks fail the load */
+    LOOK_MS = 200,       /* between two looks at the list */
+};
 
 /* The name of the step that this rank asks for; NULL: it leaves the choice to rank 0. A step that
  * this rank does not see (yet) is taken for a name as it is. */

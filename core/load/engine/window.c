@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slots of an engine: which transfers are posted from and to them, and when they are free again. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +8,11 @@
 
 #include "base/clock.h"
 #include "load/engine/engine_inner.h"
-#include "load/plan/families.h"
+#include "load/plan/divisions.h"
 
 enum { RATED_BYTES = 1 << 20 }; /* smaller windows say nothing about the rate */
 
-/* ---- pieces of this rank ---- */
+/* ---- chunks of this rank ---- */
 
 static struct ckpt_read_slot *free_slot(struct ckpt_engine *e)
 {
@@ -23,28 +24,29 @@ static struct ckpt_read_slot *free_slot(struct ckpt_engine *e)
 
 bool ckpt_read_open(struct ckpt_engine *e)
 {
-    struct ckpt_read_slot *s = e->next_piece < e->plan->pieces.len ? free_slot(e) : NULL;
+    struct ckpt_read_slot *s = e->next_chunk < e->plan->chunks.len ? free_slot(e) : NULL;
 
     if (!s)
         return false;
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[e->next_piece];
-    const uint64_t end = piece->lo + piece->len;
+    const struct ckpt_chunk *chunk = &e->plan->chunks.ptr[e->next_chunk];
+    const uint64_t end = chunk->lo + chunk->len;
     s->open = true;
-    s->piece = e->next_piece++;
-    s->lo = s->next = s->hi = ckpt_plan_unit_at(e->plan, piece->group, piece->lo);
-    while (s->hi < e->plan->stream[piece->group].hi && e->plan->units.ptr[s->hi].at < end)
+    s->chunk = e->next_chunk++;
+    s->lo = s->next = s->hi = ckpt_plan_unit_at(e->plan, chunk->group, chunk->lo);
+    while (s->hi < e->plan->stream[chunk->group].hi && e->plan->units.ptr[s->hi].at < end)
         s->hi++;
+    assert(s->lo < s->hi && e->plan->units.ptr[s->lo].at <= chunk->lo);
     s->unread = s->hi - s->lo;
-    s->unsent = ckpt_plan_fed(e->plan, piece);
+    s->unsent = ckpt_plan_fed(e->plan, chunk);
     const struct ckpt_unit *unit = &e->plan->units.ptr[s->lo];
     if (s->pinned)
-        s->buf = s->pinned + (unit->off + (piece->lo - unit->at)) % CKPT_DEVICE_PAGE;
+        s->buf = s->pinned + (unit->off + (chunk->lo - unit->at)) % CKPT_DEVICE_PAGE;
     return true;
 }
 
 static void kick_at_end(struct ckpt_engine *e)
 {
-    if (e->nread == e->plan->pieces.len && e->nclosed == e->plan->windows.len)
+    if (e->nread == e->plan->chunks.len && e->nclosed == e->plan->windows.len)
         ckpt_engine_kick(e);
 }
 
@@ -58,11 +60,11 @@ void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s)
     kick_at_end(e);
 }
 
-/* The open read slot of a piece; NULL: the piece is not begun, or is done. */
-static struct ckpt_read_slot *find_read(struct ckpt_engine *e, uint32_t piece)
+/* The open read slot of a chunk; NULL: the chunk is not begun, or is done. */
+static struct ckpt_read_slot *find_read(struct ckpt_engine *e, uint32_t chunk)
 {
     for (uint32_t i = 0; i < e->opt.ahead; i++)
-        if (e->read[i].open && e->read[i].piece == piece)
+        if (e->read[i].open && e->read[i].chunk == chunk)
             return &e->read[i];
     return NULL;
 }
@@ -73,13 +75,15 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     if (!s->open || s->left)
         return;
-    struct ckpt_read_slot *own = find_read(e, ckpt_window_of(e, s)->piece);
+    struct ckpt_read_slot *own = find_read(e, ckpt_window_of(e, s)->chunk);
     if (own) {
+        assert(own->unsent > 0); /* the chunk waits for each window that it feeds, and once */
         own->unsent--;
         ckpt_read_settle(e, own);
     }
     s->open = false; /* its messages remain until the pump opens the next window in it */
     e->nclosed++;
+    assert(e->nclosed <= e->plan->windows.len);
     ckpt_engine_kick(e);
 }
 
@@ -99,14 +103,14 @@ unsigned char *ckpt_window_own(struct ckpt_engine *e, struct ckpt_window_slot *s
     uint64_t lo, hi;
 
     *ret_len = 0;
-    if (w->piece == CKPT_NONE)
+    if (w->chunk == CKPT_NONE)
         return NULL;
     ckpt_plan_slice(e->plan, w, e->plan->groups.ptr[w->group].self, &lo, &hi);
     *ret_len = hi - lo;
     (void)pthread_mutex_lock(&e->lock);
-    const struct ckpt_read_slot *own = find_read(e, w->piece);
+    const struct ckpt_read_slot *own = find_read(e, w->chunk);
     unsigned char *data =
-        own && own->unread == 0 ? own->buf + (lo - e->plan->pieces.ptr[w->piece].lo) : NULL;
+        own && own->unread == 0 ? own->buf + (lo - e->plan->chunks.ptr[w->chunk].lo) : NULL;
     (void)pthread_mutex_unlock(&e->lock);
     if (data && s->since_ns == 0)
         s->since_ns = ckpt_now_ns();
@@ -131,6 +135,7 @@ static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint
     const uint32_t group = ckpt_window_of(e, s)->group;
     const uint32_t n = ckpt_broadcast_to(&e->plan->broadcast[group], member, e->peers);
 
+    assert(n <= ckpt_broadcast_most(&e->plan->broadcast[group])); /* s->out has room for these */
     for (uint32_t i = 0; i < n; i++) {
         struct ckpt_outgoing *o = &s->out[s->nout++];
         *o = (struct ckpt_outgoing){.in = in};
@@ -160,10 +165,10 @@ static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_windo
  * send to each other. */
 static bool is_gathered(const struct ckpt_engine *e, const struct ckpt_stream *s)
 {
-    bool all = e->comm->x->ops->gather && (s->nstep == 2 || s->step[0].n >= CKPT_FAMILY_LEAST);
+    bool all = e->comm->x->ops->gather && (s->nstep == 2 || s->step[0].n >= CKPT_DIVISION_LEAST);
 
     for (uint32_t k = 0; k < s->nstep; k++)
-        all = all && s->step[k].family != CKPT_FAMILY_NONE;
+        all = all && s->step[k].division != CKPT_DIVISION_NONE;
     return all;
 }
 
@@ -267,11 +272,12 @@ static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
     const unsigned char *own = step == 0 ? ckpt_window_own(e, s, &len) : NULL;
     if (!own && len)
         return 1;
+    assert(len <= x.len);
     if (own && (len < x.len || t->nstep == 2))
         memcpy(place, own, len + tail_bytes(e));
     s->gather = x;
     s->step++;
-    return e->comm->x->ops->gather(e->comm->x, t->step[step].family,
+    return e->comm->x->ops->gather(e->comm->x, t->step[step].division,
                                    own && len == x.len && t->nstep == 1 ? own : place, &s->gather,
                                    err);
 }
@@ -281,6 +287,8 @@ static int gather_step(struct ckpt_engine *e, struct ckpt_window_slot *s, struct
 static int gather(struct ckpt_engine *e, struct ckpt_err *err)
 {
     for (; e->next_issue < e->next_window; e->next_issue++) {
+        /* a window whose all-gathers have not all begun still has its slot */
+        assert(e->next_window - e->next_issue <= e->opt.slots);
         struct ckpt_window_slot *s = &e->slot[e->next_issue % e->opt.slots];
         const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
         while (s->gathers && s->step < t->nstep) {
@@ -350,6 +358,7 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         if (!o->posted || o->handled || !o->xfer.done)
             continue;
         o->handled = true;
+        assert(s->left > 0);
         s->left--;
         atomic_fetch_add(&e->stats.sent, o->xfer.len);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: read units and place what this rank wants of them, and place received pieces. */
+/* Workers: read units and place what this rank wants of them, and place received slices. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,15 @@
 #include "base/err.h"
 #include "load/engine/engine_inner.h"
 
-enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024 };
+enum {
+    /* The most units that a worker reads together, so that small tensors, which are neighbours in a
+     * file, become one read. It bounds the arrays of a job, which lie on the stack. */
+    JOB_UNITS = 64,
+
+    /* From so many bytes on a destination's pages are faulted in by one call before they are
+     * written to; for less the call costs more than the faults. */
+    TOUCH_BYTES = 64 * 1024,
+};
 
 /* Boxes of a job: its first and its last unit may be cut. */
 enum { JOB_BOXES = JOB_UNITS + 4 * CKPT_MAX_RANK };
@@ -57,18 +65,18 @@ static void touch(void *ptr, size_t len)
 #endif
 }
 
-/* The destination of a part if it is contiguous there and in the dtype of the view; else NULL. */
-static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt_box *part,
+/* The destination of a box if it is contiguous there and in the dtype of the view; else NULL. */
+static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt_box *box,
                                   enum ckpt_dtype dtype)
 {
     uint64_t dense = ckpt_dtype_size(t->dtype);
 
-    for (uint32_t d = part->rank; d-- > 0;) {
-        if (part->n[d] > 1 && t->stride[d] != dense)
+    for (uint32_t d = box->rank; d-- > 0;) {
+        if (box->n[d] > 1 && t->stride[d] != dense)
             return NULL;
-        dense *= part->n[d];
+        dense *= box->n[d];
     }
-    return t->dtype == dtype ? t->ptr + ckpt_place_to(t, part) : NULL;
+    return t->dtype == dtype ? t->ptr + ckpt_place_to(t, box) : NULL;
 }
 
 /* Placing bytes [lo, hi) of a group's stream, which are at `data`. */
@@ -76,26 +84,26 @@ struct placing {
     struct ckpt_engine *e;
     const unsigned char *data;
     uint64_t lo;
-    ckpt_parts *parts;
+    ckpt_overlaps *overlaps;
     struct ckpt_err *err;
 };
 
-/* Give a part to the function that is its destination. */
-static int put_part(const struct ckpt_target *t, const struct ckpt_part *part,
-                    const unsigned char *data, const struct ckpt_box *box, enum ckpt_dtype dtype,
-                    struct ckpt_err *err)
+/* Give an overlap to the function that is its destination. */
+static int put_overlap(const struct ckpt_target *t, const struct ckpt_overlap *overlap,
+                       const unsigned char *data, const struct ckpt_box *box, enum ckpt_dtype dtype,
+                       struct ckpt_err *err)
 {
     uint64_t stride[CKPT_MAX_RANK], lo[CKPT_MAX_RANK];
-    const uint64_t from = ckpt_place_from(&part->box, box, stride);
+    const uint64_t from = ckpt_place_from(&overlap->box, box, stride);
 
-    for (uint32_t d = 0; d < part->box.rank; d++)
-        lo[d] = part->box.lo[d] - t->box.lo[d];
-    if (t->put(t->ctx, lo, part->box.n, data + from * ckpt_dtype_size(dtype), stride,
+    for (uint32_t d = 0; d < overlap->box.rank; d++)
+        lo[d] = overlap->box.lo[d] - t->box.lo[d];
+    if (t->put(t->ctx, lo, overlap->box.n, data + from * ckpt_dtype_size(dtype), stride,
                ckpt_dtype_name(dtype)) >= 0)
         return 0;
     return ckpt_fail(err, CKPT_USAGE,
                      "the function that is the destination of want %" PRIu32 " has failed",
-                     part->entry);
+                     overlap->entry);
 }
 
 static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
@@ -104,28 +112,28 @@ static int place_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint6
     struct ckpt_engine *e = p->e;
     const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, unit)->dtype;
 
-    p->parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, unit, box, p->parts, p->err) < 0)
+    p->overlaps->len = 0;
+    if (ckpt_plan_wanted(e->plan, unit, box, p->overlaps, p->err) < 0)
         return -1;
-    for (size_t i = 0; i < p->parts->len; i++) {
-        const struct ckpt_part *part = &p->parts->ptr[i];
-        const struct ckpt_target *t = &e->target[part->entry];
+    for (size_t i = 0; i < p->overlaps->len; i++) {
+        const struct ckpt_overlap *overlap = &p->overlaps->ptr[i];
+        const struct ckpt_target *t = &e->target[overlap->entry];
         const unsigned char *data = p->data + (at - p->lo);
         if (e->device && !t->host) /* the pump copies it */
             continue;
         if (t->put) {
-            if (put_part(t, part, data, box, dtype, p->err) < 0)
+            if (put_overlap(t, overlap, data, box, dtype, p->err) < 0)
                 return -1;
         } else {
-            touch(dense_place(t, &part->box, dtype), part->bytes);
-            ckpt_place(t, &part->box, data, box, dtype);
+            touch(dense_place(t, &overlap->box, dtype), overlap->bytes);
+            ckpt_place(t, &overlap->box, data, box, dtype);
         }
-        ckpt_engine_land(e, part->entry, part->bytes);
+        ckpt_engine_land(e, overlap->entry, overlap->bytes);
     }
     return 0;
 }
 
-/* Place what this rank wants of these units of a slice or piece. */
+/* Place what this rank wants of these units of a slice or a chunk. */
 static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t hi)
 {
     for (; unit < end && p->e->plan->units.ptr[unit].at < hi; unit++)
@@ -137,40 +145,40 @@ static int place_units(struct placing *p, uint32_t unit, uint32_t end, uint64_t 
 static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                       struct ckpt_err *err)
 {
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[s->piece];
+    const struct ckpt_chunk *chunk = &e->plan->chunks.ptr[s->chunk];
     const uint64_t begin = ckpt_now_ns();
-    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
-    struct placing p = {e, s->buf, piece->lo, &parts, err};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps overlaps = {0};
+    struct placing p = {e, s->buf, chunk->lo, &overlaps, err};
 
     if (!place_begin(e))
         return 0;
-    int rc = place_units(&p, lo, hi, piece->lo + piece->len);
+    int rc = place_units(&p, lo, hi, chunk->lo + chunk->len);
     place_end(e);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return rc;
 }
 
 /* The destination of a box, if exactly one want has it and its bytes are the same there; else NULL.
- * parts->ptr[0] is then that part. */
+ * overlaps->ptr[0] is then its overlap with that want. */
 static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, const struct ckpt_box *box,
-                                  ckpt_parts *parts)
+                                  ckpt_overlaps *overlaps)
 {
     struct ckpt_err ignored = {0};
 
-    parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, unit, box, parts, &ignored) < 0 || parts->len != 1 ||
-        e->target[parts->ptr[0].entry].put || !ckpt_box_eq(&parts->ptr[0].box, box))
+    overlaps->len = 0;
+    if (ckpt_plan_wanted(e->plan, unit, box, overlaps, &ignored) < 0 || overlaps->len != 1 ||
+        e->target[overlaps->ptr[0].entry].put || !ckpt_box_eq(&overlaps->ptr[0].box, box))
         return NULL;
-    return dense_place(&e->target[parts->ptr[0].entry], box,
+    return dense_place(&e->target[overlaps->ptr[0].entry], box,
                        ckpt_plan_unit_tensor(e->plan, unit)->dtype);
 }
 
 /* Verify and place a message. */
-static int take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
+static int take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_overlaps *overlaps,
                         struct ckpt_err *err)
 {
     const struct ckpt_window *w = ckpt_window_of(e, m->slot);
-    struct placing p = {e, m->xfer.there ? m->xfer.there : m->xfer.buf, 0, parts, err};
+    struct placing p = {e, m->xfer.there ? m->xfer.there : m->xfer.buf, 0, overlaps, err};
     uint64_t hi;
 
     ckpt_plan_slice(e->plan, w, m->member, &p.lo, &hi);
@@ -202,11 +210,11 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_err err = {0};
-    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps overlaps = {0};
 
     if (!place_begin(e))
         return false;
-    const bool good = take_message(e, m, &parts, &err) == 0;
+    const bool good = take_message(e, m, &overlaps, &err) == 0;
     if (good)
         use_up(e, m);
     place_end(e);
@@ -295,32 +303,32 @@ static bool read_direct(struct job *j)
     const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
     const uint64_t begin = ckpt_now_ns();
     void *slot[JOB_BOXES];
-    struct ckpt_part part[JOB_BOXES];
-    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
+    struct ckpt_overlap overlap[JOB_BOXES];
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps overlaps = {0};
     struct ckpt_err ignored = {0};
     uint32_t tried = 0;
     bool good = true;
 
-    if (e->device || e->plan->stream[e->plan->pieces.ptr[j->slot->piece].group].nstep ||
+    if (e->device || e->plan->stream[e->plan->chunks.ptr[j->slot->chunk].group].nstep ||
         !is_cached(j))
         return false;
     for (; tried < j->n && good; tried++) {
         const uint32_t i = tried;
         slot[i] = j->read[i].buf;
-        j->read[i].buf = whole_place(e, j->unit[i], &j->read[i].box, &parts);
+        j->read[i].buf = whole_place(e, j->unit[i], &j->read[i].box, &overlaps);
         good = j->read[i].buf != NULL;
         if (good)
-            part[i] = parts.ptr[0];
+            overlap[i] = overlaps.ptr[0];
     }
     good = good && place_begin(e);
     if (good) {
         for (uint32_t i = 0; i < j->n; i++)
-            touch(j->read[i].buf, part[i].bytes);
+            touch(j->read[i].buf, overlap[i].bytes);
         reading_begin(j->w, j->read->tensor, unit->source, unit->off);
         good = ckpt_boxes_pread_cached(&e->reading, j->read, j->n, &e->opt.cost, &ignored) == 0;
         reading_end(j->w);
         for (uint32_t i = 0; i < j->n && good; i++)
-            ckpt_engine_land(e, part[i].entry, part[i].bytes);
+            ckpt_engine_land(e, overlap[i].entry, overlap[i].bytes);
         place_end(e);
         atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     }
@@ -339,7 +347,7 @@ static int add_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_
     j->read[j->n++] =
         (struct ckpt_box_read){.tensor = ckpt_plan_unit_tensor(e->plan, unit),
                                .box = *box,
-                               .buf = j->slot->buf + (at - e->plan->pieces.ptr[j->slot->piece].lo)};
+                               .buf = j->slot->buf + (at - e->plan->chunks.ptr[j->slot->chunk].lo)};
     return 0;
 }
 
@@ -347,12 +355,12 @@ static int add_box(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
-    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[j->slot->piece];
+    const struct ckpt_chunk *chunk = &e->plan->chunks.ptr[j->slot->chunk];
     struct ckpt_err err = {0};
 
     j->n = 0;
     for (uint32_t u = j->lo; u < j->hi; u++)
-        (void)ckpt_plan_boxes(e->plan, u, piece->lo, piece->lo + piece->len, add_box, j);
+        (void)ckpt_plan_boxes(e->plan, u, chunk->lo, chunk->lo + chunk->len, add_box, j);
     if (!read_direct(j)) {
         if (ckpt_engine_has_stopped(e)) /* then no worker begins a read */
             return;
@@ -367,14 +375,14 @@ static void run_job(struct job *j)
 
 /* ---- choosing what to do, under the lock ---- */
 
-/* The open read slot of the oldest piece of which units are to be read; NULL: there is none. */
+/* The open read slot of the oldest chunk of which units are to be read; NULL: there is none. */
 static struct ckpt_read_slot *oldest_unread(struct ckpt_engine *e)
 {
     struct ckpt_read_slot *oldest = NULL;
 
     for (uint32_t i = 0; i < e->opt.ahead; i++) {
         struct ckpt_read_slot *s = &e->read[i];
-        if (s->open && s->next < s->hi && (!oldest || s->piece < oldest->piece))
+        if (s->open && s->next < s->hi && (!oldest || s->chunk < oldest->chunk))
             oldest = s;
     }
     return oldest;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Broadcast trees. A tree is the balanced search tree over 0 .. n-1; it has no fixed root, because
- * a member passes a piece on to all of its neighbours except the one from which it came. */
+ * a member passes a slice on to all of its neighbours except the one from which it came. */
 #include "load/plan/broadcast.h"
 
 #include <stdlib.h>
@@ -95,7 +95,7 @@ static struct neighbours find_neighbours(uint32_t n, uint32_t x, uint32_t y)
     return r;
 }
 
-/* ---- the way of a reader's pieces ---- */
+/* ---- the way of a reader's slices ---- */
 
 struct way {
     uint32_t node, lane; /* the reader's node, and its number among that node's members */
@@ -122,7 +122,7 @@ static uint32_t count_of(const struct ckpt_broadcast *r, uint32_t node)
     return r->node[node + 1] - r->node[node];
 }
 
-/* The head of a node for this reader's pieces, as an index in r->member. */
+/* The head of a node for this reader's slices, as an index in r->member. */
 static uint32_t head_of(const struct ckpt_broadcast *r, uint32_t node, const struct way *w)
 {
     return r->node[node] + w->lane % count_of(r, node);

@@ -3,6 +3,7 @@
  * boxes that the rank wants, where the set of these parts changes, and which ranks have them. */
 #include "load/plan/groups.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -142,7 +143,8 @@ static int along_cmp(const void *pa, const void *pb, void *dimension)
     return c ? c : identity_cmp(a, b);
 }
 
-/* Fill in request.reach and f->wide, for binary search. */
+/* Fill in request.reach and f->wide, for binary search: the requests are sorted by their beginnings
+ * along f->order, and so their reaches ascend, too. */
 static int find_reach(struct finder *f)
 {
     const uint64_t limit = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
@@ -152,6 +154,7 @@ static int find_reach(struct finder *f)
     for (uint32_t i = 0; i < f->requests.len; i++) {
         struct request *d = &f->requests.ptr[i];
         const uint64_t n = d->box.n[f->order];
+        assert(i == 0 || d[-1].box.lo[f->order] <= d->box.lo[f->order]);
         if (n > limit && ckpt_vec_push(&f->wide, i) < 0)
             return ckpt_nomem(f->err);
         if (n <= limit)
@@ -274,6 +277,10 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *request, size_t n)
                 cover[still++] = request[next];
         }
         ncover = still;
+        /* no request ends within the interval, as all edges cut: it covers a cell whole or not at
+         * all */
+        for (size_t k = 0; k < ncover; k++)
+            assert(all[cover[k]].box.lo[d] + all[cover[k]].box.n[d] >= edge[i + 1]);
         rc = sweep(s, d + 1, cover, ncover);
     }
     return rc;
@@ -319,7 +326,9 @@ static int emit_set(struct finder *f, const ckpt_numbers *set)
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_numbers overlap = {0};
 
     for (size_t i = 1; i < set->len; i++) {
-        (void)ckpt_box_intersect(&meet, &f->requests.ptr[set->ptr[i]].box, &both);
+        const bool meets = ckpt_box_intersect(&meet, &f->requests.ptr[set->ptr[i]].box, &both);
+        assert(meets); /* all of them cover the cell with which the set was found */
+        (void)meets;
         meet = both;
     }
     s.group = group_of(f, set->ptr, set->len);
@@ -444,8 +453,11 @@ static int sort_groups(struct finder *f)
     if (!place)
         return ckpt_nomem(f->err);
     ckpt_sort(f->groups->ptr, n, group_cmp);
-    for (uint32_t i = 0; i < n; i++)
-        place[f->groups->ptr[i].found] = i;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct ckpt_group *g = &f->groups->ptr[i];
+        assert(g->self < g->n && g->rank[g->self] == f->self);
+        place[g->found] = i;
+    }
     for (size_t i = 0; i < f->boxes->len; i++)
         f->boxes->ptr[i].group = place[f->boxes->ptr[i].group];
     return 0;

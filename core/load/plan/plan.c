@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a plan: boxes of groups -> units -> streams -> spans -> pieces and windows. */
+/* Makes a plan: boxes of groups -> units -> streams -> spans -> chunks and windows. */
 #include "load/plan/plan.h"
 
 #include <assert.h>
@@ -28,7 +28,7 @@ void ckpt_plan_free(struct ckpt_plan *p)
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
-    ckpt_vec_release(&p->pieces);
+    ckpt_vec_release(&p->chunks);
     ckpt_vec_release(&p->windows);
     free(p);
 }
@@ -37,7 +37,7 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 {
     uint64_t bytes = ckpt_job_wants_memory(p->job_wants) + sizeof *p +
                      p->regions.cap * sizeof *p->regions.ptr + p->units.cap * sizeof *p->units.ptr +
-                     p->pieces.cap * sizeof *p->pieces.ptr +
+                     p->chunks.cap * sizeof *p->chunks.ptr +
                      p->windows.cap * sizeof *p->windows.ptr;
 
     for (size_t g = 0; g < p->groups.len; g++)
@@ -130,7 +130,7 @@ bool ckpt_plan_reads_again(const struct ckpt_plan *p, uint32_t unit)
                         p->regions.ptr[u->region].holes);
 }
 
-/* Choose cut, step and parts so that a unit has at most `size` bytes: take single indices of the
+/* Choose cut, step and nrange so that a unit has at most `size` bytes: take single indices of the
  * outer dimensions until a range of the next one is small enough. */
 static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t size,
                       struct ckpt_err *err)
@@ -139,24 +139,26 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t
     uint64_t inner = ckpt_box_numel(&r->box) * region_esize(p, r), count = 1;
 
     r->cut = 0;
-    r->step = r->parts = 1;
+    r->step = r->nrange = 1;
     for (uint32_t k = 0; k < rank; k++) {
         const uint64_t n = r->box.n[r->order[k]];
         r->cut = (uint8_t)k;
         inner /= n;
         if (inner <= size || k + 1 == rank) {
             uint64_t most = ckpt_max_u64(1, inner ? size / inner : n);
-            r->parts = (n + most - 1) / most;
-            r->step = (n + r->parts - 1) / r->parts;
-            r->parts = (n + r->step - 1) / r->step;
+            r->nrange = (n + most - 1) / most;
+            r->step = (n + r->nrange - 1) / r->nrange;
+            r->nrange = (n + r->step - 1) / r->step;
             break;
         }
         count *= n;
     }
-    if (ckd_mul(&count, count, r->parts) || count > MAX_UNITS)
+    if (ckd_mul(&count, count, r->nrange) || count > MAX_UNITS)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too many small parts",
                          p->job_wants->cat->tensors.ptr[r->tensor].name);
     r->nunit = (uint32_t)count;
+    assert(rank == 0 || (r->step * r->nrange >= r->box.n[r->order[r->cut]] &&
+                         r->step * (r->nrange - 1) < r->box.n[r->order[r->cut]]));
     return 0;
 }
 
@@ -170,8 +172,8 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
     if (ret->rank == 0)
         return;
     const uint32_t d = r->order[r->cut];
-    lo = at % r->parts * r->step;
-    at /= r->parts;
+    lo = at % r->nrange * r->step;
+    at /= r->nrange;
     ret->lo[d] += lo;
     ret->n[d] = ckpt_min_u64(r->step, r->box.n[d] - lo);
     for (uint32_t k = r->cut; k-- > 0;) {
@@ -266,12 +268,15 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- streams ---- */
 
-/* Lay the units of each group end to end. */
+/* Lay the units of each group end to end. They are sorted by group, so those of one are neighbours
+ * in the list. */
 static void lay_out(struct ckpt_plan *p)
 {
     for (uint32_t u = 0; u < p->units.len; u++) {
         struct ckpt_unit *unit = &p->units.ptr[u];
         struct ckpt_stream *s = &p->stream[p->regions.ptr[unit->region].group];
+        assert(unit->len > 0 && unit->len % CKPT_UNIT_ALIGN == 0);
+        assert(s->len == 0 || s->hi == u);
         if (s->len == 0)
             s->lo = u;
         s->hi = u + 1;
@@ -290,16 +295,20 @@ static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t
 
     s->slice = (uint32_t)align((span + count - 1) / count);
     s->nwindow = (uint32_t)((span + s->slice - 1) / s->slice);
+    /* the slices of a span are its bytes, and perhaps some more: no window is empty for all members
+     * (member 0 has something in each), and the spans together are at least the stream */
+    assert(s->slice <= most && (uint64_t)(s->nwindow - 1) * s->slice < s->len);
+    assert((uint64_t)n * s->nwindow * s->slice >= s->len);
 }
 
 static struct ckpt_collective step_of(const struct ckpt_plan *p, uint32_t n, const uint32_t *rank)
 {
-    struct ckpt_collective step = {.n = n, .rank = rank, .family = CKPT_FAMILY_NONE};
+    struct ckpt_collective step = {.n = n, .rank = rank, .division = CKPT_DIVISION_NONE};
 
-    while (rank[step.self] != p->self)
-        step.self++;
+    for (; rank[step.self] != p->self; step.self++)
+        assert(step.self + 1 < n); /* a rank plans only the groups that it is in */
     if (n == p->job_wants->nrank)
-        step.family = CKPT_FAMILY_ALL;
+        step.division = CKPT_DIVISION_ALL;
     return step;
 }
 
@@ -361,6 +370,8 @@ int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint6
     struct ckpt_span span[CKPT_MAX_SPANS];
     struct ckpt_box box, part;
 
+    /* an element never lies in two slices, and a slice's bytes are whole elements */
+    assert(u->at % CKPT_UNIT_ALIGN == 0 && CKPT_UNIT_ALIGN % esize == 0);
     ckpt_plan_unit_box(p, unit, &box);
     const uint64_t numel = ckpt_box_numel(&box);
     const uint64_t first = lo > u->at ? (lo - u->at) / esize : 0;
@@ -397,7 +408,7 @@ static int make_streams(struct ckpt_plan *p, struct ckpt_err *err)
     return 0;
 }
 
-/* ---- pieces and windows ---- */
+/* ---- chunks and windows ---- */
 
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi)
@@ -405,8 +416,8 @@ void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uin
     const struct ckpt_stream *s = &p->stream[w->group];
 
     if (s->nstep == 0) {
-        *ret_lo = p->pieces.ptr[w->piece].lo;
-        *ret_hi = *ret_lo + p->pieces.ptr[w->piece].len;
+        *ret_lo = p->chunks.ptr[w->chunk].lo;
+        *ret_hi = *ret_lo + p->chunks.ptr[w->chunk].len;
         return;
     }
     const uint64_t at = ((uint64_t)member * s->nwindow + w->number) * s->slice;
@@ -414,15 +425,16 @@ void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uin
     *ret_hi = ckpt_min_u64(at + s->slice, s->len);
 }
 
-static int add_piece(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
+static int add_chunk(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
                      struct ckpt_err *err)
 {
-    const struct ckpt_piece_plan piece = {group, number, lo, (uint32_t)(hi - lo)};
+    const struct ckpt_chunk chunk = {group, number, lo, (uint32_t)(hi - lo)};
 
-    return ckpt_vec_push(&p->pieces, piece) < 0 ? ckpt_nomem(err) : 0;
+    assert(lo < hi && hi <= p->stream[group].len && hi - lo <= UINT32_MAX);
+    return ckpt_vec_push(&p->chunks, chunk) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Cut the stream of this rank alone into pieces of whole units. */
+/* Cut the stream of this rank alone into chunks of whole units. */
 static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
 {
     const struct ckpt_stream *s = &p->stream[group];
@@ -431,22 +443,22 @@ static int cut_alone(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
 
     for (uint32_t u = s->lo; u < s->hi; u++) {
         const uint64_t end = p->units.ptr[u].at + p->units.ptr[u].len;
-        const bool more = u + 1 < s->hi && end + p->units.ptr[u + 1].len - lo <= p->sizes.piece;
+        const bool more = u + 1 < s->hi && end + p->units.ptr[u + 1].len - lo <= p->sizes.chunk;
         if (more)
             continue;
-        if (add_piece(p, group, number++, lo, end, err) < 0)
+        if (add_chunk(p, group, number++, lo, end, err) < 0)
             return -1;
         lo = end;
     }
     return 0;
 }
 
-/* Cut this rank's span into pieces. `whole`: pieces of several slices, which are held for several
+/* Cut this rank's span into chunks. `whole`: chunks of several slices, which are held for several
  * windows. */
 static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct ckpt_err *err)
 {
     const struct ckpt_stream *s = &p->stream[group];
-    const uint32_t most = whole ? (uint32_t)(p->sizes.piece / s->slice) : 1;
+    const uint32_t most = whole ? (uint32_t)(p->sizes.chunk / s->slice) : 1;
     const uint32_t each = (uint32_t)ckpt_max_u64(1, ckpt_min_u64(most, s->nwindow));
 
     for (uint32_t k = 0; k < s->nwindow; k += each) {
@@ -454,15 +466,15 @@ static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct 
         uint64_t lo, hi;
         ckpt_plan_slice(p, &w, p->groups.ptr[group].self, &lo, &hi);
         hi = ckpt_min_u64(lo + ckpt_min_u64(each, s->nwindow - k) * s->slice, s->len);
-        if (hi > lo && add_piece(p, group, k, lo, hi, err) < 0)
+        if (hi > lo && add_chunk(p, group, k, lo, hi, err) < 0)
             return -1;
     }
     return 0;
 }
 
-static int piece_cmp(const void *pa, const void *pb)
+static int chunk_cmp(const void *pa, const void *pb)
 {
-    const struct ckpt_piece_plan *a = pa, *b = pb;
+    const struct ckpt_chunk *a = pa, *b = pb;
     const int c = ckpt_u64_cmp(a->number, b->number);
 
     return c ? c : ckpt_u64_cmp(a->group, b->group);
@@ -476,9 +488,9 @@ static int window_cmp(const void *pa, const void *pb)
     return c ? c : ckpt_u64_cmp(a->group, b->group);
 }
 
-/* Cut what this rank reads. A piece of several slices keeps its buffer for several windows, so
+/* Cut what this rank reads. A chunk of several slices keeps its buffer for several windows, so
  * there must be more buffers than groups. */
-static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
+static int make_chunks(struct ckpt_plan *p, struct ckpt_err *err)
 {
     uint32_t shared = 0;
 
@@ -490,30 +502,32 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
     for (uint32_t g = 0; g < p->groups.len; g++)
         if ((p->groups.ptr[g].n == 1 ? cut_alone(p, g, err) : cut_own_span(p, g, whole, err)) < 0)
             return -1;
-    ckpt_sort(p->pieces.ptr, p->pieces.len, piece_cmp);
+    ckpt_sort(p->chunks.ptr, p->chunks.len, chunk_cmp);
     return 0;
 }
 
-uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *piece)
+uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_chunk *chunk)
 {
-    const struct ckpt_stream *s = &p->stream[piece->group];
+    const struct ckpt_stream *s = &p->stream[chunk->group];
 
-    return s->nstep ? (piece->len + s->slice - 1) / s->slice : p->sizes.device;
+    return s->nstep ? (chunk->len + s->slice - 1) / s->slice : p->sizes.device;
 }
 
-/* List the windows: those that a piece of this rank feeds, and those beyond its last byte. */
+/* List the windows: those that a chunk of this rank feeds, and those beyond its last byte. */
 static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *fed = calloc(p->groups.len + 1, sizeof *fed);
     int rc = fed ? 0 : -1;
 
-    for (uint32_t i = 0; i < p->pieces.len && rc == 0; i++) {
-        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
-        const uint32_t n = ckpt_plan_fed(p, piece);
+    for (uint32_t i = 0; i < p->chunks.len && rc == 0; i++) {
+        const struct ckpt_chunk *chunk = &p->chunks.ptr[i];
+        const uint32_t n = ckpt_plan_fed(p, chunk);
+        /* each chunk of a group begins where the windows end that the one before feeds */
+        assert(!p->stream[chunk->group].nstep || fed[chunk->group] == chunk->number);
         for (uint32_t k = 0; k < n && rc == 0; k++)
             rc = ckpt_vec_push(&p->windows,
-                               ((struct ckpt_window){piece->group, piece->number + k, i}));
-        fed[piece->group] = piece->number + n;
+                               ((struct ckpt_window){chunk->group, chunk->number + k, i}));
+        fed[chunk->group] = chunk->number + n;
     }
     for (uint32_t g = 0; g < p->groups.len && rc == 0; g++)
         for (uint32_t k = fed[g]; k < p->stream[g].nwindow && rc == 0; k++)
@@ -526,9 +540,10 @@ static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- the wants in a region ---- */
 
-/* Append the parts of a box that this rank wants, and look at every want of the tensor for that. */
-static int find_parts(const struct ckpt_plan *p, uint32_t tensor, const struct ckpt_box *within,
-                      ckpt_parts *out, struct ckpt_err *err)
+/* Append the overlaps of a box with the wants of this rank, and look at every want of the tensor.
+ */
+static int find_overlaps(const struct ckpt_plan *p, uint32_t tensor, const struct ckpt_box *within,
+                         ckpt_overlaps *out, struct ckpt_err *err)
 {
     const struct ckpt_job_wants *r = p->job_wants;
     const uint32_t class = r->class_of[p->self];
@@ -537,37 +552,37 @@ static int find_parts(const struct ckpt_plan *p, uint32_t tensor, const struct c
     uint64_t i, end = ckpt_job_wants_uses(r, tensor, class, &i);
 
     for (; i < end; i++) {
-        struct ckpt_part part = {.entry = r->use[i].entry};
+        struct ckpt_overlap overlap = {.entry = r->use[i].entry};
         struct ckpt_box box;
-        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, p->self, &box) ||
-            !ckpt_box_intersect(&box, within, &part.box))
+        if (!ckpt_wants_box(w, &w->entries.ptr[overlap.entry], t, p->self, &box) ||
+            !ckpt_box_intersect(&box, within, &overlap.box))
             continue;
-        part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);
-        if (ckpt_vec_push(out, part) < 0)
+        overlap.bytes = ckpt_box_numel(&overlap.box) * ckpt_dtype_size(t->dtype);
+        if (ckpt_vec_push(out, overlap) < 0)
             return ckpt_nomem(err);
     }
     return 0;
 }
 
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
-                     ckpt_parts *out, struct ckpt_err *err)
+                     ckpt_overlaps *out, struct ckpt_err *err)
 {
     const struct ckpt_region *r = &p->regions.ptr[p->units.ptr[unit].region];
-    const struct ckpt_part all = {r->entry, ckpt_box_numel(box) * region_esize(p, r), *box};
+    const struct ckpt_overlap all = {r->entry, ckpt_box_numel(box) * region_esize(p, r), *box};
 
     if (r->entry == CKPT_NONE)
-        return find_parts(p, r->tensor, box, out, err);
+        return find_overlaps(p, r->tensor, box, out, err);
     return ckpt_vec_push(out, all) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* Usually exactly one want of this rank has a region, and has all of it. */
 static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_vec_cleanup) ckpt_parts parts = {0};
-    const int rc = find_parts(p, r->tensor, &r->box, &parts, err);
+    ckpt_cleanup(ckpt_vec_cleanup) ckpt_overlaps found = {0};
+    const int rc = find_overlaps(p, r->tensor, &r->box, &found, err);
 
     r->entry =
-        parts.len == 1 && ckpt_box_eq(&parts.ptr->box, &r->box) ? parts.ptr->entry : CKPT_NONE;
+        found.len == 1 && ckpt_box_eq(&found.ptr->box, &r->box) ? found.ptr->entry : CKPT_NONE;
     return rc;
 }
 
@@ -594,7 +609,7 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
 {
     ckpt_cleanup(ckpt_plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
 
-    assert(sizes->unit > 0 && sizes->piece > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
+    assert(sizes->unit > 0 && sizes->chunk > 0 && sizes->slice >= CKPT_UNIT_ALIGN);
     if (!p)
         return ckpt_nomem(err);
     p->job_wants = job_wants;
@@ -612,7 +627,7 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     for (size_t g = 0; g < p->groups.len; g++)
         if (ckpt_broadcast_init(&p->broadcast[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
             return -1;
-    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_pieces(p, err) < 0 ||
+    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_chunks(p, err) < 0 ||
         list_windows(p, err) < 0)
         return -1;
     *ret = ckpt_steal(&p);

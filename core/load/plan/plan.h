@@ -8,8 +8,8 @@
  * The boxes of a group (groups.h) are its regions. They are cut into units, boxes that are read
  * whole, and all units in the order of the files are the group's stream of bytes. Of n members, the
  * i-th reads the i-th of n equal spans of the stream. What is read and what is exchanged are cut
- * apart: a rank reads its span in pieces, and window k of a group exchanges the k-th slice of every
- * member's span, in one all-gather. A piece fills the slices of one or several windows. Every rank
+ * apart: a rank reads its span in chunks, and window k of a group exchanges the k-th slice of every
+ * member's span, in one all-gather. A chunk fills the slices of one or several windows. Every rank
  * goes through its windows in the same order, by number and then by group, so that no ranks wait
  * for each other in a circle.
  *
@@ -17,7 +17,7 @@
  *     slices   |   0   |   1   |   2   |   3   |  |   0   |   1   |   2   |   3   |
  *     window 1          ^^^^^^^                            ^^^^^^^
  *
- * Bytes that only one rank wants form a group of one member, which reads them piece by piece, each
+ * Bytes that only one rank wants form a group of one member, which reads them chunk by chunk, each
  * of whole units, and exchanges nothing. */
 #pragma once
 
@@ -36,7 +36,7 @@
 enum { CKPT_UNIT_ALIGN = 64 }; /* bytes to which a unit is rounded up in a buffer */
 
 /* A box of a group, and how it is cut into units: every index of the dimensions order[0] ..
- * order[cut - 1], times `parts` ranges of `step` indices of dimension order[cut], times all of the
+ * order[cut - 1], times `nrange` ranges of `step` indices of dimension order[cut], times all of the
  * other dimensions. */
 struct ckpt_region {
     struct ckpt_box box;
@@ -47,7 +47,7 @@ struct ckpt_region {
     uint8_t order[CKPT_MAX_RANK]; /* dimensions, in descending order of their stride in the file */
     uint8_t cut;
     bool holes; /* reading it reads what lies between its runs, too */
-    uint64_t step, parts;
+    uint64_t step, nrange;
 };
 
 struct ckpt_unit {
@@ -63,12 +63,12 @@ struct ckpt_unit {
 struct ckpt_collective {
     uint32_t n, self;     /* number of ranks, and the index of this one */
     const uint32_t *rank; /* borrowed */
-    uint8_t family;       /* of the communicator, see CKPT_FAMILY_ALL; set by agree.c */
+    uint8_t division;     /* of the communicator, see CKPT_DIVISION_ALL; set by agree.c */
 };
 
-/* Communicators: of all ranks of the job, of this rank's group in family f (1 + f, families.h), or
- * none, so that the ranks send to each other in pairs. */
-enum { CKPT_FAMILY_ALL = 0, CKPT_FAMILY_NONE = 0xff };
+/* Communicators: of all ranks of the job, of this rank's group in division f (1 + f, divisions.h),
+ * or none, so that the ranks send to each other in pairs. */
+enum { CKPT_DIVISION_ALL = 0, CKPT_DIVISION_NONE = 0xff };
 
 /* The stream of a group. The slices of a window lie in a buffer one after the other. If the group
  * has several members on each of several nodes, the exchange takes two steps: first each rail, the
@@ -85,7 +85,7 @@ struct ckpt_stream {
 };
 
 /* Bytes of the stream that this rank reads into one buffer. */
-struct ckpt_piece_plan {
+struct ckpt_chunk {
     uint32_t group;
     uint32_t number; /* of the first window that needs it, within the group */
     uint64_t lo;     /* its first byte in the stream */
@@ -96,7 +96,7 @@ struct ckpt_piece_plan {
 struct ckpt_window {
     uint32_t group;
     uint32_t number; /* within the group */
-    uint32_t piece;  /* this rank's, which has its slice; CKPT_NONE: the slice is empty */
+    uint32_t chunk;  /* this rank's, which has its slice; CKPT_NONE: the slice is empty */
 };
 
 /* Limits in bytes. */
@@ -106,8 +106,8 @@ struct ckpt_plan_sizes {
     uint64_t slice;  /* of a slice; >= CKPT_UNIT_ALIGN */
     uint64_t window; /* of all slices of a window; exceeded only where slices are the smallest */
     /* These members may differ from rank to rank: */
-    uint64_t piece; /* of a piece; exceeded only by a single slice or unit */
-    uint32_t ahead; /* number of pieces that can be read at the same time */
+    uint64_t chunk; /* of a chunk; exceeded only by a single slice or unit */
+    uint32_t ahead; /* number of chunks that can be read at the same time */
     bool device;    /* groups of one member have windows, too */
 };
 
@@ -115,15 +115,15 @@ struct ckpt_plan {
     const struct ckpt_job_wants *job_wants; /* borrowed; must outlive the plan */
     uint32_t self;                          /* the rank whose plan this is */
     struct ckpt_plan_sizes sizes;
-    ckpt_groups groups;                      /* of which this rank is a member */
-    struct ckpt_broadcast *broadcast;        /* per group */
-    struct ckpt_stream *stream;              /* per group */
-    CKPT_VEC(struct ckpt_region) regions;    /* ordered by tensor */
-    CKPT_VEC(struct ckpt_unit) units;        /* by group, then in the order of the files */
-    CKPT_VEC(struct ckpt_piece_plan) pieces; /* that this rank reads, by number and group */
-    CKPT_VEC(struct ckpt_window) windows;    /* by number and group */
-    bool exchanges;                          /* some group has several members */
-    uint32_t held;                           /* pieces that must be held at the same time */
+    ckpt_groups groups;                   /* of which this rank is a member */
+    struct ckpt_broadcast *broadcast;     /* per group */
+    struct ckpt_stream *stream;           /* per group */
+    CKPT_VEC(struct ckpt_region) regions; /* ordered by tensor */
+    CKPT_VEC(struct ckpt_unit) units;     /* by group, then in the order of the files */
+    CKPT_VEC(struct ckpt_chunk) chunks;   /* that this rank reads, by number and group */
+    CKPT_VEC(struct ckpt_window) windows; /* by number and group */
+    bool exchanges;                       /* some group has several members */
+    uint32_t held;                        /* chunks that must be held at the same time */
     bool *again; /* per source: ckpt_plan_find_again; NULL: no rank of the node reads anything that
                     this one reads */
 };
@@ -173,8 +173,8 @@ const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint3
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi);
 
-/* The number of windows that a piece feeds: 0 if it is placed without one. */
-uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_piece_plan *piece);
+/* The number of windows that a chunk feeds: 0 if it is placed without one. */
+uint32_t ckpt_plan_fed(const struct ckpt_plan *p, const struct ckpt_chunk *chunk);
 
 /* Where a member's slice lies in the buffer of a window: the number of slices before it. */
 uint32_t ckpt_plan_place(const struct ckpt_plan *p, uint32_t group, uint32_t member);
@@ -193,15 +193,15 @@ int ckpt_plan_boxes(const struct ckpt_plan *p, uint32_t unit, uint64_t lo, uint6
 /* The most boxes of a unit of this rank (number of dimensions) that ckpt_plan_boxes finds. */
 #define CKPT_UNIT_BOXES(rank) ((rank) ? 2 * (uint64_t)(rank)-1 : 1)
 
-/* The part of a unit that belongs to one want of this rank. */
-struct ckpt_part {
+/* The overlap of a unit with one want of this rank. */
+struct ckpt_overlap {
     uint32_t entry;      /* number of the want */
     uint64_t bytes;      /* in the dtype of the view */
     struct ckpt_box box; /* in the tensor */
 };
-typedef CKPT_VEC(struct ckpt_part) ckpt_parts;
+typedef CKPT_VEC(struct ckpt_overlap) ckpt_overlaps;
 
-/* Append the parts of a unit, or of a box in it, that this rank wants, one for each want that
- * overlaps with it. NOMEM. */
+/* Append the overlaps of a unit, or of a box in it, with the wants of this rank: one for each want
+ * that has any of it. NOMEM. */
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *box,
-                     ckpt_parts *out, struct ckpt_err *err);
+                     ckpt_overlaps *out, struct ckpt_err *err);

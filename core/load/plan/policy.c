@@ -13,11 +13,12 @@
 
 /* ---- the options ---- */
 
+/* The defaults of options that are 0 (load.h). */
 enum {
-    HOST_BYTES = 256 << 20,
-    DEVICE_BYTES = 512 << 20,
-    READ_TIMEOUT_MS = 120 * 1000,
-    EXCHANGE_TIMEOUT_MS = 300 * 1000,
+    HOST_BYTES = 256 << 20,           /* of a rank: 8 ranks of a node take 2 GiB */
+    DEVICE_BYTES = 512 << 20,         /* of each GPU, while the load runs */
+    READ_TIMEOUT_MS = 120 * 1000,     /* a busy parallel file system stalls for a minute, not two */
+    EXCHANGE_TIMEOUT_MS = 300 * 1000, /* more than that, as a rank may wait for another's read */
 };
 
 /* Rates by which times can be estimated: infinite times are none. */
@@ -60,8 +61,8 @@ int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_
 enum {
     EACH_UNIT = 1 << 20,      /* bytes of a unit with EACH: it stays in the CPU's cache */
     DEVICE_UNIT = 8 << 20,    /* the same for a device: large enough for an upload */
-    PIECE = 4 << 20,          /* bytes of a piece, a slice and a unit if ranks share */
-    LEAST_PIECE = 1 << 20,    /* smaller reads are slow */
+    CHUNK = 4 << 20,          /* bytes of a chunk, a slice and a unit if ranks share */
+    LEAST_CHUNK = 1 << 20,    /* smaller reads are slow */
     READERS = 8,              /* a window has room for as many of the largest slices */
     SLOTS = 3,                /* window slots if ranks share */
     ALONE_SLOTS = 6,          /* of a device if they do not: uploads in flight */
@@ -108,7 +109,7 @@ static uint64_t device_part(const struct ckpt_size_input *in, uint32_t slots)
     return (in->opt->device_bytes - in->opt->device_bytes / 8) / slots;
 }
 
-/* EACH: a piece is one unit, read at once. On a device it is one window, too. */
+/* EACH: a chunk is one unit, read at once. On a device it is one window, too. */
 static void sizes_alone(const struct ckpt_size_input *in, uint64_t host, struct ckpt_slots *ret)
 {
     const uint64_t unit = in->device ? DEVICE_UNIT : EACH_UNIT;
@@ -118,10 +119,10 @@ static void sizes_alone(const struct ckpt_size_input *in, uint64_t host, struct 
     while (ahead > 2 && host / ahead < unit)
         ahead--;
     ret->windows = in->device ? ALONE_SLOTS : 1;
-    ret->sizes.piece = ckpt_min_u64(unit, host / ahead);
+    ret->sizes.chunk = ckpt_min_u64(unit, host / ahead);
     if (in->device)
-        ret->sizes.piece = ckpt_min_u64(ret->sizes.piece, device_part(in, ret->windows));
-    ret->sizes.unit = ret->sizes.slice = ret->sizes.piece;
+        ret->sizes.chunk = ckpt_min_u64(ret->sizes.chunk, device_part(in, ret->windows));
+    ret->sizes.unit = ret->sizes.slice = ret->sizes.chunk;
     ret->sizes.window = 0;
     ret->ahead = ahead;
 }
@@ -140,19 +141,19 @@ static void sizes_shared(const struct ckpt_size_input *in, uint64_t host, struct
     if (in->opt->window_bytes)
         window = ckpt_min_u64(window, in->opt->window_bytes);
     const uint64_t base = ckpt_min_u64(part, window);
-    const uint64_t piece =
-        ckpt_min_u64(in->piece ? in->piece : PIECE,
-                     ckpt_max_u64(base / READERS, ckpt_min_u64(LEAST_PIECE, base / 2)));
-    ret->sizes.unit = ret->sizes.slice = ret->sizes.piece = piece;
+    const uint64_t chunk =
+        ckpt_min_u64(in->chunk ? in->chunk : CHUNK,
+                     ckpt_max_u64(base / READERS, ckpt_min_u64(LEAST_CHUNK, base / 2)));
+    ret->sizes.unit = ret->sizes.slice = ret->sizes.chunk = chunk;
     ret->sizes.window = window;
     ret->windows = SLOTS;
-    ret->ahead = (uint32_t)ckpt_min_u64(part / piece, ckpt_max_u64(in->threads + 2, 4));
+    ret->ahead = (uint32_t)ckpt_min_u64(part / chunk, ckpt_max_u64(in->threads + 2, 4));
 }
 
 int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, struct ckpt_err *err)
 {
     const struct ckpt_load_options *opt = in->opt;
-    const uint64_t least = (uint64_t)2 * CKPT_LOAD_PIECE_LEAST * (in->shared ? SLOTS + 1 : 1);
+    const uint64_t least = (uint64_t)2 * CKPT_LOAD_CHUNK_LEAST * (in->shared ? SLOTS + 1 : 1);
     const uint64_t host = opt->host_bytes > in->aside ? opt->host_bytes - in->aside : 0;
     const bool tight = in->device && opt->device_bytes < 2 * least;
 
@@ -174,11 +175,11 @@ int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, st
 /* ---- the decision ---- */
 
 enum {
-    CACHED_PIECE = 2 << 20, /* bytes of a piece of cached files: stays in the CPU's cache */
-    MOST_THREADS = 8,
-    COLD_THREADS = 4,  /* reads that keep a disk busy */
-    CACHED_GAP = 4096, /* copying a larger hole costs more than another system call */
-    EXACT_RUN = 1,     /* the same if every byte should be read once: no holes are read */
+    CACHED_CHUNK = 2 << 20, /* bytes of a chunk of cached files: stays in the CPU's cache */
+    MOST_THREADS = 8,       /* of a rank; twice as many on a device, where a thread only reads */
+    COLD_THREADS = 4,       /* reads that keep a disk busy */
+    CACHED_GAP = 4096,      /* copying a larger hole costs more than another system call */
+    EXACT_RUN = 1,          /* the same if every byte should be read once: no holes are read */
 };
 
 static bool is_cached(const struct ckpt_policy_input *in)
@@ -221,7 +222,7 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
     ret->run = shared ? EXACT_RUN : CKPT_STRIDED_LONG_RUN;
     const struct ckpt_size_input sizes = {.opt = in->opt,
                                           .aside = aside,
-                                          .piece = in_memory ? CACHED_PIECE : 0,
+                                          .chunk = in_memory ? CACHED_CHUNK : 0,
                                           .threads = ret->threads,
                                           .shared = shared,
                                           .device = device};

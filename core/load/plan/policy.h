@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides how a load is done: which ranks read, with how many threads, whether past the page cache,
- * in windows and pieces of what size. The decision depends on sizes and rates alone. agree.c calls
+ * in windows and chunks of what size. The decision depends on sizes and rates alone. agree.c calls
  * it before each plan, and model.c for `ckpt plan`, so that a load does what `ckpt plan` says. */
 #pragma once
 
@@ -24,7 +24,7 @@ int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_
 /* Above this fraction in the page cache, files count as cached: reads go through the page cache. */
 #define CKPT_LOAD_CACHED 0.9
 
-enum { CKPT_LOAD_PIECE_LEAST = 16 << 10 }; /* bytes of the smallest piece that is planned for */
+enum { CKPT_LOAD_CHUNK_LEAST = 16 << 10 }; /* bytes of the smallest chunk that is planned for */
 
 /* Sizes and numbers of slots. Those sizes of which plan.h says so must be equal on all ranks that
  * share what they read; `ahead` and `windows` may differ. */
@@ -58,7 +58,7 @@ void ckpt_thread_buffers_divide(uint64_t aside, bool direct, bool cached, uint32
 struct ckpt_size_input {
     const struct ckpt_load_options *opt;
     uint64_t aside; /* bytes of host_bytes that are not for slots */
-    uint64_t piece; /* limit of a piece's bytes if ranks share; 0: 4 MiB */
+    uint64_t chunk; /* limit of a chunk's bytes if ranks share; 0: 4 MiB */
     uint32_t threads;
     bool shared; /* ranks share what they read (readers are not EACH) */
     bool device; /* destinations are in device memory */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing a transport by what the launcher has put into the environment. Transports in libraries
- * of their own are loaded here. */
+/* Launching: choosing a transport by what the launcher has put into the environment. This stands
+ * above the transports, of which it knows all; those in libraries of their own are loaded here. */
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,32 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "comm/comm.h"
-
-enum { MEET_S = 300, MOST_MEET_S = 86400 };
-
-int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err)
-{
-    const char *text = getenv(name);
-    char *end;
-    unsigned long n = text ? strtoul(text, &end, 10) : 0;
-
-    if (!text || *text < '0' || *text > '9' || *end || n > most)
-        return ckpt_fail(err, CKPT_USAGE, "%s=%s: expected a number from 0 to %" PRIu32, name,
-                         text ? text : "(unset)", most);
-    *ret = (uint32_t)n;
-    return 0;
-}
-
-int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
-{
-    uint32_t s = MEET_S;
-
-    if (getenv("CKPTFS_MEET_TIMEOUT") &&
-        ckpt_env_number("CKPTFS_MEET_TIMEOUT", MOST_MEET_S, &s, err) < 0)
-        return -1;
-    *ret = s * 1000;
-    return 0;
-}
+#include "comm/tcp/rendezvous.h"
 
 /* Look beside libckptfs_load, then in the folder where it was to be installed, then where the
  * dynamic linker looks. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Divides groups into families, greedily. */
-#include "load/plan/families.h"
+/* Divides groups into divisions, greedily. */
+#include "load/plan/divisions.h"
 
 #include <stdlib.h>
 
@@ -16,25 +16,26 @@ int ckpt_group_claim_cmp(const void *pa, const void *pb)
     return c ? c : ckpt_u64_cmp(a->rank, b->rank);
 }
 
-/* The first family in which none of the n claimants has a group yet; CKPT_FAMILIES: there is none.
- * taken has a bit per family for each rank. */
-static uint32_t free_family(const uint8_t *taken, const struct ckpt_group_claim *claim, uint32_t n)
+/* The first division in which none of the n claimants has a group yet; CKPT_DIVISIONS: there is
+ * none. taken has a bit per division for each rank. */
+static uint32_t free_division(const uint8_t *taken, const struct ckpt_group_claim *claim,
+                              uint32_t n)
 {
     uint8_t any = 0;
-    uint32_t family = 0;
+    uint32_t division = 0;
 
     for (uint32_t i = 0; i < n; i++)
         any |= taken[claim[i].rank];
-    while (family < CKPT_FAMILIES && any >> family & 1)
-        family++;
-    return family;
+    while (division < CKPT_DIVISIONS && any >> division & 1)
+        division++;
+    return division;
 }
 
-int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
-                         ckpt_group_places *ret, struct ckpt_err *err)
+int ckpt_divisions_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
+                          ckpt_group_places *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint8_t *taken = calloc((size_t)nrank + 1, sizeof *taken);
-    uint32_t colours[CKPT_FAMILIES] = {0};
+    uint32_t colours[CKPT_DIVISIONS] = {0};
 
     if (!taken)
         return ckpt_nomem(err);
@@ -45,14 +46,14 @@ int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nran
         const uint32_t members = claim[lo].n;
         if (members >= nrank || hi - lo != members)
             continue;
-        const uint32_t family = free_family(taken, &claim[lo], members);
-        if (family == CKPT_FAMILIES)
+        const uint32_t division = free_division(taken, &claim[lo], members);
+        if (division == CKPT_DIVISIONS)
             continue;
-        const struct ckpt_group_place place = {claim[lo].group, family, colours[family]++};
+        const struct ckpt_group_place place = {claim[lo].group, division, colours[division]++};
         if (ckpt_vec_push(ret, place) < 0)
             return ckpt_nomem(err);
         for (size_t i = lo; i < hi; i++)
-            taken[claim[i].rank] |= (uint8_t)(1 << family);
+            taken[claim[i].rank] |= (uint8_t)(1 << division);
     }
     return 0;
 }
