@@ -19,7 +19,7 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    import ranks
+    from tensor_case import ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
