@@ -44,6 +44,11 @@ def address():
     return "\0ckptfs-warm-" + hashlib.sha256(what).hexdigest()
 
 
+def is_ours(link):
+    """Is the other end of a connection of the same user? Names in the abstract namespace are anybody's."""
+    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
+
+
 # ---- the side of the caller ----
 
 
@@ -71,7 +76,7 @@ def connected(name, begin):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             link.connect(name)
-            return link
+            return link if is_ours(link) else None
         except OSError:
             link.close()
         if not begin:
@@ -234,6 +239,8 @@ def answer(link, missed):
     fds = []
     try:
         link.settimeout(10)
+        if not is_ours(link):
+            raise OSError("another user's process asks")
         head, fds, _, _ = socket.recv_fds(link, 8, 3)
         job = json.loads(received(link, struct.unpack("<Q", head)[0]).decode("utf-8", "surrogateescape"))
         link.settimeout(None)
