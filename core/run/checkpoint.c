@@ -106,6 +106,8 @@ static int read_save(struct ckpt_opening *o, struct ckpt_view *v, const struct c
     if (ckpt_save_marker_of(o->reader, v->dir).hash != marker.hash)
         return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
                          ckpt_dir_path(v->dir));
+    if (!v->shared->opt->allow_mixed && ckpt_save_check_moment(v->save, v->shared->pool, err) < 0)
+        return -1;
     if (ckpt_save_accept(v->save, before, o->cat, &written, &mixed) == 0)
         return written ? ckpt_save_settle(v->save, v->shared->pool, err) : 0;
     if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)

@@ -433,6 +433,21 @@ static int compare_one(void *ctx, size_t i, struct ckpt_err *err)
     return 0;
 }
 
+int ckpt_save_check_moment(const struct ckpt_save *s, struct ckpt_fdpool *pool,
+                           struct ckpt_err *err)
+{
+    struct compare c = {.save = s, .pool = pool, .example = SIZE_MAX};
+
+    if (s->marker.name || s->files.len < 2)
+        return 0;
+    if (ckpt_parallel(s->files.len, 0, compare_one, &c, err) < 0)
+        return -1;
+    if (atomic_load(&c.equal) == s->files.len)
+        return 0;
+    return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
+                     ckpt_dir_path(s->step));
+}
+
 int ckpt_save_compare(const struct ckpt_save *s, struct ckpt_fdpool *pool,
                       enum ckpt_save_state *ret, struct ckpt_err *err)
 {

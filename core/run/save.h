@@ -62,6 +62,13 @@ int ckpt_save_new(const struct ckpt_catalog *cat, struct ckpt_dir *step,
 struct ckpt_save *ckpt_save_ref(struct ckpt_save *s);
 void ckpt_save_unref(struct ckpt_save *s);
 
+/* Checks that the files of a save without a marker were all as recorded at one moment, which is
+ * after the last of them was opened; a marker is looked at before and after that. STALE: some have
+ * changed meanwhile, or are gone, so that those opened first may be of another save than the rest.
+ */
+int ckpt_save_check_moment(const struct ckpt_save *s, struct ckpt_fdpool *pool,
+                           struct ckpt_err *err);
+
 /* May a view be made of this save? CONFLICT (the text says what to do): it has shards of two saves,
  * or is in progress. `before` is the save that was found the last time; NULL: there was none.
  * Evidence that is too weak for an error becomes a warning of cat. *ret_written: some files are

@@ -20,7 +20,7 @@ RANKS, HIDDEN, FFN, VOCAB, HEADS = 8, 1024, 2816, 32000, 16
 INTEROP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "interop")
 RUN = """
 import sys; sys.path.insert(0, {interop!r})
-import ranks
+from tensor_case import ranks
 ranks.run({ranks}, "deepspeed_writer", "large", ranks.free_port(), {at!r}, {shapes!r}, folder={tmp!r}, timeout=1800)
 """
 

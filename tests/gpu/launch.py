@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting gpu_ranks: as processes, under mpirun, or as threads of one; over the double, or over the real libraries where there is a GPU."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "load"), os.path.join(HERE, "..", "golden")]
-from ranks import SLOW, launched  # noqa: E402, F401
+from ranks import SLOW, ended, started  # noqa: E402
+from ranks import mpirun as under_mpi  # noqa: E402
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 GPU_RANKS = os.path.join(BUILD, "tests", "gpu_ranks")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
@@ -52,7 +51,7 @@ class Result:
         """A dict for each load that went well."""
         for line in self.lines:
             words = line.split()
-            if "over" in words:
+            if words[4:5] == ["over"]:
                 numbers = dict(zip(words[6::2], words[7::2]))
                 yield dict({k: int(v) for k, v in numbers.items()}, layout=words[0], ranks=int(words[1]), readers=words[3], transport=words[5])
 
@@ -65,31 +64,14 @@ def processes(n, args, real=False, program=GPU_RANKS, ranks_per_node=0, **more):
     """As torchrun would, without it. ranks_per_node: of machines that are played."""
     if program == CKPT:  # which loads libraries late: LeakSanitizer stumbles over their threads' variables
         more["ASAN_OPTIONS"] = "detect_leaks=0"
-    env = environment(real, launched(n, **more))
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for r in range(n):
-            out, err = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            own = dict(env, RANK=str(r), LOCAL_RANK=str(r))
-            if ranks_per_node:
-                own["CKPTFS_NODE"] = str(r // ranks_per_node)
-            started = subprocess.Popen([program, *args], env=own, stdout=out, stderr=err)
-            ranks.append((started, out, err))
-        stack.callback(lambda: [p.kill() for p, _, _ in ranks if p.poll() is None])
-        statuses = [p.wait(timeout=60 * SLOW) for p, _, _ in ranks]
-        text = []
-        for which in (1, 2):
-            for rank in ranks:
-                rank[which].seek(0)
-            text.append("".join(rank[which].read() for rank in ranks))
-    return Result(statuses, *text)
+    def own(rank):
+        return {"LOCAL_RANK": str(rank), **({"CKPTFS_NODE": str(rank // ranks_per_node)} if ranks_per_node else {})}
+    statuses, *text = zip(*ended(started(n, [program, *args], own, environment(real, more)), 60 * SLOW))
+    return Result(list(statuses), *map("".join, text))
 
 
 def mpirun(n, args, real=False, **more):
-    mpi = dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_rmaps_base_oversubscribe="1",
-               OMPI_MCA_btl_vader_single_copy_mechanism="none")
-    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), GPU_RANKS, *args], env=environment(real, dict(mpi, **more)), capture_output=True,
-                          text=True, timeout=60 * SLOW)
+    done = under_mpi(n, [GPU_RANKS, *args], environment(real, more), 60 * SLOW)
     return Result([done.returncode], done.stdout, done.stderr)
 
 

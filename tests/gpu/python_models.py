@@ -147,16 +147,13 @@ def model(a):
 
 
 def fsdp2(a):
-    from ranks import free_port
+    from ranks import PYTHON, ended, started
     out = {}
     for n in (int(w) for w in a.ranks.split(",")):
-        env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(n), OMP_NUM_THREADS="1", NCCL_MULTI_RANK_GPU_ENABLE="1")
-        args = [sys.executable, os.path.abspath(__file__), "--part", "rank", *(["--cpu"] if a.cpu else [])]
-        ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r), LOCAL_RANK="0"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                 for r in range(n)]
-        said = [p.communicate(timeout=240)[0] for p in ranks]
-        assert not any(p.returncode for p in ranks), f"{n} ranks: " + "\n".join(s[-1500:] for s in said)
-        out[f"{n} ranks"] = json.loads(said[0].splitlines()[-1])
+        args = [*PYTHON, os.path.abspath(__file__), "--part", "rank", *(["--cpu"] if a.cpu else [])]
+        said = ended(started(n, args, env=dict(LOCAL_RANK="0", OMP_NUM_THREADS="1", NCCL_MULTI_RANK_GPU_ENABLE="1"), stderr=subprocess.STDOUT), 240)
+        assert not any(status for status, *_ in said), f"{n} ranks: " + "\n".join(text[-1500:] for _, text, _ in said)
+        out[f"{n} ranks"] = json.loads(said[0][1].splitlines()[-1])
     return out
 
 

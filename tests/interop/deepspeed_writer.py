@@ -4,6 +4,7 @@ what the live model, its optimizer and DeepSpeed's own converter say that it hol
 
 import contextlib
 import gc
+import importlib
 import os
 import random
 import warnings
@@ -16,7 +17,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def preload():
-    import deepspeed  # noqa: F401: takes seconds, so once for all ranks
+    """What takes seconds to import, once for all ranks: DeepSpeed, and what it and torch's optimizers import when they are used."""
+    import deepspeed
+    import torch._dynamo
+    import torch._inductor.compile_fx
+    import torch.distributed.fsdp  # noqa: F401
+    for late in ("deepspeed.checkpoint.ds_to_universal", "deepspeed.utils.zero_to_fp32", "deepspeed.runtime.zero.muon.muon_optimizer"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(late)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would need a compiler; gloo does without
     gc.freeze()  # it collects garbage often, and that much of it takes long
 
 
@@ -103,7 +112,6 @@ def start(world, rank, port):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would need a compiler; gloo does without
     cpu = deepspeed.accelerator.get_accelerator()
     cpu.is_fp16_supported = lambda: True
     cpu.supported_dtypes = lambda: list(DTYPES.values())

@@ -24,8 +24,7 @@ try:
     import transformers as tf
 
     import megatron_writer as mw
-    import ranks
-    from tensor_case import SEED, TensorCase, export, read_all
+    from tensor_case import SEED, TensorCase, export, ranks, read_all
     from test_megatron import CORES as ALL_CORES, make_model
     from test_written_megatron import PLAN, config_of_args, local_names, preload
 except ImportError as e:

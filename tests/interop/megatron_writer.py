@@ -2,18 +2,15 @@
 """Hugging Face models as Megatron-LM would have saved them: names, fusions and cuts by ranks, written independently of the recipes,
 in each of Megatron's containers. torch_dist is written by the published megatron-core itself.
 
-usage: megatron_writer.py WORLD RANK JOBS, where JOBS is a JSON file of {"dir", "plan"}: this rank's part of torch_dist checkpoints.
 """
 
 import argparse
-import atexit
 import collections
 import json
 import multiprocessing.dummy
 import os
 import pickle
 import random
-import sys
 import types
 
 import torch
@@ -527,21 +524,13 @@ def write(job, rank=0, world=1):
         write_dcp(model, path, ns, plan["container"] == "fsdp")
 
 
-def main():
+def write_jobs(world, rank, path):
+    """This rank's part of the torch_dist checkpoints of a JSON file of {"dir", "plan"}."""
     import torch.distributed as dist
-    world, rank = int(sys.argv[1]), int(sys.argv[2])
-    with open(sys.argv[3]) as f:
+    with open(path) as f:
         jobs = json.load(f)
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}.store", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world)
     for job in jobs:
         torch.manual_seed(job["plan"]["seed"])
         write(job, rank, world)
     dist.destroy_process_group()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # as long as gloo's threads are there, taking the interpreter down may abort (pytorch/pytorch issue 190489)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,11 +4,15 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
 import torch
 from safetensors import safe_open
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+import ranks  # noqa: E402, F401
 
 CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
 SEED = int(os.environ.get("CKPTFS_SEED", "1"))

@@ -9,12 +9,11 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import unittest
 
 try:
-    from tensor_case import CASES, SEED, TensorCase, export
+    from tensor_case import CASES, SEED, TensorCase, export, ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -61,14 +60,8 @@ class Bridge(TensorCase):
         done = export(model, written, "view=megatron", *[f"{k}={v}" for k, v in layout.items()])
         self.assertEqual(done.returncode, 0, done.stderr)
         stated = {OPTION[k]: v for k, v in layout.items()}
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", os.path.join(HERE, "bridge_ranks.py"), model,
-                               glob.glob(os.path.join(written, "*", ""))[0], json.dumps(stated)], capture_output=True, text=True, timeout=300,
-                              env=os.environ | {"PYTHONPATH": BRIDGE, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-        lines = [line[6:] for line in done.stdout.splitlines() if line.startswith("found ")]
-        self.assertEqual(len(lines), 1, done.stderr[:6000])
-        for rank in json.loads(lines[0]):
-            self.assertEqual(rank["differ"], [])
-            self.assertGreater(rank["tensors"], 5)
+        ranks.run(2, "bridge_ranks", "load", model, glob.glob(os.path.join(written, "*", ""))[0], stated, self.path(f"store{len(os.listdir(self.tmp))}"), folder=self.tmp,
+                  PYTHONPATH=BRIDGE, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
 
     def test_loads(self):
         everything = [(case, layout) for case, layouts in LAYOUTS.items() for layout in layouts]

@@ -13,9 +13,8 @@ try:
 
     import deepspeed_writer as writer
     import megatron_deepspeed_writer as mds
-    import ranks
     from megatron_deepspeed_case import ModelCase, gpt2, llama, trained
-    from tensor_case import CASES, SEED, TensorCase, export, read_all
+    from tensor_case import CASES, SEED, TensorCase, export, ranks, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)

@@ -19,7 +19,7 @@ import unittest
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
-from ranks import free_port, launched  # noqa: E402
+from ranks import PYTHON, ended, started  # noqa: E402
 
 try:
     import numpy as np
@@ -515,7 +515,7 @@ print("good")
 """
         np.save(os.path.join(self.dir, "e.npy"), c.states[2]["a.weight"].reshape(70, -1))
         env = dict(os.environ, PYTHONPATH=os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
-        done = subprocess.run([sys.executable, "-c", script, c.top, self.base, os.path.join(self.dir, "e.npy")], capture_output=True, text=True, env=env, timeout=600)
+        done = subprocess.run([*PYTHON, "-c", script, c.top, self.base, os.path.join(self.dir, "e.npy")], capture_output=True, text=True, env=env, timeout=600)
         self.assertEqual(done.stdout, "good\n", done.stderr[-2000:])
         c.write(2, made[0], {"a.weight": "0" * 32}, encoding="overwrite")
         done = run("digest", "--tensors", c.top, "-o", f"base={self.base}")
@@ -579,11 +579,9 @@ with open(f"{out}.{rank}", "w") as f:
         env = dict(os.environ, PYTHONPATH=os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
         for size in (1, 2):
             out = os.path.join(self.dir, f"results{size}")
-            args = [sys.executable, "-c", self.RELOADS, c.top, self.base, other, out, json.dumps([c.name(v) for v in range(8)])]
-            ranks = [subprocess.Popen(args, stderr=subprocess.PIPE, text=True, env=dict(env, RANK=str(r), **launched(1) | {"WORLD_SIZE": str(size), "MASTER_PORT": port}))
-                     for port in [str(free_port())] for r in range(size)]
-            said = [p.communicate(timeout=300)[1] for p in ranks]
-            self.assertEqual([p.returncode for p in ranks], [0] * size, said)
+            args = [*PYTHON, "-c", self.RELOADS, c.top, self.base, other, out, json.dumps([c.name(v) for v in range(8)])]
+            said = ended(started(size, args, env=env), 300)
+            self.assertEqual([status for status, *_ in said], [0] * size, said)
             whole = set(c.shapes)
             expected = [whole - set(blobs[2]), whole - set(blobs[3]) if size == 1 else set(), set(), whole - set(blobs[5]), whole, None, set(), set(), None]
             for rank in range(size):

@@ -14,8 +14,7 @@ try:
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import StateDictType
 
-    import ranks
-    from tensor_case import TensorCase, export
+    from tensor_case import TensorCase, export, ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)

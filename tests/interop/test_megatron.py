@@ -4,13 +4,15 @@ pipeline and expert parallelism: the view has the weights of save_pretrained to 
 loads from it computes the same, also where config.json comes from the run's arguments. torch_dist is written by megatron-core of the
 folders CKPTFS_MEGATRON (pip install --no-deps --target; several, separated by ':')."""
 
+import copy
+import functools
 import json
 import os
 import pickle
 import random
 import shutil
-import subprocess
 import sys
+import tempfile
 import unittest
 
 try:
@@ -20,7 +22,7 @@ try:
     from safetensors.torch import load_file
 
     import megatron_writer as writer
-    from tensor_case import SEED, TensorCase, export, read_all
+    from tensor_case import SEED, TensorCase, export, ranks, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -121,11 +123,28 @@ def make_plan(r, container, name, cfg):
 
 
 class Megatron(TensorCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.family = staticmethod(functools.cache(cls.family))  # made once for all containers
+        cls.theirs = staticmethod(functools.cache(cls.logits))
+
+    @classmethod
+    def family(cls, name):
+        """(folder of save_pretrained, state dict, config, both pickled) of a random model."""
+        hf = os.path.join(cls.folder, name)
+        sd, cfg = make_model(name, hf, random.Random(f"{SEED} {name}").randrange(1 << 30))
+        with open(hf + ".pkl", "wb") as f:
+            pickle.dump((sd, cfg), f)
+        return hf, sd, cfg, hf + ".pkl"
+
     def weight_map(self, folder):
         with open(os.path.join(folder, "model.safetensors.index.json")) as f:
             return json.load(f)["weight_map"]
 
-    def logits(self, folder):
+    @staticmethod
+    def logits(folder):
         model = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             return model(torch.arange(3, 27).reshape(2, 12)).logits[..., :90]
@@ -134,15 +153,10 @@ class Megatron(TensorCase):
         spec = self.path(f"jobs{len(os.listdir(self.tmp))}.json")
         with open(spec, "w") as f:
             json.dump(jobs, f)
-        env = os.environ | {"PYTHONPATH": core}
-        ranks = [subprocess.Popen([sys.executable, writer.__file__, str(world), str(r), spec], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                 for r in range(world)]
-        for p in ranks:
-            out, _ = p.communicate()
-            self.assertEqual(p.returncode, 0, out)
+        ranks.run(world, "megatron_writer", "write_jobs", spec, folder=self.tmp, PYTHONPATH=core)
 
-    def check(self, job, name, hf, what):
-        want = read_all(hf)
+    def check(self, job, name, what):
+        hf, want, _, _ = self.family(name)
         base = self.path("base")
         shutil.rmtree(base, ignore_errors=True)
         os.makedirs(base)
@@ -160,7 +174,7 @@ class Megatron(TensorCase):
         rows = ("lm_head.weight", "embed_tokens.weight", "embeddings.weight")  # padding stays where nothing says how long the vocabulary is
         self.same({k: v[:90] if k.endswith(rows) else v for k, v in got.items()}, want, what)
         self.check_config(out, hf, what)
-        mine, theirs = self.logits(out), self.logits(hf)
+        mine, theirs = self.logits(out), self.theirs(hf)
         self.assertTrue(torch.isfinite(mine).all(), what)
         self.assertTrue(torch.equal(mine, theirs), f"{what}: logits differ by {(mine - theirs).abs().max()}")
 
@@ -180,26 +194,20 @@ class Megatron(TensorCase):
         r = random.Random(f"{SEED} {container}")
         jobs = []
         for name in names or CASES:
-            hf = self.path(f"{name}.hf")
-            sd, cfg = make_model(name, hf, r.randrange(1 << 30))
+            _, _, cfg, state = self.family(name)
             plan = make_plan(r, container, name, cfg)
-            if container == "fsdp" and name in ("nemotron", "starcoder2", "nemotron_h", "gpt_oss"):
-                continue
-            state = self.path(f"{name}.pkl")
-            with open(state, "wb") as f:
-                pickle.dump((sd, cfg), f)
-            jobs.append((dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan), name, hf))
+            jobs.append((dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan), name))
         if container == "dist":
             for i, core in enumerate(CORES):
                 mine = jobs[i::len(CORES)]
-                self.save_dist([j for j, _, _ in mine], core, 1 + i % 2)
+                self.save_dist([j for j, _ in mine], core, 1 + i % 2)
         else:
-            for job, _, _ in jobs:
+            for job, _ in jobs:
                 torch.manual_seed(job["plan"]["seed"])
                 writer.write(job)
-        for job, name, hf in jobs:
+        for job, name in jobs:
             with self.subTest(name):
-                self.check(job, name, hf, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
+                self.check(job, name, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
 
     def test_ranks_files_that_lie(self):
         class Evil:
@@ -207,11 +215,8 @@ class Megatron(TensorCase):
                 return os.system, (f"touch {marker}",)
 
         marker = self.path("executed")
-        sd, cfg = make_model("llama", self.path("llama.hf"), SEED)
+        _, _, cfg, state = self.family("llama")
         plan = make_plan(random.Random(SEED), "ranks", "llama", cfg) | dict(tp=2, etp=2, pp=2, vpp=1, layers=[6, 6], old=False)
-        state = self.path("llama.pkl")
-        with open(state, "wb") as f:
-            pickle.dump((sd, cfg), f)
         sound = self.path("sound")
         writer.write(dict(dir=sound, state=state, plan=plan))
 
@@ -267,11 +272,8 @@ class Megatron(TensorCase):
         """Stored less one, where Hugging Face's family multiplies by the weight itself: one is added, in F32, and rounded once."""
         r = random.Random(f"{SEED} centred")
         for name, container in (("llama", "zarr"), ("qwen3_moe", "ranks"), ("deepseek_v3", "zarr"), ("nemotron_h", "ranks")):
-            sd, cfg = make_model(name, self.path(f"{name}.hf"), r.randrange(1 << 30))
+            _, sd, cfg, state = self.family(name)
             plan = make_plan(r, container, name, cfg) | dict(centred=True, bridge=False, grouped=False)
-            state = self.path("centred.pkl")
-            with open(state, "wb") as f:
-                pickle.dump((sd, cfg), f)
             job = dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan)
             writer.write(job)
             what = f"{name} in {container}, CKPTFS_SEED={SEED}, {plan}"
@@ -284,8 +286,8 @@ class Megatron(TensorCase):
         """Behind the others, as the hub's repositories have them; transformers does not load them."""
         r = random.Random(f"{SEED} mtp")
         for name, container in (("deepseek_v3", "zarr"), ("deepseek_v3", "ranks"), ("glm4_moe", "zarr"), ("glm4_moe", "ranks")):
-            hf = self.path(f"{name}.{container}.hf")
-            want, cfg = make_model(name, hf, r.randrange(1 << 30))
+            _, want, cfg, _ = self.family(name)
+            want, cfg = dict(want), copy.deepcopy(cfg)
             at, h = "model.layers.11.", cfg.hidden_size
             for x, shape in (("enorm", [h]), ("hnorm", [h]), ("eh_proj", [h, 2 * h]), ("shared_head.norm", [h])):
                 want[f"{at}{x}.weight"] = torch.randn(shape).to(torch.bfloat16)

@@ -17,8 +17,7 @@ try:
     import torch
 
     import megatron_writer as mw
-    import ranks
-    from tensor_case import CKPT, SEED, TensorCase, export, read_all
+    from tensor_case import CKPT, SEED, TensorCase, export, ranks, read_all
     from test_megatron import CORES, make_model
     from test_written_megatron import PLAN, preload
 except ImportError as e:

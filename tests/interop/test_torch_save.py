@@ -19,7 +19,7 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    import ranks
+    from tensor_case import ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -286,6 +286,35 @@ class TorchSave(unittest.TestCase):
                 self.assertLess(sum(line.endswith(" = 1024\n") for line in f), 2 * 4096 + 200)
         torch.save({k: t + 1 for k, t in state.items()}, self.at("many", "rank8.pt"))
         self.check_refused(run, "'rank0.pt'", "'rank8.pt'")
+
+    def test_a_save_while_it_is_opened(self):
+        """Nothing marks the end of a save, and what was opened first was of the one before: all is opened again, and is of one save."""
+        run, names = self.at("opened", ""), [self.at("opened", f"rank{r}.pt") for r in range(4)]
+        digest = [CKPT, "digest", run, "-q", "-o", "view=raw"]
+
+        def save(value):
+            for r, path in enumerate(names):
+                torch.save({f"w{r}": torch.full((64,), value)}, path + ".tmp")
+                os.rename(path + ".tmp", path)
+
+        def opened():
+            with open(f"/proc/{slow.pid}/task/{slow.pid}/children") as f:
+                at = f"/proc/{f.read().split()[0]}/fd"
+            return {os.path.realpath(os.path.join(at, fd)) for fd in os.listdir(at)}
+
+        save(1.0)
+        slow = subprocess.Popen(["strace", "-f", "-o", self.at("strace.log"), "-P", "rank3.pt", "-e", "trace=openat2", "-e", "inject=openat2:delay_enter=3000000:when=1",
+                                 *digest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while slow.poll() is None:
+            try:
+                if set(map(os.path.realpath, names[:3])) <= opened():
+                    break
+            except (OSError, IndexError):
+                pass  # it has not begun
+        self.assertIsNone(slow.poll(), "it opened the last file too early")
+        save(2.0)
+        out, err = slow.communicate()
+        self.assertEqual((slow.returncode, out), (0, subprocess.run(digest, capture_output=True, text=True).stdout), err)
 
     def test_adapter(self):
         path = self.at("adapter", "adapter_model.bin")

@@ -25,8 +25,7 @@ try:
 
     import megatron_writer as mw
     import nanotron_writer as nt
-    import ranks
-    from tensor_case import CASES, CKPT, SEED, WrittenCase, export, read_all
+    from tensor_case import CASES, CKPT, SEED, WrittenCase, export, ranks, read_all
     from test_nanotron import nt_config
 except ImportError as e:
     print(f"skipped: {e}")

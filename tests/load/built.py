@@ -3,8 +3,9 @@
 
 import atexit
 import os
-import subprocess
 import sys
+
+import ranks
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
@@ -41,5 +42,4 @@ def end_rank():
 
 def torchrun(n, script, *args, **env):
     """n ranks of a program that is given --rank and these arguments; they must all end well."""
-    subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", os.path.abspath(script),
-                    "--rank", *args], check=True, timeout=600, env=dict(os.environ, PYTHONFAULTHANDLER="1", **env))
+    ranks.torchrun(n, script, "--rank", *args, env=env, check=True)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 from llama import Llama
-from ranks import launched
+from ranks import ended, mpirun, started
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
@@ -46,14 +46,10 @@ def traced(top, name, ranks, args):
     strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl", CKPT_LOAD, "load", *args, "--json"]
     shell = "exec " + " ".join(strace)
     if shutil.which("mpirun"):
-        command = ["mpirun", "-n", str(ranks), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
-                   "sh", "-c", "RANK=$OMPI_COMM_WORLD_RANK " + shell.replace("exec ", "; exec ", 1)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = mpirun(ranks, ["sh", "-c", "RANK=$OMPI_COMM_WORLD_RANK " + shell.replace("exec ", "; exec ", 1)], timeout=300)
         said = done.stdout if done.returncode == 0 else sys.exit(f"{name}: {done.stderr[-2000:]}")
     else:
-        env = dict(os.environ, **launched(ranks))
-        every = [subprocess.Popen(["sh", "-c", shell], env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, text=True) for r in range(ranks)]
-        said = [p.communicate(timeout=300)[0] for p in every][0]
+        said = ended(started(ranks, ["sh", "-c", shell]), 300)[0][1]
     lines = []
     for r in range(ranks):
         with open(f"{out}.{r}", errors="replace") as f:
@@ -145,9 +141,7 @@ def peak(run, *args, layout="dp=1", cold=False, budget=BUDGET):
             while f.read(1 << 20):  # a child's peak begins with this process's
                 pass
     n = int(layout.split("=")[1])
-    env = dict(os.environ, **launched(n)) if n > 1 else os.environ
-    ranks = [subprocess.Popen([CKPT_LOAD, "load", run, "--layout", layout, "--host-bytes", str(budget), "--threads", "16", *args],
-                              env=dict(env, RANK=str(r)), stdout=subprocess.DEVNULL) for r in range(n)]
+    ranks = started(n, [CKPT_LOAD, "load", run, "--layout", layout, "--host-bytes", str(budget), "--threads", "16", *args], stdout=subprocess.DEVNULL, stderr=None)
     _, status, usage = os.wait4(ranks[0].pid, 0)
     check(status == 0 and not any(p.wait() for p in ranks[1:]), *args, "failed")
     return usage.ru_maxrss * 1024

@@ -4,11 +4,10 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
-from ranks import SLOW, launched
+from ranks import ended, mpirun, started
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -28,18 +27,14 @@ def size(layout):
     return n
 
 
-def mpirun(n, args):
-    env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1",
-               OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_vader_single_copy_mechanism="none")
-    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *args], capture_output=True, text=True, timeout=120 * SLOW, env=env)
+def under_mpi(n, args):
+    done = mpirun(n, args)
     return done.returncode, done.stdout, done.stderr
 
 
-def torchrun(n, args):
-    env = dict(os.environ, **launched(n))
-    processes = [subprocess.Popen(args, env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(n)]
-    out = [p.communicate(timeout=120 * SLOW) for p in processes]
-    return max(p.returncode for p in processes), out[0][0], "".join(err for _, err in out)
+def as_torchrun(n, args):
+    said = ended(started(n, args))
+    return max(status for status, *_ in said), said[0][1], "".join(err for *_, err in said)
 
 
 def check(launch, name, transport, path, options, layout):
@@ -66,7 +61,7 @@ def check_fault():
         os.truncate(path, os.path.getsize(path) - 4)
         good = os.path.join(GOLDEN, SAMPLES[0][0])
         script = f'exec "$0" load "$(if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo {run}; else echo {good}; fi)" --layout fsdp=3'
-        status, _, err = mpirun(3, ["sh", "-c", script, CKPT])
+        status, _, err = under_mpi(3, ["sh", "-c", script, CKPT])
         told = {line.split(": ", 1)[1] for line in err.splitlines() if line.startswith("ckpt-load[")}
         if status == 0 or len(told) != 1 or "rank 1: " not in list(told)[0] or os.path.basename(path) not in list(told)[0]:
             return f"a short file under mpirun: status {status}: {told or err}"
@@ -79,7 +74,7 @@ def check_secret():
     good = "a secret of sixteen or more"
     for own, others in ((good, good), (good + "!", good), ("", good), (good, ""), ("short", good)):
         text = script.format(*(f"'{s}'" for s in (own, others)))
-        status, out, err = mpirun(3, ["sh", "-c", text, CKPT, os.path.join(GOLDEN, SAMPLES[0][0])])
+        status, out, err = under_mpi(3, ["sh", "-c", text, CKPT, os.path.join(GOLDEN, SAMPLES[0][0])])
         if "libsodium" in err:
             return None
         told = {line.split(": ", 1)[1] for line in err.splitlines() if line.startswith("ckpt-load")}
@@ -91,7 +86,7 @@ def check_secret():
 
 def check_program(level):
     """A program that links the loader and has its own MPI, with this thread level; parts of its communicator load."""
-    status, out, err = mpirun(8, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
+    status, out, err = under_mpi(8, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
     expected = "over mpi" if level == "multiple" else "refused: MPI was initialised with less than MPI_THREAD_MULTIPLE"
     return None if status == 0 and expected in out else f"mpi_user {level}: status {status}: {out} {err[-600:]}"
 
@@ -101,7 +96,7 @@ def check_gathers(n, layout, sizes, per_node=0):
     program = [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), "multiple", layout]
     if per_node:
         program = ["sh", "-c", f'CKPTFS_NODE=$((OMPI_COMM_WORLD_RANK / {per_node})) exec "$0" "$@"', *program]
-    status, out, err = mpirun(n, program)
+    status, out, err = under_mpi(n, program)
     got = {int(line.split()[-1]) for line in out.splitlines() if " gathers of " in line}
     good = status == 0 and (sizes is None or got == sizes)
     return None if good else f"mpi_user {layout}, {n} ranks, nodes of {per_node or n}: status {status}, gathers of {got}, not {sizes}: {err[-600:]}"
@@ -112,10 +107,10 @@ GATHERS = [(2, "dp=2", set()), (3, "dp=3", {3}), (4, "dp=4", {4}), (8, "tp=2,dp=
 
 
 def main():
-    launchers = [(torchrun, "tcp")]
+    launchers = [(as_torchrun, "tcp")]
     has_mpi = shutil.which("mpirun") and os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0"))
     if has_mpi:
-        launchers.append((mpirun, "mpi"))
+        launchers.append((under_mpi, "mpi"))
     problems, passed = [], 0
     for launch, transport in launchers:
         for name, options, layouts in SAMPLES:

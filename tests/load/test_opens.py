@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import zipfile
 
-from ranks import launched
+from ranks import ended, started
 
 SOURCE, BUILD = os.environ.get("CKPTFS_SOURCE", "."), os.environ.get("CKPTFS_BUILD", "build/release")
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
@@ -62,17 +62,14 @@ class Trace:
 
 
 def start(top, run, layout, ranks, options):
-    env = dict(os.environ, **launched(ranks))
     out = os.path.join(top, "trace")
-    command = ["strace", "-f", "-y", "-o"]
-    every = [subprocess.Popen([*command, f"{out}.{r}", "-e", f"trace={CALLS}", CKPT_LOAD, "load", run, "--layout", layout, *options],
-                              env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
-    return every, [p.communicate(timeout=300) for p in every]
+    return ended(started(ranks, lambda rank: ["strace", "-f", "-y", "-o", f"{out}.{rank}", "-e", f"trace={CALLS}", CKPT_LOAD, "load", run, "--layout", layout,
+                                              *options]), 300)
 
 
 def job(top, run, layout, ranks, options):
-    every, said = start(top, run, layout, ranks, options)
-    assert all(p.returncode == 0 for p in every), said
+    said = start(top, run, layout, ranks, options)
+    assert not any(status for status, *_ in said), said
     return [Trace(os.path.join(top, f"trace.{r}"), run) for r in range(ranks)]
 
 
@@ -114,8 +111,8 @@ def check_copies(top):
             name, extra = int.from_bytes(f.read(2), "little"), int.from_bytes(f.read(2), "little")
             f.seek(at + 30 + name + extra)
             f.write(b"\x3f" * size)
-    every, said = start(top, run, "dp=4", 4, options)
-    assert all(p.returncode == 1 and "in 'rank0.pt' is not the one in 'rank1.pt'" in err for p, (_, err) in zip(every, said)), said
+    said = start(top, run, "dp=4", 4, options)
+    assert all(status == 1 and "in 'rank0.pt' is not the one in 'rank1.pt'" in err for status, _, err in said), said
     job(top, run, "dp=4", 4, [*options, "-o", "allow_mixed"])
     print("ok   copies are compared by rank 0 alone, and all fail by what it finds")
 

@@ -13,9 +13,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "golden"))
 
 from case import BUILD  # noqa: E402
-from ranks import launched  # noqa: E402
+from ranks import SLOW, ended, started  # noqa: E402
 
-SLOW = int(os.environ.get("CKPTFS_SLOW", "1"))
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
 RUN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
 SUMS = ("read_bytes", "sent_bytes", "received_bytes")
@@ -23,12 +22,9 @@ SUMS = ("read_bytes", "sent_bytes", "received_bytes")
 
 def load(layout, ranks, per_node, readers, *more):
     command = [CKPT_LOAD, "load", RUN, "--layout", layout, "--readers", readers, "--json", *more]
-    env = dict(os.environ, **launched(ranks))
-    every = [subprocess.Popen(command, env=dict(env, RANK=str(r), CKPTFS_NODE=str(r // per_node)), stdout=subprocess.PIPE, text=True)
-             for r in range(ranks)]
-    said = [p.communicate(timeout=120)[0] for p in every]
-    assert not any(p.returncode for p in every), (layout, readers)
-    return json.loads(said[0].splitlines()[-1])
+    said = ended(started(ranks, command, lambda rank: {"CKPTFS_NODE": str(rank // per_node)}))
+    assert not any(status for status, *_ in said), (layout, readers, said)
+    return json.loads(said[0][1].splitlines()[-1])
 
 
 def plan(layout, ranks, per_node, readers, *more):

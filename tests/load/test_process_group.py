@@ -5,15 +5,13 @@ interrupted. Each case is a function that both ranks run in processes of their o
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 
 from built import BUILD, end_rank, skip
-from ranks import launched
+from ranks import PYTHON, ended, started
 from runner import run
 
 PATIENCE_S = 240  # less than the 300 s that a load waits by default, and than gloo's own timeout
@@ -391,18 +389,10 @@ def one_rank(name, top):
 
 def both_ranks(case):
     with tempfile.TemporaryDirectory() as top:
-        env = dict(os.environ, CKPTFS_LIBRARY_PATH=BUILD, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1", **launched(2))
-        args = [sys.executable, os.path.abspath(__file__), "--rank", case.__name__, top]
-        ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(2)]
-        end = time.monotonic() + PATIENCE_S
-        try:
-            said = [r.communicate(timeout=max(end - time.monotonic(), 1))[1] for r in ranks]
-        finally:
-            for r in ranks:
-                r.kill()
-        for r, text in zip(ranks, said):
-            assert r.returncode == 0, text[-4000:]
-        return said
+        env = dict(CKPTFS_LIBRARY_PATH=BUILD, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
+        ranks = ended(started(2, [*PYTHON, os.path.abspath(__file__), "--rank", case.__name__, top], env=env), PATIENCE_S)
+        assert not any(status for status, *_ in ranks), "\n".join(out[-1000:] + err[-4000:] for _, out, err in ranks)
+        return [err for *_, err in ranks]
 
 
 def test_of(case):

@@ -5,11 +5,10 @@ those frameworks' own ranks wrote (torch.load, safetensors) and what torch's dis
 import glob
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
-from ranks import SLOW, launched
+from ranks import ended, started
 from runner import run
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
@@ -32,10 +31,8 @@ import ckptfs  # noqa: E402
 
 
 def launch(program, n, run, out):
-    env = dict(os.environ, **launched(n))
-    ranks = [subprocess.Popen([os.path.join(BUILD, "tests", program), run, out], env=dict(env, RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(n)]
-    errors = [p.communicate(timeout=120 * SLOW)[1] for p in ranks]
-    assert all(p.returncode == 0 for p in ranks), errors
+    ranks = ended(started(n, [os.path.join(BUILD, "tests", program), run, out]))
+    assert not any(status for status, *_ in ranks), ranks
     result = []
     for r in range(n):
         with open(f"{out}.{r}", "rb") as f:
