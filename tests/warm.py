@@ -165,12 +165,12 @@ def others_in(folder, missed):
 
 def serve(name):
     """Fork for each caller. Returns in the forks only, which get what they shall run."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.bind(name)
+        listener.bind(name)
     except OSError:
         os._exit(0)  # another one was faster
-    door.listen(128)
+    listener.listen(128)
     missed = Missed()
     sys.meta_path.append(missed)
     for module in MODULES:
@@ -189,7 +189,7 @@ def serve(name):
     gc.freeze()
     running = {}  # {connection: (pid, descriptor of the process, what it runs)}
     while True:
-        ready, _, _ = select.select([door, *running, *(fd for _, fd, _ in running.values())], [], [], IDLE_S)
+        ready, _, _ = select.select([listener, *running, *(fd for _, fd, _ in running.values())], [], [], IDLE_S)
         if not ready and not running:
             os._exit(0)
         for link, (pid, fd, what) in list(running.items()):
@@ -211,8 +211,8 @@ def serve(name):
             link.close()
             os.close(fd)
             del running[link]
-        if door in ready:
-            link, _ = door.accept()
+        if listener in ready:
+            link, _ = listener.accept()
             job = answer(link, missed.names)
             if job is None:
                 link.close()
@@ -222,7 +222,7 @@ def serve(name):
                 for other, (_, fd, _) in running.items():
                     other.close()
                     os.close(fd)
-                door.close()
+                listener.close()
                 link.close()
                 return job
             for fd in job["fds"]:
