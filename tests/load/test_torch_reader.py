@@ -152,6 +152,20 @@ def the_whole_of_a_checkpoint_without_a_model(top):
     assert set(got) == set(want) | set(tied) and all(torch.equal(got[k], want[tied.get(k, k)]) for k in got)
 
 
+def a_checkpoint_of_values_without_tensors(top):
+    values = {"step": 5, "lr": {"a": 0.1}, "list": [1, 2]}
+    dcp.save(values, checkpoint_id=top, no_dist=True)
+    state = {"step": 0, "lr": {"a": 0.0}, "list": [0, 0]}
+    dcp.load(state, storage_reader=StorageReader(top, view="raw"), no_dist=True)
+    assert state == values, state
+    try:
+        dcp.load(dict(state), storage_reader=StorageReader(top), no_dist=True)
+    except Exception as e:
+        assert "names no tensor" in str(e), e
+    else:
+        raise AssertionError("a model without tensors")
+
+
 def a_tied_model_as_it_is_made(top):
     """Its state dict has the output embedding too, which no file has."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -243,5 +257,5 @@ if __name__ == "__main__":
         one_of_two_ranks(sys.argv[-1])
         end_rank()
     run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model,
-                    the_nested_dict_of_a_checkpoint_without_a_model, a_tied_model_as_it_is_made,
+                    the_nested_dict_of_a_checkpoint_without_a_model, a_checkpoint_of_values_without_tensors, a_tied_model_as_it_is_made,
                     errors_say_what_is_wrong, without_torch_it_says_what_to_install, two_ranks_read_every_byte_once))

@@ -414,6 +414,7 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
     ckpt_dcp_items_init(&l.items);
     l.m.format = l.format;
+    l.m.values_are_enough = opt->states;
     if (read_metadata(&l, err) < 0 || name_tensors(&l, err) < 0 || open_files(&l, err) < 0)
         return -1;
     if (ckpt_reader_add_each(opt, cat, l.m.tensors.len, check_one, &l, err) < 0 ||

@@ -551,7 +551,9 @@ int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
         if (t->nchunk++ == 0)
             t->first = i;
     }
-    if (m->tensors.len == 0 && !(m->format && m->format->may_be_empty))
+    const bool may_be_empty =
+        (m->format && m->format->may_be_empty) || (m->values_are_enough && m->nbytes_entry);
+    if (m->tensors.len == 0 && !may_be_empty)
         return ckpt_fail(err, CKPT_MISSING, "the metadata names no tensor");
     if (!(m->order = calloc(m->tensors.len + 1, sizeof *m->order)) ||
         ckpt_dcp_order(m->planned.ptr, m->planned.len, m->tensors.len, m->order) < 0)

@@ -77,6 +77,7 @@ struct ckpt_dcp_object {
 /* All zero except for the members that the caller sets. */
 struct ckpt_dcp_metadata {
     const struct ckpt_dcp_format *format; /* set by the caller; NULL: a plain DCP */
+    bool values_are_enough; /* likewise: a DCP of values without tensors is no error */
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */
