@@ -29,12 +29,15 @@ static int names_in_memory(struct ckpt_search *n, struct ckpt_err *err)
     struct ckpt_err own = {0};
     bool done = false;
 
-    if (!n->base->cat || !n->base->config)
+    n->unsure = !n->base->cat;
+    if (n->unsure || !n->base->config)
         return 0;
     if (ckpt_base_catalog(n->base, &cat, err) < 0)
         return -1;
-    if (ckpt_names_convert(&cat, n->recipes, &back, &done, NULL, &own) < 0)
+    if (ckpt_names_convert(&cat, n->recipes, &back, &done, NULL, &own) < 0) {
+        n->unsure = true;
         return own.code == CKPT_NOMEM ? ckpt_err_move(err, &own) : 0;
+    }
     if (!done)
         return 0;
     n->in_memory = ckpt_steal(&cat);
@@ -43,8 +46,9 @@ static int names_in_memory(struct ckpt_search *n, struct ckpt_err *err)
 }
 
 /* Find where most of the base's tensors are, with these names of the checkpoint's; if they have the
- * base's names and those in memory as well, they are in memory. */
-static int fit_names(struct ckpt_search *n, const char *const *name, struct ckpt_fit *ret,
+ * base's names and those in memory as well, they are in memory. all: where the names in memory are
+ * not known, most are not enough, since one part of a model may have the same names there. */
+static int fit_names(struct ckpt_search *n, const char *const *name, bool all, struct ckpt_fit *ret,
                      const struct ckpt_fit_model **ret_follow, struct ckpt_err *err)
 {
     struct ckpt_fit fit[2];
@@ -56,9 +60,8 @@ static int fit_names(struct ckpt_search *n, const char *const *name, struct ckpt
     const bool memory = found[1] && !(found[0] && ckpt_fit_better(&fit[0], &fit[1]));
     *ret_follow = memory ? &n->memory : found[0] ? &n->hub : NULL;
     *ret = fit[memory];
-    /* all of the base, in its own way; or what is not there in any other */
-    n->as_base = *ret_follow == &n->hub &&
-                 (found[1] || n->in_memory || fit[0].shaped == ckpt_fit_model_len(&n->hub));
+    if (n->unsure && *ret_follow && all && fit[0].named < ckpt_fit_model_len(&n->hub))
+        *ret_follow = NULL;
     return 0;
 }
 
@@ -79,25 +82,34 @@ static const char **names_without_modules(struct ckpt_search *n, struct ckpt_err
     return ckpt_steal(&name);
 }
 
-/* Find the prefix by the names of a base, where most of them are: whatever the class of the model,
- * as the checkpoint is then named as that is. CONFLICT: they are there twice. */
-static int follow_base(struct ckpt_search *n, struct ckpt_err *err)
+/* Get the names of the base, if it has weights or an index of them. */
+static int know_base(struct ckpt_search *n, struct ckpt_err *err)
 {
     const struct ckpt_base *base = n->base;
-    ckpt_cleanup(ckpt_freep) const char **bare = NULL;
-    struct ckpt_fit fit;
 
     if (!base || !ckpt_base_name_at(base->cat, base->weight_map, 0))
         return 0;
     n->hub = (struct ckpt_fit_model){.cat = base->cat,
                                      .map = base->weight_map,
                                      .packed = ckpt_config_is_quantized(base->config)};
-    if (ckpt_fit_model_init(&n->hub, err) < 0 || names_in_memory(n, err) < 0 ||
-        fit_names(n, n->name, &fit, &n->follow, err) < 0)
+    return ckpt_fit_model_init(&n->hub, err) < 0 ? -1 : names_in_memory(n, err);
+}
+
+/* Find the prefix by the names of a base, where most of them are: whatever the class of the model,
+ * as the checkpoint is then named as that is. CONFLICT: they are there twice. */
+static int follow_base(struct ckpt_search *n, bool all, struct ckpt_err *err)
+{
+    const struct ckpt_base *base = n->base;
+    ckpt_cleanup(ckpt_freep) const char **bare = NULL;
+    struct ckpt_fit fit;
+
+    if (!ckpt_fit_model_len(&n->hub))
+        return 0;
+    if (fit_names(n, n->name, all, &fit, &n->follow, err) < 0)
         return -1;
     if (!n->follow) { /* a wrapper around a part of the model adds a word that a class may have */
         if (!(bare = names_without_modules(n, err)) ||
-            fit_names(n, bare, &fit, &n->follow, err) < 0)
+            fit_names(n, bare, all, &fit, &n->follow, err) < 0)
             return -1;
         if (n->follow)
             memcpy(n->name, bare, n->cat->tensors.len * sizeof *bare);
@@ -265,13 +277,54 @@ static void find_anchor(struct ckpt_search *n)
         n->anchor = n->bare;
 }
 
+/* ---- what follows from the base ---- */
+
+/* Take back what is no weight by its name (a table that most classes compute, a part that is called
+ * like an optimizer's) where the base has it: there it is one. */
+static int take_back(struct ckpt_search *n, struct ckpt_err *err)
+{
+    const size_t len = strlen(n->prefix);
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        const char *name = NULL;
+        if (n->name[i])
+            continue;
+        if (!(name = ckpt_wrappers_strip(&n->cat->arena, n->cat->tensors.ptr[i].name)))
+            return ckpt_nomem(err);
+        if (strncmp(name, n->prefix, len) == 0 && ckpt_fit_model_has(n->follow, name + len))
+            n->name[i] = name;
+    }
+    return 0;
+}
+
+/* Are all tensors of the base there, in its shapes? */
+static bool has_all(const struct ckpt_search *n)
+{
+    const size_t len = strlen(n->prefix);
+    size_t found = 0;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        const char *name = n->name[i];
+        const struct ckpt_tensor *b = name && strncmp(name, n->prefix, len) == 0
+                                          ? ckpt_catalog_find(n->hub.cat, name + len)
+                                          : NULL;
+        found += b && ckpt_fit_shape(&n->cat->tensors.ptr[i], b);
+    }
+    return found == n->hub.cat->tensors.len;
+}
+
 int ckpt_search_prefix(struct ckpt_search *n, struct ckpt_err *err)
 {
     n->bare = ckpt_bare_anchor(n->type, n->config);
-    if (follow_base(n, err) < 0)
+    if (know_base(n, err) < 0 || follow_base(n, true, err) < 0 ||
+        (!n->follow && follow_facts(n, err) < 0) || (!n->prefix && follow_base(n, false, err) < 0))
         return -1;
     if (!n->follow)
-        return follow_facts(n, err);
+        return 0;
     find_anchor(n);
+    if (take_back(n, err) < 0)
+        return -1;
+    /* all of the base, in its own way; or what is not there in any other */
+    n->as_base = !n->unsure && n->follow == &n->hub && (n->in_memory || has_all(n));
     return 0;
 }

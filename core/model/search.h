@@ -34,6 +34,7 @@ struct ckpt_search {
     struct ckpt_fit_model hub, memory;
     struct ckpt_catalog *in_memory;      /* of the latter; or NULL */
     const struct ckpt_fit_model *follow; /* the one whose names the checkpoint has; NULL: none */
+    bool unsure;  /* the names in memory are not known, though they may be others */
     bool as_base; /* these are the names of the base, and nothing is to be converted */
 };
 

@@ -102,6 +102,17 @@ class Names(TensorCase):
             for name in os.listdir(self.tmp):
                 shutil.rmtree(self.path(name))
 
+    def test_what_the_base_has_is_a_weight_by_any_name(self):
+        """A table that most classes compute, a part that is called like an optimizer's."""
+        state = tensors(2, shapes() | {"sinusoid.inv_freq": (4,), "scheduler.sigmas.weight": (4, 4)})
+        base = self.write("base", {k: torch.zeros_like(v) for k, v in state.items()}, {"_class_name": "X"}, f"{DIFFUSERS}.safetensors")
+        for prefix in ("", "model."):
+            run = self.path(f"run.{prefix}")
+            dcp.save({prefix + k: v for k, v in state.items()} | {"optimizer.state.blocks.0.norm.weight": torch.ones(8).bfloat16()}, checkpoint_id=run, no_dist=True)
+            out, said = self.ours(run, f"base={base}")
+            self.same(read_all(out), state, prefix)
+            self.assertEqual(said, "")
+
     def test_without_a_base_it_is_asked_for(self):
         run = next(self.runs(tensors(2)))
         done = export(run, self.path("no"))
@@ -249,6 +260,27 @@ class Names(TensorCase):
                 self.same(read_all(out), packed, how)
                 with open(os.path.join(out, "config.json")) as f:
                     self.assertIn("quantization_config", json.load(f))
+
+    def test_blocks_and_scales_stand_for_a_tensor(self):
+        """MXFP4 as gpt-oss has it."""
+        config = tf.GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 2)
+        model = randomise(tf.GptOssForCausalLM(config)).bfloat16()
+        model.save_pretrained(self.path("plain"))
+        state, packed = read_all(self.path("plain")), {}
+        for name, t in state.items():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                packed |= {f"{name}_blocks": torch.zeros(t.shape[0], t.shape[2], t.shape[1] // 32, 16, dtype=torch.uint8),
+                           f"{name}_scales": torch.zeros(t.shape[0], t.shape[2], t.shape[1] // 32, dtype=torch.uint8)}
+            else:
+                packed[name] = t
+        with open(self.path("plain/config.json")) as f:
+            base = self.write("base", packed, json.load(f) | {"quantization_config": {"quant_method": "mxfp4"}})
+        dcp.save({"model": model.state_dict()}, checkpoint_id=self.path("run"), no_dist=True)
+        out, said = self.ours(self.path("run"), f"base={base}")
+        self.same(read_all(out), state, "mxfp4")
+        self.assertEqual(said, "")
+        with open(os.path.join(out, "config.json"), "rb") as a, open(self.path("plain/config.json"), "rb") as b:
+            self.assertEqual(a.read(), b.read())
 
     # ---- pipelines ----
 
