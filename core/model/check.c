@@ -51,11 +51,12 @@ static void put_list(struct ckpt_str *out, const char *what, const struct list *
 
 /* ---- shapes ---- */
 
-/* A number of the text model, which composite configs have below text_config. */
+/* A number of the text model, which composite configs have below text_config: what some of them say
+ * under the same key themselves is a default that nobody heeds. */
 static bool text_number(const json_t *config, const char *key, uint64_t *ret)
 {
-    return ckpt_json_u64(config, key, ret) ||
-           ckpt_json_u64(json_object_get(config, "text_config"), key, ret);
+    return ckpt_json_u64(json_object_get(config, "text_config"), key, ret) ||
+           ckpt_json_u64(config, key, ret);
 }
 
 /* Was the vocabulary resized during training? Then the checkpoint's own config says so too. */

@@ -226,6 +226,16 @@ static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
     return 0;
 }
 
+/* Does the hub have the experts of this type one by one, in any class? */
+static bool is_stacked(const struct ckpt_opening *o)
+{
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                        ckpt_json_str(ckpt_opening_model_config(o), "model_type"));
+
+    return type->converted && type->experts_turned == CKPT_EXPERTS_STRAIGHT;
+}
+
 /* Convert to the hub's names. transformers 5 converts some families when it saves them (it
  * separates experts, which it stacks in memory), by rules that are recipes here. */
 static int names_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
@@ -237,7 +247,7 @@ static int names_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
         return 0;
     if (ckpt_names_convert(&o->cat, o->shared->recipes, &opt, &done, &o->recipe, err) < 0)
         return -1;
-    return done ? 0 : ckpt_names_check_fused(o, err);
+    return done && !is_stacked(o) ? 0 : ckpt_names_check_fused(o, err);
 }
 
 /* ---- names ---- */

@@ -135,6 +135,21 @@ class Names(TensorCase):
         self.assertIn("'again.weight' is 'x_embedder.weight'", said)
         self.assertIn("'more.weight'" if "'more.weight'" in said else "more.weight", said)
 
+    def test_a_config_whose_own_sizes_are_none_of_the_model(self):
+        """PaliGemma's, whose text model alone has a vocabulary and a width."""
+        part = dict(intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+        model = randomise(tf.PaliGemmaForConditionalGeneration(tf.PaliGemmaConfig(
+            vision_config=dict(part, model_type="siglip_vision_model", hidden_size=32, image_size=28, patch_size=14, projection_dim=48),
+            text_config=dict(part, model_type="gemma", hidden_size=48, num_key_value_heads=1, head_dim=12, vocab_size=120), projection_dim=48)))
+        model.save_pretrained(self.path("want"))
+        dcp.save({"model": model.state_dict()}, checkpoint_id=self.path("run/step-1"), no_dist=True)
+        shutil.copy(self.path("want/config.json"), self.path("run"))
+        for options in ((), (f"base={self.path('want')}",)):
+            out, _ = self.ours(self.path("run"), *options)
+            for name in os.listdir(self.path("want")):
+                with open(os.path.join(out, name), "rb") as a, open(self.path(f"want/{name}"), "rb") as b:
+                    self.assertEqual(a.read(), b.read(), name)
+
     # ---- heads ----
 
     def llama(self, name, cls=None, **more):

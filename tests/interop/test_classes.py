@@ -30,6 +30,14 @@ TASKS = {task: AUTO[task] for task in ("causal", "image", "masked", "seq2seq", "
 }
 TWELVE = """causal:bart causal:gpt_neox causal:mixtral image:fuyu image:gemma3 image:llava image:paligemma image:qwen2_5_vl masked:bert seq2seq:qwen2_audio
             classify:t5 tokens:umt5""".split()
+# What `all` may find: refused, or told in a warning. No fact says where their embedding is, or what a part's names are in memory; or a class does not
+# heed its config (ties, sizes of 0).
+KNOWN = {
+    "config": """causal:bigbird_pegasus image:vision-encoder-decoder masked:mobilebert seq2seq:encoder-decoder speech:speech-encoder-decoder classify:canine
+                 classify:layoutlmv3 classify:lilt classify:markuplm tokens:bros tokens:canine tokens:layoutlmv3 tokens:lilt tokens:markuplm
+                 tokens:openai_privacy_filter answers:canine answers:layoutlmv3 answers:lilt answers:lxmert answers:markuplm answers:splinter""".split(),
+    "base": """image:vision-encoder-decoder seq2seq:encoder-decoder speech:speech-encoder-decoder tokens:openai_privacy_filter""".split(),
+}
 WAYS = [(how, key) for how in ("config", "base") for key in ("", "model")]
 
 
@@ -82,7 +90,7 @@ def pairs(args):
 
 
 def main():
-    args, counts, built = sys.argv[1:], dict.fromkeys(WAYS, 0), 0
+    args, counts, built, news = sys.argv[1:], dict.fromkeys(WAYS, 0), 0, False
     for task, kind in pairs(args):
         torch.manual_seed(SEED)
         try:
@@ -98,11 +106,12 @@ def main():
         built += 1
         for way in WAYS:
             counts[way] += way not in problems
+            news |= way in problems and f"{task}:{kind}" not in KNOWN[way[0]]
             if way in problems:
                 print(f"{task}:{kind} {way[0]} {'below ' + way[1] if way[1] else 'flat'}: {problems[way][:300]}", flush=True)
     for (how, key), n in counts.items():
         print(f"{n} of {built} right: {'config.json beside the steps' if how == 'config' else 'base='}, {'below a key' if key else 'flat'}")
-    return args == ["all"] or not built or min(counts.values()) < built
+    return news or not built
 
 
 if __name__ == "__main__":
