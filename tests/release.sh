@@ -15,13 +15,14 @@
 #   ceiling    a model of 64 GiB served under a memory limit of 64 MiB
 #   soak       daemons under saves and reads for $SOAK_HOURS hours (6): nothing grows
 #   fuzz       every target for $SECONDS_EACH seconds (600)
+#   classes    every class of transformers with a language model's head, and those that classify: in memory, with a config and with base=
 #   saves      checkpoints that megatron-core saves out of its own modules
 #   malloc     every allocation of the commands fails once
 #   mutate     60 changes of one operator, constant or condition each: how many the tests notice (goes on where it ended)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict folders chroots everything packages container arm64 faults ceiling soak fuzz saves malloc mutate)
+((${#stages[@]})) || stages=(strict folders chroots everything packages container arm64 faults ceiling soak fuzz classes saves malloc mutate)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -59,13 +60,14 @@ for s in "${stages[@]}"; do
     ceiling) stage ceiling mount_test ceiling.py ;;
     soak) stage soak mount_test soak.py --hours "${SOAK_HOURS:-6}" --svg "$PWD/$logs/soak.svg" --json "$PWD/$logs/soak.json" ;;
     fuzz) stage fuzz tests/fuzz/run.sh "${SECONDS_EACH:-600}" ;;
+    classes) stage classes env -C tests/interop CKPTFS_BUILD="$build" "$python" -W ignore test_classes.py all ;;
     saves)
       CKPTFS_BUILD=$build CKPTFS_SOURCE=$PWD CKPTFS_MEGATRON=$(find "$(dirname "$(dirname "$python")")" -maxdepth 1 -name 'megatron-core-*' | sort | paste -sd:) \
         stage saves "$python" tests/interop/megatron_saves.py
       ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
     mutate) stage mutate tests/mutate.py ;;
-    *) sed -n '3,20p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,21p' "$0" >&2; exit 2 ;;
   esac
 done
 printf '\n'

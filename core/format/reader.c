@@ -314,11 +314,42 @@ static const struct foreign {
     {"consolidated", ".safetensors", "a model in its maker's own format", MAKERS_WAY},
 };
 
-int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err)
+/* The file in which diffusers lists the models of a pipeline. */
+#define PIPELINE "model_index.json"
+
+bool ckpt_foreign_is_pipeline(const struct ckpt_dir *dir)
+{
+    return ckpt_dir_has_file(dir, PIPELINE);
+}
+
+/* UNSUPPORTED: which folders of the pipeline hold models. */
+static int fail_pipeline(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str models = {0};
+    struct ckpt_entry e;
+
+    (void)ckpt_entries_read(dir, &entries, NULL);
+    while (ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+        if (e.kind == CKPT_ENTRY_DIR && ckpt_dir_open_below(dir, e.name, &below, NULL) == 0 &&
+            ckpt_reader_probe(below, NULL))
+            ckpt_str_printf(&models, "%s'%s/%s'", models.len ? ", " : "", ckpt_dir_path(dir),
+                            e.name);
+    }
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s' is a diffusers pipeline (" PIPELINE "), whose folders are models and no "
+                     "steps of a run: give one of them%s%s",
+                     ckpt_dir_path(dir), models.len ? ", " : "", ckpt_str_get(&models));
+}
+
+int ckpt_foreign_check(struct ckpt_dir *dir, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_entry e;
 
+    if (ckpt_foreign_is_pipeline(dir))
+        return fail_pipeline(dir, err);
     (void)ckpt_entries_read(dir, &entries, NULL);
     while (ckpt_entries_next(&entries, &e))
         for (size_t i = 0; i < sizeof foreigners / sizeof *foreigners; i++) {

@@ -308,7 +308,11 @@ const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_er
 
 /* For a folder in which no reader found a checkpoint: -1 and UNSUPPORTED if one of its entries
  * shows what it holds instead, else 0. */
-int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err);
+int ckpt_foreign_check(struct ckpt_dir *dir, struct ckpt_err *err);
+
+/* Is the folder a pipeline of several models, each in a folder of its own, none of which is a step?
+ */
+bool ckpt_foreign_is_pipeline(const struct ckpt_dir *dir);
 
 /* For a tensor of a checkpoint that torch saved: -1 and UNSUPPORTED if its name is that of FSDP1's
  * flat parameters, else 0. */

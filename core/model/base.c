@@ -114,8 +114,10 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
             ckpt_weight_map_read(b->dir, indices[i], ckpt_reader_refuse_index, &b->weight_map,
                                  err) < 0)
             return -1;
-    if (has_no_weights(b))
+    if (has_no_weights(b)) {
+        b->facts.index_name = ckpt_dir_has_file(b->dir, indices[0]) ? NULL : indices[1];
         return 0;
+    }
     return ckpt_catalog_new(&b->cat, err) < 0
                ? -1
                : ckpt_reader_hf.load(b->dir, &opt, &b->facts, b->cat, err);
@@ -188,6 +190,29 @@ int ckpt_base_open(const char *name, const struct ckpt_access *how, struct ckpt_
     return 0;
 }
 
+const struct ckpt_weight_map *ckpt_base_map(const struct ckpt_base *base)
+{
+    return base->weight_map ? base->weight_map : base->facts.weight_map;
+}
+
+int ckpt_base_catalog(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_catalog_add_sources(cat, base->cat, err) < 0)
+        return -1;
+    for (size_t i = 0; i < base->cat->tensors.len; i++) {
+        struct ckpt_tensor t = base->cat->tensors.ptr[i];
+        size_t index;
+        if (ckpt_catalog_add(cat, t.name, (enum ckpt_dtype)t.dtype, t.dim, t.rank, &index, err) < 0)
+            return -1;
+        t.cat = cat; /* the same sources have the same numbers */
+        cat->tensors.ptr[index] = t;
+    }
+    *ret = ckpt_steal(&cat);
+    return 0;
+}
+
 /* ---- where nobody says which: beside the weights ---- */
 
 /* Folders in which trainers keep them: beside the weights, or with them. */
@@ -205,7 +230,7 @@ static int look_in(struct ckpt_dir *dir, const char *below, struct ckpt_home *re
     if (ckpt_dir_open_below(dir, *below ? below : ".", &at, err) < 0 ||
         ckpt_config_read_if(at, "config.json", CKPT_CONFIG_MAX_BYTES, &config, err) < 0)
         return -1;
-    if (ckpt_json_str(config, "model_type") || json_object_get(config, "architectures")) {
+    if (ckpt_config_is_model(config)) {
         ret->dir = ckpt_steal(&at);
         ret->config = ckpt_steal(&config);
     } else if (config && !ret->other &&

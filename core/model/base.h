@@ -41,6 +41,15 @@ int ckpt_base_named(struct ckpt_dir *dir, bool below, char **ret, struct ckpt_er
 const char *ckpt_base_name_at(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                               size_t i);
 
+/* Return the base's split into files whose names are not those of a single file of transformers;
+ * NULL: there is none. Borrowed. */
+const struct ckpt_weight_map *ckpt_base_map(const struct ckpt_base *base);
+
+/* Copy the catalogue of a base, which has one. The copy points into the base's, which must outlive
+ * it. */
+int ckpt_base_catalog(const struct ckpt_base *base, struct ckpt_catalog **ret,
+                      struct ckpt_err *err);
+
 /* The config and the tokenizer of the model, where nobody says which: a trainer, or its user, puts
  * them into the checkpoint, into a folder inside it, or into the folder of the run. They do what a
  * base's would do, but for dtypes and split. One rule for all formats. */

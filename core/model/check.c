@@ -9,6 +9,8 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "model/dequantize.h"
+#include "model/fit.h"
 #include "recipe/language/name.h"
 
 enum { SHOWN = 5 }; /* number of names that a text lists of each kind */
@@ -49,11 +51,12 @@ static void put_list(struct ckpt_str *out, const char *what, const struct list *
 
 /* ---- shapes ---- */
 
-/* A number of the text model, which composite configs have below text_config. */
+/* A number of the text model, which composite configs have below text_config: what some of them say
+ * under the same key themselves is a default that nobody heeds. */
 static bool text_number(const json_t *config, const char *key, uint64_t *ret)
 {
-    return ckpt_json_u64(config, key, ret) ||
-           ckpt_json_u64(json_object_get(config, "text_config"), key, ret);
+    return ckpt_json_u64(json_object_get(config, "text_config"), key, ret) ||
+           ckpt_json_u64(config, key, ret);
 }
 
 /* Was the vocabulary resized during training? Then the checkpoint's own config says so too. */
@@ -74,11 +77,7 @@ static bool vocab_was_resized(const struct ckpt_opening *o, const struct ckpt_te
 static bool fits(const struct ckpt_opening *o, const struct ckpt_tensor *t,
                  const struct ckpt_tensor *b)
 {
-    if (ckpt_dtype_is_float(t->dtype) != ckpt_dtype_is_float(b->dtype))
-        return true;
-    if (t->rank != b->rank)
-        return false;
-    return memcmp(t->dim, b->dim, t->rank * sizeof *t->dim) == 0 || vocab_was_resized(o, t, b);
+    return ckpt_fit_shape(t, b) || (t->rank == b->rank && vocab_was_resized(o, t, b));
 }
 
 static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *where,
@@ -106,8 +105,15 @@ static bool may_be_absent(const struct ckpt_opening *o, const char *name)
     return ckpt_texts_end(&ckpt_opening_type(o)->absent, name);
 }
 
+/* Is the base quantised, and the checkpoint not? */
+static bool is_base_packed(const struct ckpt_opening *o)
+{
+    return ckpt_config_is_quantized(o->shared->base->config) && !ckpt_is_packed(o->cat);
+}
+
 /* The names of the base's tensors, in its order. */
 struct names {
+    struct ckpt_fit_model model;
     CKPT_VEC(const char *) list; /* the base's */
     CKPT_VEC(bool) seen;         /* the checkpoint has the tensor */
     struct ckpt_map map;
@@ -118,6 +124,7 @@ struct names {
 
 static void names_release(struct names *n)
 {
+    ckpt_fit_model_release(&n->model);
     ckpt_vec_release(&n->list);
     ckpt_vec_release(&n->seen);
     ckpt_map_release(&n->map);
@@ -126,10 +133,15 @@ static void names_release(struct names *n)
 }
 
 /* Collect the base's names. */
-static int names_of_base(struct names *n, const struct ckpt_base *base, struct ckpt_err *err)
+static int names_of_base(struct names *n, const struct ckpt_opening *o, struct ckpt_err *err)
 {
+    const struct ckpt_base *base = o->shared->base;
     const char *name;
 
+    n->model = (struct ckpt_fit_model){
+        .cat = base->cat, .map = base->weight_map, .packed = is_base_packed(o)};
+    if (ckpt_fit_model_init(&n->model, err) < 0)
+        return -1;
     for (size_t i = 0; (name = ckpt_base_name_at(base->cat, base->weight_map, i)); i++)
         if (ckpt_map_add(&n->map, name, (uint32_t)i) == CKPT_NONE ||
             ckpt_vec_push(&n->list, name) < 0 || ckpt_vec_push(&n->seen, false) < 0)
@@ -154,10 +166,12 @@ static int add_form(struct names *n, const char *name, struct ckpt_err *err)
 static int sort_missing(const struct ckpt_opening *o, struct names *n, struct report *r,
                         struct ckpt_err *err)
 {
+    const bool packed = is_base_packed(o);
+
     for (size_t i = 0; i < n->list.len; i++) {
         const char *name = n->list.ptr[i];
         ckpt_cleanup(ckpt_str_release) struct ckpt_str form = {0};
-        if (n->seen.ptr[i])
+        if (n->seen.ptr[i] || (packed && ckpt_fit_stands_for(o->cat, name)))
             continue;
         ckpt_name_skeleton(name, strlen(name), &form);
         if (form.failed)
@@ -181,7 +195,10 @@ static int compare_tensor(const struct ckpt_opening *o, const struct ckpt_tensor
     const struct ckpt_tensor *b;
 
     if (at == CKPT_NONE) {
-        list_add(&r->extra, t->name);
+        if (ckpt_fit_model_has(&n->model, name))
+            r->common++;
+        else
+            list_add(&r->extra, t->name);
         return 0;
     }
     n->seen.ptr[at] = true;
@@ -240,7 +257,7 @@ static int compare_base(struct ckpt_opening *o, struct ckpt_err *err)
     ckpt_cleanup(names_release) struct names n = {0};
     ckpt_cleanup(report_release) struct report r = {0};
 
-    if (names_of_base(&n, o->shared->base, err) < 0)
+    if (names_of_base(&n, o, err) < 0)
         return -1;
     for (size_t i = 0; n.list.len && i < o->cat->tensors.len; i++)
         if (compare_tensor(o, &o->cat->tensors.ptr[i], &n, &r, err) < 0)

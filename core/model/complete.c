@@ -52,6 +52,18 @@ static bool is_empty(const struct ckpt_opening *o, const struct ckpt_tensor *t)
            !ckpt_texts_end(&type->absent, t->name);
 }
 
+/* Has the base the tensor without elements, too? Then a config says so in its own way. */
+static bool is_empty_in_base(const struct ckpt_opening *o, const char *name)
+{
+    const struct ckpt_base *base = o->shared->base;
+    const struct ckpt_tensor *t =
+        base && base->cat
+            ? ckpt_catalog_find(base->cat, ckpt_json_str_or(o->base_names, name, name))
+            : NULL;
+
+    return t && t->numel == 0;
+}
+
 static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
@@ -59,7 +71,7 @@ static int check_empty(const struct ckpt_opening *o, struct ckpt_err *err)
 
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
-        if (!is_empty(o, t) || n++ >= MOST_SHOWN)
+        if (!is_empty(o, t) || is_empty_in_base(o, t->name) || n++ >= MOST_SHOWN)
             continue;
         ckpt_str_puts(&text, n > 1 ? ", " : "");
         if (ckpt_lacks_put_tensor(&text, t, err) < 0)
@@ -240,8 +252,9 @@ static int compare(struct ckpt_opening *o, struct ckpt_err *err)
         return tell_none(o, err);
     if (!o->facts.is_hub_dir && o->decision.way == CKPT_WAY_HUB)
         return 0; /* NeMo Automodel's names may be mixed */
-    if (lacks.unchecked && json_object_set_new(o->cat->about, "completeness_not_checked",
-                                               json_string(lacks.unchecked)) < 0)
+    if (lacks.unchecked && !(compared && o->as_base) &&
+        json_object_set_new(o->cat->about, "completeness_not_checked",
+                            json_string(lacks.unchecked)) < 0)
         return ckpt_nomem(err);
     return tell_shapes(o, &lacks, err) < 0 ? -1 : tell_lacks(o, &lacks, err);
 }

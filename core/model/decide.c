@@ -26,7 +26,7 @@ static enum ckpt_convert choose_convert(const struct ckpt_decide *in)
 {
     const struct ckpt_options *opt = in->opt;
 
-    if (in->facts->names == CKPT_NAMES_MEMORY)
+    if (in->facts->names == CKPT_NAMES_MEMORY && !in->as_base)
         return CKPT_CONVERT_NOT;
     if (ckpt_options_memory(opt))
         return CKPT_CONVERT_TO_MEMORY;
@@ -34,16 +34,18 @@ static enum ckpt_convert choose_convert(const struct ckpt_decide *in)
                                                                      : CKPT_CONVERT_NOT;
 }
 
-/* The base's config is the model's, unchanged, if a recipe made the model in the base's form, or if
- * the checkpoint has no config. The checkpoint's own config is not the model's if it states the
- * dtypes before a cast. The config of a trainer with an export of its own is that of the export. */
+/* The base's config is the model's, unchanged, if a recipe made the model in the base's form, if
+ * the checkpoint has no config, or if it is another library's. The checkpoint's own config is not
+ * the model's if it states the dtypes before a cast. The config of a trainer with an export of its
+ * own is that of the export. */
 static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ckpt_naming_way way)
 {
     const struct ckpt_options *opt = in->opt;
 
     const bool given = (in->base && in->base->config) || in->has_home;
 
-    if (way == CKPT_WAY_RECIPE && given && !ckpt_options_override(opt))
+    if ((way == CKPT_WAY_RECIPE || (way == CKPT_WAY_MEMORY && in->is_foreign)) && given &&
+        !ckpt_options_override(opt))
         return CKPT_CONFIG_PASS_IF_DTYPE;
     if (!has_hub_names(in) || json_object_size(opt->overrides))
         return CKPT_CONFIG_WRITE;
@@ -65,7 +67,7 @@ static enum ckpt_split_rule choose_split(const struct ckpt_decide *in)
         return CKPT_SPLIT_BY_SIZE;
     if (in->base && !facts->weight_map && facts->split_as_base)
         return CKPT_SPLIT_LIKE_BASE;
-    if (!in->base || !in->base->weight_map || (facts->weight_map && !facts->is_hub_dir))
+    if (!in->base || !ckpt_base_map(in->base) || (facts->weight_map && !facts->is_hub_dir))
         return CKPT_SPLIT_OWN;
     return CKPT_SPLIT_BASE;
 }
@@ -108,7 +110,7 @@ struct ckpt_decision ckpt_decide(const struct ckpt_decide *in)
         .keep_quantization = opt->raw || adapter || (hub && in->has_config && !opt->dequantize),
         .use_base_dtypes = !adapter,
         .config = choose_config(in, way),
-        .write_generation = !hub,
+        .write_generation = !hub && !in->is_foreign,
         .split = choose_split(in),
         .order = choose_order(in, way),
         .bare_header = in->facts->bare_header && !opt->raw,

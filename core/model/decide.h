@@ -19,6 +19,8 @@ struct ckpt_decide {
     bool merged;     /* the view is the base model, with the checkpoint's adapter merged into it */
     bool has_config; /* the checkpoint has a config.json of its own */
     bool has_home;   /* there is a config.json with it, or in the folder of its run */
+    bool as_base;    /* the tensors have the names that the base's files have */
+    bool is_foreign; /* the model's config is none of transformers' */
 };
 
 /* How the tensors get the names of the view. */

@@ -184,3 +184,11 @@ bool ckpt_is_quantized(const struct ckpt_catalog *cat)
     }
     return false;
 }
+
+bool ckpt_is_packed(const struct ckpt_catalog *cat)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (cat->tensors.ptr[i].dtype == CKPT_I32 && cat->tensors.ptr[i].rank > 1)
+            return true;
+    return ckpt_is_quantized(cat);
+}

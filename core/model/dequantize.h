@@ -23,3 +23,7 @@ int ckpt_dequantize(struct ckpt_catalog *cat, const json_t *config, struct ckpt_
 
 /* Has cat tensors that a config's quantization_config may speak of: integers, 8-bit floats? */
 bool ckpt_is_quantized(const struct ckpt_catalog *cat);
+
+/* Has cat such tensors, or matrices of 32-bit integers, into which weights are packed? For models
+ * whose config says that they are quantised: others may have such a table. */
+bool ckpt_is_packed(const struct ckpt_catalog *cat);

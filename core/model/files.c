@@ -31,9 +31,11 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
  * float32. */
 static bool has_base_dtype(const struct ckpt_opening *o)
 {
-    const char *says = ckpt_config_dtype(ckpt_opening_base_config(o)),
-               *is = ckpt_main_dtype(o->cat, false);
+    const json_t *config = ckpt_opening_base_config(o);
+    const char *says = ckpt_config_dtype(config), *is = ckpt_main_dtype(o->cat, false);
 
+    if (config && !ckpt_config_is_model(config)) /* another library's says none */
+        return true;
     return is && strcmp(says ? says : "float32", is) == 0;
 }
 
@@ -458,9 +460,10 @@ static int choose_weight_map(const struct ckpt_opening *o, struct ckpt_weight_ma
         return o->facts.split_as_base(
             o->cat, &(struct ckpt_split_base){base->cat, base->weight_map, o->base_names}, &naming,
             o->config, ret, err);
-    *ret = ckpt_weight_map_ref(o->decision.split == CKPT_SPLIT_OWN    ? o->facts.weight_map
-                               : o->decision.split == CKPT_SPLIT_BASE ? base->weight_map
-                                                                      : NULL);
+    *ret = ckpt_weight_map_ref(o->decision.split == CKPT_SPLIT_OWN ? o->facts.weight_map
+                               : o->decision.split == CKPT_SPLIT_BASE
+                                   ? (struct ckpt_weight_map *)ckpt_base_map(base)
+                                   : NULL);
     return 0;
 }
 
@@ -480,6 +483,26 @@ static bool keeps_order(const struct ckpt_opening *o)
 
     return o->facts.is_hub_dir && !o->renamed && !o->cast && !o->adapter && !o->ordered &&
            d->convert == CKPT_CONVERT_NOT && d->split == CKPT_SPLIT_OWN && !d->dequantize;
+}
+
+/* The name of the index, by which other libraries call their files, too: the checkpoint's own, else
+ * the base's. */
+static const char *index_name(const struct ckpt_opening *o)
+{
+    const struct ckpt_base *base = o->shared->base;
+
+    if (o->facts.index_name || !base || o->shared->opt->raw || o->facts.is_adapter)
+        return o->facts.index_name;
+    return base->facts.index_name;
+}
+
+/* With a base that has weights, the view has a generation_config.json if the base has one. */
+static bool writes_generation(const struct ckpt_opening *o)
+{
+    const struct ckpt_base *base = o->shared->base;
+
+    return o->config && o->decision.write_generation &&
+           !(o->decision.way == CKPT_WAY_MEMORY && base && base->cat);
 }
 
 /* The number of elements in buffers, which num_parameters() of transformers does not count, and so
@@ -564,7 +587,7 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
     ckpt_cleanup(ckpt_json_decrefp) json_t *differ = NULL;
     ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *map = NULL;
     struct ckpt_vtree_options opt = {
-        .index_name = o->facts.index_name,
+        .index_name = index_name(o),
         .bare = o->decision.bare_header,
         .metadata = o->decision.split == CKPT_SPLIT_OWN ? o->facts.metadata : NULL,
         .max_shard_size = o->shared->opt->max_shard_size,
@@ -589,8 +612,7 @@ int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
         opt.config = o->config;
         sides_remove(&sides, "config.json");
     }
-    if (o->config && o->decision.write_generation &&
-        !sides_find(&sides, "generation_config.json")) {
+    if (writes_generation(o) && !sides_find(&sides, "generation_config.json")) {
         if (ckpt_generation_config(o->config, ckpt_opening_type(o), &generation, err) < 0)
             return -1;
         opt.generation = generation;

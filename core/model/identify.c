@@ -7,6 +7,7 @@
 #include "container/config.h"
 #include "model/adapter.h"
 #include "model/adapter_check.h"
+#include "model/heads.h"
 #include "model/lora.h"
 #include "model/names.h"
 #include "model/opening.h"
@@ -27,7 +28,7 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     if (opt->raw || ckpt_recipes_forced(o->shared->recipes))
         return 0;
     if (o->facts.names == CKPT_NAMES_HUB && !o->facts.is_adapter)
-        return ckpt_wrappers_clean(o, err);
+        return ckpt_wrappers_clean(o, err) < 0 ? -1 : ckpt_heads_leave_out(o, err);
     if (o->facts.names != CKPT_NAMES_FRAMEWORK)
         return 0;
     if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,
@@ -166,7 +167,12 @@ static int merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
                          ckpt_dir_path(o->dir));
-    if (tell_base(o, err) < 0 || ckpt_lora_base(o->shared->base, &model, err) < 0)
+    if (tell_base(o, err) < 0)
+        return -1;
+    if (!o->shared->base || !o->shared->base->cat)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option lora=merge needs base=DIR, a model directory with weights");
+    if (ckpt_base_catalog(o->shared->base, &model, err) < 0)
         return -1;
     o->adapter = ckpt_steal(&o->cat);
     o->cat = model;
@@ -361,6 +367,9 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     in.has_config = o->cat->config != NULL;
     in.has_home = o->home.dir != NULL;
+    in.as_base = o->as_base;
+    in.is_foreign =
+        ckpt_opening_model_config(o) && !ckpt_config_is_model(ckpt_opening_model_config(o));
     o->decision = ckpt_decide(&in);
     return 0;
 }

@@ -205,27 +205,6 @@ static int config_turned(const struct ckpt_lora_options *opt)
 
 /* ---- catalogues ---- */
 
-int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-
-    if (!base || !base->cat)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option lora=merge needs base=DIR, a model directory with weights");
-    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_catalog_add_sources(cat, base->cat, err) < 0)
-        return -1;
-    for (size_t i = 0; i < base->cat->tensors.len; i++) {
-        struct ckpt_tensor t = base->cat->tensors.ptr[i];
-        size_t index;
-        if (ckpt_catalog_add(cat, t.name, (enum ckpt_dtype)t.dtype, t.dim, t.rank, &index, err) < 0)
-            return -1;
-        t.cat = cat; /* the same sources have the same numbers */
-        cat->tensors.ptr[index] = t;
-    }
-    *ret = ckpt_steal(&cat);
-    return 0;
-}
-
 /* A tensor of the adapter, over cat's sources; it is marked as used. */
 static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tensor *ret)
 {

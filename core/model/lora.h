@@ -29,9 +29,6 @@ int ckpt_lora_rank(const json_t *config, const char *module, uint64_t *ret, stru
 /* Does the config say a variant whose matrices may have other shapes than those of LoRA? */
 bool ckpt_lora_is_variant(const json_t *config);
 
-/* Copy the base's catalogue. The copy points into the base's, which must outlive it. */
-int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err);
-
 /* Merge the adapter (under PEFT's names) into cat, to which the adapter's sources are added.
  * MISSING: a part of the adapter, or the base's tensor that it changes, does not exist.
  * UNSUPPORTED: the adapter is not LoRA, or of a kind that cannot be merged. CONFLICT: shapes or

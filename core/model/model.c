@@ -25,6 +25,20 @@ static int take_config(struct ckpt_opening *o, const json_t *config, struct ckpt
     return 0;
 }
 
+/* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
+ * or training started from a quantised base. */
+static void drop_quantization(struct ckpt_opening *o)
+{
+    static const char key[] = "quantization_config";
+    json_t *text = json_object_get(o->config, "text_config");
+
+    if (o->decision.keep_quantization || ckpt_is_packed(o->cat))
+        return;
+    /* o->config is the view's own, a deep copy */
+    o->config_changed |= json_object_del(o->config, key) == 0;
+    o->config_changed |= json_object_del(text, key) == 0;
+}
+
 /* The config of a model under the hub's names: its own, else the base's. */
 static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 {
@@ -153,7 +167,8 @@ static int take_missing(struct ckpt_opening *o, struct ckpt_err *err)
     if (!base || !base->cat)
         return ckpt_fail(err, CKPT_USAGE,
                          "option missing=base needs base=DIR, a model directory with weights");
-    if (ckpt_is_quantized(base->cat))
+    if (ckpt_is_quantized(base->cat) ||
+        (ckpt_config_is_quantized(base->config) && ckpt_is_packed(base->cat)))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option missing=base: the weights of base '%s' are quantised: export it "
                          "with the option dequantize, and give the result as base=",
@@ -191,6 +206,7 @@ static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat = ckpt_steal(&model->catalog);
     o->config = ckpt_steal(&model->config);
     o->recipe = ckpt_steal(&model->recipe);
+    drop_quantization(o);
     return take_missing(o, err);
 }
 
@@ -198,12 +214,26 @@ static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const json_t *config = ckpt_opening_model_config(o);
 
-    if (config)
-        return take_config(o, config, err);
+    if (config) {
+        if (take_config(o, config, err) < 0)
+            return -1;
+        drop_quantization(o);
+        return 0;
+    }
     ckpt_catalog_note(o->cat,
                       "there is no config.json of the model, neither with the checkpoint nor in "
                       "the folder of the run; give one with base=DIR");
     return 0;
+}
+
+/* Does the hub have the experts of this type one by one, in any class? */
+static bool is_stacked(const struct ckpt_opening *o)
+{
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                        ckpt_json_str(ckpt_opening_model_config(o), "model_type"));
+
+    return type->converted && type->experts_turned == CKPT_EXPERTS_STRAIGHT;
 }
 
 /* Convert to the hub's names. transformers 5 converts some families when it saves them (it
@@ -213,11 +243,11 @@ static int names_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_recipe_options opt = ckpt_opening_recipe_options(o);
     bool done;
 
-    if (ckpt_options_memory(o->shared->opt))
+    if (ckpt_options_memory(o->shared->opt) || o->as_base)
         return 0;
     if (ckpt_names_convert(&o->cat, o->shared->recipes, &opt, &done, &o->recipe, err) < 0)
         return -1;
-    return done ? 0 : ckpt_names_check_fused(o, err);
+    return done && !is_stacked(o) ? 0 : ckpt_names_check_fused(o, err);
 }
 
 /* ---- names ---- */
@@ -226,8 +256,11 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_base *base = o->shared->base;
 
-    if (config_of_hub(o, err) < 0 ||
-        (o->decision.match_base && match_names(o, base->cat, err) < 0) || take_missing(o, err) < 0)
+    if (config_of_hub(o, err) < 0)
+        return -1;
+    if (!o->decision.dequantize)
+        drop_quantization(o);
+    if ((o->decision.match_base && match_names(o, base->cat, err) < 0) || take_missing(o, err) < 0)
         return -1;
     if (o->decision.check && ckpt_opening_check(o, err) < 0)
         return -1;
@@ -274,20 +307,6 @@ static int convert_names(struct ckpt_opening *o, struct ckpt_err *err)
 }
 
 /* ---- quantisation ---- */
-
-/* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
- * or training started from a quantised base. */
-static void drop_quantization(struct ckpt_opening *o)
-{
-    static const char key[] = "quantization_config";
-    json_t *text = json_object_get(o->config, "text_config");
-
-    if (o->decision.keep_quantization || ckpt_is_quantized(o->cat))
-        return;
-    /* o->config is the view's own, a deep copy */
-    o->config_changed = json_object_del(o->config, key) == 0;
-    o->config_changed |= json_object_del(text, key) == 0;
-}
 
 static int dequantize(struct ckpt_opening *o, struct ckpt_err *err)
 {
@@ -436,12 +455,6 @@ static bool has_output_names(const struct ckpt_opening *o)
     return writer && writer->recipes;
 }
 
-static bool says_quantized(const json_t *config)
-{
-    return json_object_get(config, "quantization_config") ||
-           json_object_get(json_object_get(config, "text_config"), "quantization_config");
-}
-
 /* UNSUPPORTED: dtype= on quantised weights, whose scales and tables are floating tensors, too, in
  * the dtypes that whoever dequantises them expects. */
 static int check_cast(const struct ckpt_opening *o, struct ckpt_err *err)
@@ -451,7 +464,7 @@ static int check_cast(const struct ckpt_opening *o, struct ckpt_err *err)
     for (size_t i = 0; i < o->cat->tensors.len; i++)
         packed |= o->cat->tensors.ptr[i].dtype == CKPT_I32;
     if (o->shared->opt->dtype_rule != CKPT_DTYPE_CAST || o->shared->opt->raw ||
-        o->facts.is_adapter || !packed || !says_quantized(o->config))
+        o->facts.is_adapter || !packed || !ckpt_config_is_quantized(o->config))
         return 0;
     return ckpt_fail(err, CKPT_UNSUPPORTED,
                      "option dtype: the weights of '%s' are quantised, and it would cast their "
@@ -512,7 +525,7 @@ static int state_dtype(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const char *name = ckpt_main_dtype(o->cat, false);
 
-    if (!o->config || !name)
+    if (!o->config || !name || !ckpt_config_is_model(o->config))
         return 0;
     const bool made = o->decision.way == CKPT_WAY_RECIPE && !o->config_changed;
     const bool old = made || json_object_get(o->config, "torch_dtype");
@@ -641,7 +654,7 @@ static int check_values(const struct ckpt_opening *o, const char *view, struct c
                          "'%s' is a LoRA adapter, which view=%s has no place for: mount or export "
                          "the merged model (lora=merge, with base=), and give that as the run",
                          ckpt_dir_path(o->dir), view);
-    if (says_quantized(o->config) && ckpt_is_quantized(o->cat))
+    if (ckpt_config_is_quantized(o->config) && ckpt_is_quantized(o->cat))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "the weights of '%s' are quantised, which view=%s has no place for: mount "
                          "or export it with the option dequantize, and give the result as the run",

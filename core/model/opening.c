@@ -112,9 +112,7 @@ static int keep_part(struct ckpt_opening *o, struct ckpt_err *err)
     if (nkept < ntensor)
         ckpt_catalog_note(o->cat, "left out: %zu tensors that are not below '%.*s'",
                           ntensor - nkept, (int)len, part);
-    ckpt_weight_map_unref(o->facts.weight_map); /* under the whole names */
-    o->facts.weight_map = NULL;
-    return ckpt_catalog_select(o->cat, name, err);
+    return ckpt_opening_rename(o, name, err);
 }
 
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
@@ -166,6 +164,62 @@ void ckpt_opening_release(struct ckpt_opening *o)
     json_decref(o->config);
     free(o->recipe);
     free(o->name);
+}
+
+/* ---- renaming ---- */
+
+/* The tensor's name as it will be: `old` where the catalogue has it not, NULL: it is left out. */
+static const char *new_name(const struct ckpt_opening *o, const char *const *name, const char *old)
+{
+    const struct ckpt_tensor *t = ckpt_catalog_find(o->cat, old);
+
+    return t ? name[t - o->cat->tensors.ptr] : old;
+}
+
+static int rename_map(struct ckpt_opening *o, const char *const *name, struct ckpt_err *err)
+{
+    struct ckpt_weight_map **map = &o->facts.weight_map, *old = *map;
+    ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *made = NULL;
+
+    if (!old)
+        return 0;
+    if (ckpt_weight_map_new(&made, err) < 0)
+        return -1;
+    for (size_t i = 0; i < old->tensors.len; i++) {
+        const struct ckpt_mapped *m = &old->tensors.ptr[i];
+        const char *to = new_name(o, name, m->tensor);
+        if (to && ckpt_weight_map_put(made, to, old->files.ptr[m->file], err) < 0)
+            return -1;
+    }
+    ckpt_weight_map_unref(old);
+    *map = ckpt_steal(&made);
+    return 0;
+}
+
+static int rename_dtypes(struct ckpt_opening *o, const char *const *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *made = json_object();
+    const char *old;
+    json_t *dtype;
+
+    json_object_foreach(o->facts.dtypes, old, dtype) {
+        const char *to = new_name(o, name, old);
+        if (to && json_object_set(made, to, dtype) < 0)
+            return ckpt_nomem(err);
+    }
+    if (!made)
+        return ckpt_nomem(err);
+    json_decref(o->facts.dtypes);
+    o->facts.dtypes = ckpt_steal(&made);
+    return 0;
+}
+
+int ckpt_opening_rename(struct ckpt_opening *o, const char *const *name, struct ckpt_err *err)
+{
+    if (rename_map(o, name, err) < 0 || (o->facts.dtypes && rename_dtypes(o, name, err) < 0))
+        return -1;
+    o->renamed = true;
+    return ckpt_catalog_select(o->cat, name, err);
 }
 
 /* ---- the readers' questions about names, answered by the facts about model types ---- */

@@ -45,6 +45,7 @@ struct ckpt_opening {
                             another vocabulary) */
     bool renamed;        /* at least one tensor has another name than it is stored under */
     bool cast;           /* at least one tensor has another dtype than it is stored in */
+    bool as_base;        /* the tensors have the names that the base's files have */
     bool ordered;        /* cat is in the order of the model's state dict */
     /* what the view takes over; its members of these names say more */
     struct ckpt_vtree *tree;
@@ -74,6 +75,10 @@ const json_t *ckpt_opening_base_config(const struct ckpt_opening *o);
 /* The options for recipes that rename the tensors: transformers' conversions for a model with the
  * names in memory, else the rules for the framework's names. */
 struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening *o);
+
+/* Give the tensors of o->cat these names (as many as there are tensors; NULL: it is left out), also
+ * in o->facts. The names lie in the catalogue's arena. */
+int ckpt_opening_rename(struct ckpt_opening *o, const char *const *name, struct ckpt_err *err);
 
 /* Find out what the checkpoint is, as far as its reader could not say it: LoRA tensors, and a
  * transformers model below a prefix, occur in checkpoints of any format. Set o->facts.names and,

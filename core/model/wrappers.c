@@ -279,46 +279,7 @@ static int choose_modules(struct cleaning *c, struct ckpt_err *err)
     return 0;
 }
 
-/* ---- the facts about the names ---- */
-
-static int rename_map(struct cleaning *c, struct ckpt_err *err)
-{
-    struct ckpt_weight_map **map = &c->o->facts.weight_map, *old = *map;
-    ckpt_cleanup(ckpt_weight_map_unrefp) struct ckpt_weight_map *made = NULL;
-
-    if (!old)
-        return 0;
-    if (ckpt_weight_map_new(&made, err) < 0)
-        return -1;
-    for (size_t i = 0; i < old->tensors.len; i++) {
-        const struct ckpt_mapped *m = &old->tensors.ptr[i];
-        const struct ckpt_tensor *t = ckpt_catalog_find(c->o->cat, m->tensor);
-        const char *name = t ? c->name[t - c->o->cat->tensors.ptr] : m->tensor;
-        if (ckpt_weight_map_put(made, name, old->files.ptr[m->file], err) < 0)
-            return -1;
-    }
-    ckpt_weight_map_unref(old);
-    *map = ckpt_steal(&made);
-    return 0;
-}
-
-static int rename_dtypes(struct cleaning *c, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *made = json_object();
-    const char *name;
-    json_t *dtype;
-
-    json_object_foreach(c->o->facts.dtypes, name, dtype) {
-        const struct ckpt_tensor *t = ckpt_catalog_find(c->o->cat, name);
-        if (json_object_set(made, t ? c->name[t - c->o->cat->tensors.ptr] : name, dtype) < 0)
-            return ckpt_nomem(err);
-    }
-    if (!made)
-        return ckpt_nomem(err);
-    json_decref(c->o->facts.dtypes);
-    c->o->facts.dtypes = ckpt_steal(&made);
-    return 0;
-}
+/* ---- all of it ---- */
 
 /* Give the tensors their names, if one of them has another one than it had. */
 static int apply(struct cleaning *c, struct ckpt_err *err)
@@ -332,11 +293,7 @@ static int apply(struct cleaning *c, struct ckpt_err *err)
     if (n == 0)
         return 0;
     ckpt_wrappers_note(cat, n, cat->tensors.ptr[first].name, c->name[first]);
-    if (check_twice(c, c->name, err) < 0 || rename_map(c, err) < 0 ||
-        (c->o->facts.dtypes && rename_dtypes(c, err) < 0))
-        return -1;
-    c->o->renamed = true;
-    return ckpt_catalog_select(cat, c->name, err);
+    return check_twice(c, c->name, err) < 0 ? -1 : ckpt_opening_rename(c->o, c->name, err);
 }
 
 /* Has a name of the catalogue a part that wrappers add? Hardly any has. */

@@ -525,21 +525,24 @@ static void forget_links(struct ckpt_steps_found *f, const char *step)
     f->links.len = n;
 }
 
-/* Beside steps of a training format, a model that was exported into the same folder is not a step.
- */
+/* Beside steps of a training format, a model that was exported into the same folder is not a step;
+ * and the models of a pipeline are none. */
 static int leave_out_models(struct scan *s, struct ckpt_err *err)
 {
     struct ckpt_steps_found *f = &s->found;
-    size_t n = 0;
+    size_t n = 0, models = 0;
 
-    if (!s->has_training)
+    for (size_t i = 0; i < f->len; i++)
+        models += f->ptr[i].is_model;
+    const bool alone = models == f->len;
+    if (!models || !(s->has_training || ckpt_foreign_is_pipeline(s->dir)))
         return 0;
     for (size_t i = 0; i < f->len; i++) {
         if (!f->ptr[i].is_model) {
             f->ptr[n++] = f->ptr[i];
             continue;
         }
-        if (!s->left_out &&
+        if (!s->left_out && !alone &&
             !(s->left_out = ckpt_asprintf("'%s/%s' is left out: it is a finished model beside the "
                                           "steps of a run",
                                           ckpt_dir_path(s->dir), f->ptr[i].name)))

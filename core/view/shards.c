@@ -172,22 +172,22 @@ static void split(struct ckpt_shards *s, const struct item *item, size_t n, uint
     }
 }
 
-static int name_numbered(struct ckpt_shards *s, struct ckpt_err *err)
+static int name_numbered(struct ckpt_shards *s, const char *stem, struct ckpt_err *err)
 {
     if (!(s->name = calloc(s->nfile + 1, sizeof *s->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < s->nfile; i++) {
-        char name[80] = "model.safetensors";
-        if (s->nfile > 1)
-            (void)snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, s->nfile);
-        if (!(s->name[i] = ckpt_arena_strdup(&s->arena, name)))
+        ckpt_cleanup(ckpt_freep) char *name =
+            s->nfile > 1 ? ckpt_asprintf("%s-%05zu-of-%05zu.safetensors", stem, i + 1, s->nfile)
+                         : ckpt_asprintf("%s.safetensors", stem);
+        if (!name || !(s->name[i] = ckpt_arena_strdup(&s->arena, name)))
             return ckpt_nomem(err);
     }
     return 0;
 }
 
 int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
-                      struct ckpt_shards *ret, struct ckpt_err *err)
+                      const char *stem, struct ckpt_shards *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_shards_release) struct ckpt_shards s = {0};
     ckpt_cleanup(ckpt_freep) struct item *item = NULL;
@@ -198,7 +198,7 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
     if (!(item = items_new(cat, sorted, &n)))
         return ckpt_nomem(err);
     split(&s, item, n, max_size);
-    if (name_numbered(&s, err) < 0)
+    if (name_numbered(&s, stem ? stem : "model", err) < 0)
         return -1;
     *ret = s;
     s = (struct ckpt_shards){0};
@@ -273,7 +273,7 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_
 }
 
 int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
-                       uint64_t max_size, bool sorted, struct ckpt_shards *ret,
+                       uint64_t max_size, bool sorted, const char *stem, struct ckpt_shards *ret,
                        struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
@@ -284,7 +284,8 @@ int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_
         if (why.code != CKPT_MISSING)
             return ckpt_err_move(err, &why);
     }
-    return ckpt_shards_split(cat, max_size ? max_size : CKPT_DEFAULT_SHARD_SIZE, sorted, ret, err);
+    return ckpt_shards_split(cat, max_size ? max_size : CKPT_DEFAULT_SHARD_SIZE, sorted, stem, ret,
+                             err);
 }
 
 /* ---- the index ---- */

@@ -43,10 +43,10 @@ struct ckpt_shards {
 void ckpt_shards_release(struct ckpt_shards *s);
 
 /* Split by size. One file is "model.safetensors", more are "model-00001-of-00002.safetensors" and
- * so on. With sorted, blocks are taken in the order of ckpt_fqn_cmp of their first tensors
- * instead of the catalogue's. */
+ * so on; `stem` (NULL: that one) is their name's beginning. With sorted, blocks are taken in the
+ * order of ckpt_fqn_cmp of their first tensors instead of the catalogue's. */
 int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
-                      struct ckpt_shards *ret, struct ckpt_err *err);
+                      const char *stem, struct ckpt_shards *ret, struct ckpt_err *err);
 
 /* Split by the map of an index. Tensors that it does not name go into the
  * last of its files (by name) that is used; files without tensors are left out. MISSING: it names
@@ -57,7 +57,7 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_
 /* By the map if it knows any of the tensors (one that knows none is another model's), else by size;
  * 0 is transformers' default. */
 int ckpt_shards_choose(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
-                       uint64_t max_size, bool sorted, struct ckpt_shards *ret,
+                       uint64_t max_size, bool sorted, const char *stem, struct ckpt_shards *ret,
                        struct ckpt_err *err);
 
 /* ---- model.safetensors.index.json, as transformers writes it ---- */

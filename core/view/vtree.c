@@ -283,13 +283,17 @@ static int build_dirs(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *e
 
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
-    if (ckpt_shards_choose(t->cat, opt->weight_map, opt->max_shard_size, opt->sort, &t->shards,
-                           err) < 0)
+    static const char end[] = ".safetensors.index.json";
+    const char *name = opt->index_name ? opt->index_name : CKPT_VFILES_INDEX;
+    ckpt_cleanup(ckpt_freep) char *stem = strndup(name, strlen(name) - strlen(end));
+
+    if (!stem)
+        return ckpt_nomem(err);
+    if (ckpt_shards_choose(t->cat, opt->weight_map, opt->max_shard_size, opt->sort, stem,
+                           &t->shards, err) < 0)
         return -1;
     t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
-    return list_weights(t, opt, err) < 0 ||
-                   list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX,
-                              opt->mtime_ns, err) < 0 ||
+    return list_weights(t, opt, err) < 0 || list_index(t, name, opt->mtime_ns, err) < 0 ||
                    ckpt_vfiles_add_model(&t->files, opt, err) < 0
                ? -1
                : build_dirs(t, opt->mtime_ns, err);

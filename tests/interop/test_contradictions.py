@@ -122,10 +122,10 @@ class Contradictions(TensorCase):
         """It would load nothing, and initialise the whole model at random."""
         run = self.saved(llama())
         weights = os.path.join(run, "model.safetensors")
-        save_file({f"pretrained_model.{k}": t for k, t in load_file(weights).items()}, weights, {"format": "pt"})
+        save_file({f"policy_model.{k}": t for k, t in load_file(weights).items()}, weights, {"format": "pt"})
         model, info = tf.AutoModelForCausalLM.from_pretrained(run, output_loading_info=True)
         self.assertEqual(len(info["missing_keys"]), len(dict(model.named_parameters())))
-        self.refused(run, "none of the tensors", "pretrained_model.")
+        self.refused(run, "none of the tensors", "policy_model.")
 
     def test_another_model_s_config(self):
         for ours, theirs in (("bert", "tied"), ("tied", "bert"), ("gpt2", "tied"), ("tied", "gpt2"), ("gpt2", "bert"), ("vit", "gpt2")):

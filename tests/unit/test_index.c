@@ -16,7 +16,7 @@ TEST(index, it_is_spelled_as_python_does)
     (void)small_add(&c, "b\"\x7f\xc3\xa9", CKPT_F32, 3, 0);
     (void)small_add(&c, "a", CKPT_BF16, 2, 0);
     (void)small_add(&c, "\xf0\x9f\x98\x80", CKPT_U8, 1, 0);
-    CHECK_OK(ckpt_shards_split(c.cat, 1, false, &shards, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 1, false, NULL, &shards, &err));
     struct ckpt_index index = {c.cat, &shards, by_name};
     CHECK_OK(ckpt_index_text(&index, &arena, &text, &err));
     CHECK(text.len < sizeof buf);

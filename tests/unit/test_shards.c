@@ -27,7 +27,7 @@ static const char *split_of(const int *size, size_t n, uint64_t max)
     struct ckpt_shards s;
     struct ckpt_err err = {0};
 
-    if (ckpt_shards_split(c.cat, max, false, &s, &err) < 0)
+    if (ckpt_shards_split(c.cat, max, false, NULL, &s, &err) < 0)
         return "failed";
     for (size_t i = 0; i < n; i++)
         digits[i] = (char)('0' + s.file[i]);
@@ -77,7 +77,7 @@ TEST(shards, neighbouring_blocks_are_told_apart_by_number)
 
     for (int i = 0; i < 6; i++)
         (void)small_add(&c, (const char[]){(char)('a' + i), 0}, CKPT_U8, 3, 1 + i / 2 % 2);
-    CHECK_OK(ckpt_shards_split(c.cat, 6, false, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 6, false, NULL, &s, &err));
     CHECK_EQ(s.nfile, 3);
     for (int i = 0; i < 6; i++)
         CHECK_EQ(s.file[i], i / 2);
@@ -91,13 +91,13 @@ TEST(shards, names_count_from_one)
     struct ckpt_shards s;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_shards_split(c.cat, 1, false, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 1, false, NULL, &s, &err));
     CHECK_STR(s.name[0], "model-00001-of-00003.safetensors");
     CHECK_STR(s.name[2], "model-00003-of-00003.safetensors");
     CHECK_EQ(s.total_bytes, 3);
     CHECK_EQ(s.total_numel, 3);
     ckpt_shards_release(&s);
-    CHECK_OK(ckpt_shards_split(c.cat, 3, false, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 3, false, NULL, &s, &err));
     CHECK_EQ(s.nfile, 1);
     CHECK_STR(s.name[0], "model.safetensors");
     ckpt_shards_release(&s);
@@ -110,7 +110,7 @@ TEST(shards, no_tensors_make_no_file)
     struct ckpt_shards s;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_shards_split(c.cat, 1, true, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 1, true, NULL, &s, &err));
     CHECK_EQ(s.nfile, 0);
     ckpt_shards_release(&s);
     small_catalog_free(&c);
@@ -126,7 +126,7 @@ TEST(shards, more_than_63_bits_of_bytes_are_refused)
 
     CHECK_OK(ckpt_catalog_add(c.cat, "a", CKPT_U8, &dim, 1, &i, &err));
     CHECK_OK(ckpt_catalog_add(c.cat, "b", CKPT_U8, &dim, 1, &i, &err));
-    CHECK_FAILS(ckpt_shards_split(c.cat, 1, false, &s, &err), CKPT_LIMIT, "'b'");
+    CHECK_FAILS(ckpt_shards_split(c.cat, 1, false, NULL, &s, &err), CKPT_LIMIT, "'b'");
     small_catalog_free(&c);
 }
 
@@ -144,7 +144,7 @@ TEST(shards, a_header_does_not_grow_beyond_what_the_library_reads)
         (void)snprintf(name + LEN, 8, "%d", i);
         (void)small_add(&c, name, CKPT_U8, 1, 0);
     }
-    CHECK_OK(ckpt_shards_split(c.cat, 1000, false, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 1000, false, NULL, &s, &err));
     CHECK_EQ(s.nfile, 2);
     CHECK_EQ(s.file[0], 0);
     CHECK_EQ(s.file[N - 1], 1);
@@ -188,7 +188,7 @@ TEST(shards, sorting_moves_blocks_as_a_whole)
     (void)small_add(&c, "b.0", CKPT_U8, 2, 7);
     (void)small_add(&c, "zz", CKPT_U8, 2, 7);
     (void)small_add(&c, "z.9", CKPT_U8, 2, 0);
-    CHECK_OK(ckpt_shards_split(c.cat, 4, true, &s, &err));
+    CHECK_OK(ckpt_shards_split(c.cat, 4, true, NULL, &s, &err));
     CHECK_EQ(s.nfile, 2);
     CHECK(s.file[0] == 1 && s.file[1] == 0 && s.file[2] == 0 && s.file[3] == 1);
     ckpt_shards_release(&s);

@@ -190,7 +190,7 @@ static int write_dcp_hf(const struct ckpt_writing *w, struct ckpt_err *err)
             return -1;
     if (ckpt_rows_count(cat, s.ranks, &nparts, err) < 0 ||
         ckpt_shards_choose(cat, w->model->weight_map, w->model->max_shard_size, w->model->sort,
-                           &s.shards, err) < 0)
+                           NULL, &s.shards, err) < 0)
         return -1;
     if (!(s.part = calloc(cat->tensors.len + 1, sizeof *s.part)))
         return ckpt_nomem(err);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a model's tensors with the list that its model file has for its config. */
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,23 +115,6 @@ void ckpt_lacks_relate(struct ckpt_lacks *l, const struct ckpt_catalog *cat, con
 
 /* ---- the class ---- */
 
-/* The length of the beginning of a class's name that is the text, but for upper case and "_"; 0: it
- * does not begin so. */
-static size_t begins_as(const char *class, const char *text, size_t len)
-{
-    const char *at = class;
-
-    for (size_t i = 0; i < len; i++) {
-        if (text[i] == '_' || text[i] == '-')
-            continue;
-        at += *at == '_';
-        if (tolower((unsigned char)*at) != tolower((unsigned char)text[i]))
-            return 0;
-        at++;
-    }
-    return (size_t)(at - class);
-}
-
 /* Is the class one of transformers' for this type, as far as names tell: "LlamaForCausalLM" of
  * 'llama', but not "LlamaForCausalLMEagle3", a draft model whose head is smaller? */
 static bool is_known_class(const struct ckpt_family *f, const json_t *config)
@@ -150,8 +132,9 @@ static bool is_known_class(const struct ckpt_family *f, const json_t *config)
 
     if (!class)
         return true;
-    if (!begins_as(class, type, len) &&
-        !(own && ckpt_has_suffix(own, head) && begins_as(class, own, strlen(own) - strlen(head))))
+    if (!ckpt_class_begins_as(class, type, len) &&
+        !(own && ckpt_has_suffix(own, head) &&
+          ckpt_class_begins_as(class, own, strlen(own) - strlen(head))))
         return false;
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         if (ckpt_has_suffix(class, heads[i]))

@@ -2,6 +2,7 @@
 /* Parsing of the files types/NAME.json. */
 #include "recipe/library/types.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,45 @@ struct reader {
 const char *ckpt_config_class(const json_t *config)
 {
     return json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+}
+
+bool ckpt_config_is_quantized(const json_t *config)
+{
+    static const char key[] = "quantization_config";
+
+    return json_object_get(config, key) ||
+           json_object_get(json_object_get(config, "text_config"), key);
+}
+
+bool ckpt_config_is_model(const json_t *config)
+{
+    return ckpt_json_str(config, "model_type") || json_object_get(config, "architectures");
+}
+
+size_t ckpt_class_begins_as(const char *class, const char *text, size_t len)
+{
+    const char *at = class;
+
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] == '_' || text[i] == '-')
+            continue;
+        at += *at == '_';
+        if (tolower((unsigned char)*at) != tolower((unsigned char)text[i]))
+            return 0;
+        at++;
+    }
+    return (size_t)(at - class);
+}
+
+bool ckpt_config_is_usual(const json_t *config)
+{
+    static const char text[] = "_text"; /* a part of some types' names that classes lack */
+    const char *class = ckpt_config_class(config),
+               *type = ckpt_json_str_or(config, "model_type", "");
+    const size_t len = strlen(type) - (ckpt_has_suffix(type, text) ? strlen(text) : 0);
+
+    return !json_object_get(config, "auto_map") &&
+           (!class || ckpt_class_begins_as(class, type, len) > 0);
 }
 
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name)
@@ -289,12 +329,15 @@ static const struct field fields[] = {
     {"experts_turned", read_turned, AT(experts_turned)},
     {"bare", read_ties, AT(bare)},
     {"headed", read_texts, AT(headed)},
+    {"added_heads", read_texts, AT(added_heads)},
+    {"held_as", read_texts, AT(held_as)},
     {"tied", read_flag, AT(tied)},
     {"generation", read_texts, AT(generation)},
     {"tokenizer_files", read_texts, AT(tokenizer_files)},
     {"weight_files", read_texts, AT(weight_files)},
     {"decoder_config", read_text, AT(decoder_config)},
     {"no_use_cache", read_flag, AT(no_use_cache)},
+    {"more_rows", read_flag, AT(more_rows)},
     {"fused_on_hub", read_flag, AT(fused_on_hub)},
     {"converted", read_flag, AT(converted)},
     {"absent", read_texts, AT(absent)},

@@ -89,8 +89,12 @@ struct ckpt_type {
     struct ckpt_texts headed;    /* classes with a head whose names do not say so */
     struct ckpt_text_pairs bare; /* model types whose class without a head has these names, too, and
                                     a tensor that shows it */
+    struct ckpt_texts added_heads; /* first words of names of heads that trainers put beside a model
+                                      whose class has them not */
+    struct ckpt_texts held_as; /* words before all names of a model that a trainer's class holds */
     bool tied; /* ties hold, too, if config.json does not say tie_word_embeddings and the values are
                   the same */
+    bool more_rows;    /* the embedding may have more rows than config.json's vocab_size */
     bool fused_on_hub; /* experts are one tensor on the hub too */
     bool converted;    /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
@@ -127,6 +131,20 @@ const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t);
 /* Return the first class that a config.json names in "architectures"; NULL: it names none. Borrowed
  * from the config. */
 const char *ckpt_config_class(const json_t *config);
+
+/* Does the config, or that of its text model, say that the weights are quantised? */
+bool ckpt_config_is_quantized(const json_t *config);
+
+/* Is it a config of transformers, which says of which type, or of which class, the model is? */
+bool ckpt_config_is_model(const json_t *config);
+
+/* Is the class one of transformers', as far as names tell: none is named, or it begins with the
+ * model type ("LlamaForCausalLM" of 'llama'), and there is no code of its own? */
+bool ckpt_config_is_usual(const json_t *config);
+
+/* Return the length of the beginning of a class's name that is text[0..len), but for upper case and
+ * "_"; 0: it does not begin so. */
+size_t ckpt_class_begins_as(const char *class, const char *text, size_t len);
 
 /* Does the name contain, or end with, one of them? */
 bool ckpt_texts_in(const struct ckpt_texts *w, const char *name);
