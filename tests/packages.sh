@@ -26,7 +26,7 @@ use() {
   rm -r "$tmp/out"
   mpirun --oversubscribe -n 2 ckpt load "$run" --layout tp=2 --readers once --verify
   ckpt load "$run" --layout tp=1 --verify
-  ! AWS_ENDPOINT_URL=http://127.0.0.1:9 ckpt info -o anonymous s3://bucket/run 2>"$tmp/said" # the helper that makes HTTP is found, and starts
+  ! XDG_CACHE_HOME=$tmp/cache AWS_ENDPOINT_URL=http://127.0.0.1:9 ckpt info -o anonymous s3://bucket/run 2>"$tmp/said" # the helper that makes HTTP is found, and starts
   grep -q "listing 's3://bucket/run/' .*connect" "$tmp/said" || { cat "$tmp/said" >&2; exit 1; }
 }
 
