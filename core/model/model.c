@@ -10,21 +10,6 @@
 #include "model/opening.h"
 #include "tensor/value.h"
 
-/* Set the view's config to this one (not NULL), with the options' overrides. */
-static int take_config(struct ckpt_opening *o, const json_t *config, struct ckpt_err *err)
-{
-    const char *key;
-    json_t *value;
-
-    if (!(o->config = json_deep_copy(config)))
-        return ckpt_nomem(err);
-    json_object_foreach(o->shared->opt->overrides, key, value) {
-        if (key[0] != '_' && json_object_set_new(o->config, key, json_deep_copy(value)) < 0)
-            return ckpt_nomem(err);
-    }
-    return 0;
-}
-
 /* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
  * or training started from a quantised base. */
 static void drop_quantization(struct ckpt_opening *o)
@@ -48,7 +33,7 @@ static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
     if (!config && !o->facts.is_adapter)
         config = ckpt_opening_base_config(o);
     if (config)
-        return take_config(o, config, err);
+        return ckpt_opening_correct(o, config, &o->config, err);
     return key ? ckpt_fail(err, CKPT_USAGE,
                            "option %s: '%s' has no config.json that it could change", key,
                            ckpt_dir_path(o->dir))
@@ -215,7 +200,7 @@ static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
     const json_t *config = ckpt_opening_model_config(o);
 
     if (config) {
-        if (take_config(o, config, err) < 0)
+        if (ckpt_opening_correct(o, config, &o->config, err) < 0)
             return -1;
         drop_quantization(o);
         return 0;

@@ -2,6 +2,7 @@
 /* Finding the model in a checkpoint, and the hub's names for those in memory. */
 #include "model/names.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,6 +210,12 @@ static int check_config(const struct ckpt_search *n, struct ckpt_err *err)
         (stated_sizes(n, json_object_get(n->config, "text_config"), text) &&
          memcmp(t->dim, text, sizeof text) == 0))
         return 0;
+    if (t->dim[1] == dim[1])
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' has shape %s here, config.json says %s: if the vocabulary was "
+                         "resized, -o vocab_size=%" PRIu64 " says so",
+                         n->anchor, ckpt_shape_text(t->dim, t->rank).text,
+                         ckpt_shape_text(dim, 2).text, t->dim[0]);
     return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, config.json says %s", n->anchor,
                      ckpt_shape_text(t->dim, t->rank).text, ckpt_shape_text(dim, 2).text);
 }

@@ -28,7 +28,22 @@ const json_t *ckpt_opening_model_config(const struct ckpt_opening *o)
 {
     const json_t *config = ckpt_opening_base_config(o);
 
-    return config ? config : o->cat->config;
+    return o->corrected ? o->corrected : config ? config : o->cat->config;
+}
+
+int ckpt_opening_correct(const struct ckpt_opening *o, const json_t *config, json_t **ret,
+                         struct ckpt_err *err)
+{
+    const char *key;
+    json_t *value;
+
+    if (!(*ret = json_deep_copy(config)))
+        return ckpt_nomem(err);
+    json_object_foreach(o->shared->opt->overrides, key, value) {
+        if (key[0] != '_' && json_object_set_new(*ret, key, json_deep_copy(value)) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
 }
 
 struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening *o)
@@ -149,7 +164,12 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         o->facts.files_at = o->reader->side_files;
         o->facts.files = CKPT_FILES_TOKENIZER;
     }
-    return find_home(o, err);
+    if (find_home(o, err) < 0)
+        return -1;
+    const json_t *config = ckpt_opening_model_config(o);
+    return config && ckpt_options_override(opt)
+               ? ckpt_opening_correct(o, config, &o->corrected, err)
+               : 0;
 }
 
 void ckpt_opening_release(struct ckpt_opening *o)
@@ -160,6 +180,7 @@ void ckpt_opening_release(struct ckpt_opening *o)
     ckpt_facts_release(&o->facts);
     ckpt_home_release(&o->home);
     json_decref(o->base_names);
+    json_decref(o->corrected);
     json_decref(o->framework);
     json_decref(o->config);
     free(o->recipe);

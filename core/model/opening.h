@@ -39,8 +39,9 @@ struct ckpt_opening {
     struct ckpt_catalog *cat;     /* the reader's; then the model's */
     struct ckpt_catalog *adapter; /* the adapter that is merged into cat; or NULL */
     json_t *base_names;           /* {tensor: its name in the base} where they differ; or NULL */
-    json_t *framework;   /* for a writer: the config of the checkpoint's framework, until a recipe
-                            makes the one of the format that is written; or NULL */
+    json_t *corrected; /* the model's config with the options' corrections; NULL: there are none */
+    json_t *framework; /* for a writer: the config of the checkpoint's framework, until a recipe
+                          makes the one of the format that is written; or NULL */
     bool config_changed; /* config differs from the file that was read (quantisation removed,
                             another vocabulary) */
     bool renamed;        /* at least one tensor has another name than it is stored under */
@@ -65,8 +66,12 @@ void ckpt_opening_release(struct ckpt_opening *o);
 const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
 
 /* Get the config of a model under transformers' names: the base's, or else one that was found
- * beside the checkpoint, or else the checkpoint's own; or NULL. */
+ * beside the checkpoint, or else the checkpoint's own; with the options' corrections; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
+
+/* Make a copy of a config with what the options correct in it ("vocab_size"). *ret is new. */
+int ckpt_opening_correct(const struct ckpt_opening *o, const json_t *config, json_t **ret,
+                         struct ckpt_err *err);
 
 /* Get the config of a model under a framework's names, whose own config is the framework's: the
  * base's, or else one that was found beside it; or NULL. */
