@@ -28,7 +28,9 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     if (opt->raw || ckpt_recipes_forced(o->shared->recipes))
         return 0;
     if (o->facts.names == CKPT_NAMES_HUB && !o->facts.is_adapter)
-        return ckpt_wrappers_clean(o, err) < 0 ? -1 : ckpt_heads_leave_out(o, err);
+        return ckpt_wrappers_clean(o, err) < 0 || ckpt_heads_leave_out(o, err) < 0
+                   ? -1
+                   : ckpt_ties_name_embedding(o, err);
     if (o->facts.names != CKPT_NAMES_FRAMEWORK)
         return 0;
     if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,

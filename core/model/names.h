@@ -29,6 +29,10 @@ int ckpt_names_check_fused(const struct ckpt_opening *o, struct ckpt_err *err);
 int ckpt_names_weights(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                        struct ckpt_arena *arena, const char ***ret, struct ckpt_err *err);
 
+/* Give a tied matrix of a model under the hub's names, which has it by its other name alone
+ * ("lm_head.weight"; safetensors.torch.save_model leaves such files), the embedding's name. */
+int ckpt_ties_name_embedding(struct ckpt_opening *o, struct ckpt_err *err);
+
 /* Are tied weights (the type's ties) one tensor in this model? What its config says, else that of
  * its text model, else what is usual for the type. */
 bool ckpt_names_tie(const struct ckpt_type *type, const json_t *config);

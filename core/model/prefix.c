@@ -119,7 +119,7 @@ static int follow_base(struct ckpt_search *n, bool all, struct ckpt_err *err)
     if (fit.two)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "two models: the tensors of base '%s' are there below '%.*s' and below "
-                         "'%.*s'",
+                         "'%.*s': choose one with -o part=",
                          ckpt_dir_path(base->dir), (int)fit.len, fit.at, (int)fit.two_len, fit.two);
     return (n->prefix = strndup(fit.at, fit.len)) ? 0 : ckpt_nomem(err);
 }

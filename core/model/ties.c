@@ -103,6 +103,55 @@ int ckpt_search_drop_tied(struct ckpt_search *n, struct ckpt_err *err)
     return 0;
 }
 
+/* ---- a model under the hub's names that has a tied matrix by its other name alone ---- */
+
+/* The type's embedding that stands among tensors of this model, to judge by the modules around it;
+ * NULL: none does. */
+static const char *embedding_of(const struct ckpt_type *type, const struct ckpt_catalog *cat)
+{
+    const char *best = NULL;
+    size_t most = 0;
+
+    for (size_t i = 0; i < type->embedding.n; i++) {
+        const char *name = type->embedding.text[i], *word = strrchr(name, '.');
+        size_t len, n = 0;
+        while (word > name && word[-1] != '.')
+            word--; /* of the module: "model." of "model.embed_tokens.weight" is what is before it
+                     */
+        len = word ? (size_t)(word - name) : 0;
+        for (size_t k = 0; len && k < cat->tensors.len; k++)
+            n += strncmp(cat->tensors.ptr[k].name, name, len) == 0;
+        if (n > most || (n && n == most && strlen(name) > strlen(best))) {
+            best = name;
+            most = n;
+        }
+    }
+    return best;
+}
+
+int ckpt_ties_name_embedding(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const json_t *config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
+    const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                                                   ckpt_json_str(config, "model_type"));
+    const char *embedding = config ? embedding_of(type, o->cat) : NULL;
+
+    for (size_t i = 0; embedding && ckpt_names_tie(type, config) && i < type->ties.n; i++) {
+        const char *from = type->ties.pair[i].from,
+                   *to = type->ties.pair[i].to ? type->ties.pair[i].to : embedding;
+        const struct ckpt_tensor *only = ckpt_catalog_find(o->cat, from);
+        if (!only || ckpt_catalog_find(o->cat, to))
+            continue;
+        ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(o->cat);
+        if (!name)
+            return ckpt_nomem(err);
+        name[only - o->cat->tensors.ptr] = to;
+        ckpt_catalog_note(o->cat, "'%s' is shown as '%s', to which the config ties it", from, to);
+        return ckpt_opening_rename(o, name, err);
+    }
+    return 0;
+}
+
 /* ---- copies that nobody has listed ---- */
 
 enum {
