@@ -115,6 +115,11 @@ def what_torch_has_no_dtype_for_is_copied_and_said(top):
                 assert word in str(e), e
             else:
                 raise AssertionError(name)
+    state = {"bias": torch.zeros(2)}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dcp.load(state, storage_reader=ckptfs.torch.StorageReader(model), no_dist=True)
+    assert state["bias"].numpy().tobytes() == b"12345678" and any("left out: 'odd'" in str(w.message) for w in told), told
 
 
 def dtype_is_obeyed(top):

@@ -34,7 +34,7 @@ from ._tensors import (
     same_bits,
     written,
 )
-from ._view import TORCH
+from ._view import torch_dtype
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
 TICK_MS = 200  # how often Python looks for signals (Ctrl-C)
@@ -143,7 +143,7 @@ class Load:
             wanted = stored if alone else wanted
             tensor = torch.empty_like(
                 tensor,
-                dtype=getattr(torch, TORCH[wanted]),
+                dtype=torch_dtype(wanted),
                 device=entry.home(),
                 requires_grad=False,
             )
@@ -176,7 +176,7 @@ class Load:
             try:
                 rank = tensor.dim()
                 lo, n, stride = lo[:rank], n[:rank], stride[:rank]
-                kind = getattr(torch, TORCH[dtype.decode()])
+                kind = torch_dtype(dtype.decode())
                 span = 1 + sum((m - 1) * s for m, s in zip(n, stride))
                 memory = (ctypes.c_char * (span * kind.itemsize)).from_address(data)
                 part = torch.frombuffer(memory, dtype=kind).as_strided(n, stride)
@@ -286,7 +286,7 @@ class Load:
         shape = list(parts[0][2])
         if len(parts) > 1:
             shape[dim] = sum(n[dim] for _, _, n in parts)
-        dtype = getattr(torch, TORCH[self.view._tensors[name].dtype])
+        dtype = torch_dtype(self.view._tensors[name].dtype)
         whole, at = torch.empty(shape, dtype=dtype, device=self.device), 0
         for number, _, n in parts:
             to = whole.narrow(dim, at, n[dim]) if len(parts) > 1 else whole

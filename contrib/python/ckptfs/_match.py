@@ -6,7 +6,7 @@ from ._names import Names, is_adapter
 from ._objects import Opaque, flattened, gathered, is_whole
 from ._targets import Copy
 from ._tensors import is_sharded_tensor, loses, memory
-from ._view import TORCH
+from ._view import torch_dtype
 
 
 class Match:
@@ -41,11 +41,10 @@ class Match:
         self._stored = stored
 
     def _hooked(self, part, source):
-        import torch
 
         def like(stored):
             info = self.view._tensors[stored]
-            return info.shape, getattr(torch, TORCH[info.dtype])
+            return info.shape, torch_dtype(info.dtype)
 
         names, errors = part.run_pre_hooks(source, like)
         self._unused -= set(source.values()) - set(names.values())  # hooks have dropped them

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ._library import CkptError
 from ._load import CASTABLE
 from ._tensors import SAFETENSORS, is_strided
-from ._view import TORCH
+from ._view import torch_dtype
 
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offset, shape
 
@@ -102,7 +102,7 @@ class _Whole:
 
     def __init__(self, recorder, info):
         self.recorder, self.name, self.shape = recorder, info.name, tuple(info.shape)
-        self.dtype = getattr(torch, TORCH[info.dtype])
+        self.dtype = torch_dtype(info.dtype)
         self.stride = _row_major(self.shape)
         self.values = None  # once somebody has changed them
 

@@ -90,7 +90,8 @@ class Info:
         return f"<ckptfs.Info '{self.name}': {self.dtype} {self.shape}>"
 
 
-def _torch_dtype(word):
+def torch_dtype(word):
+    """Return torch's dtype of safetensors' word; CkptError "unsupported" names one it has not."""
     import torch
 
     try:
@@ -107,7 +108,7 @@ def _empty(framework, shape, dtype):
         import torch
 
         # On the CPU, whatever the default device is.
-        t = torch.empty(shape, dtype=_torch_dtype(dtype), device="cpu")
+        t = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
         return t, t.data_ptr()
     import numpy
 
@@ -719,7 +720,7 @@ class View:
         """Read a box in pieces of rows: on the host there is never more of it than PIECE."""
         import torch
 
-        out = torch.empty(n, dtype=_torch_dtype(info.dtype), device=self._device)
+        out = torch.empty(n, dtype=torch_dtype(info.dtype), device=self._device)
         with reading(self) as view:
             for at, m, part in _pieces(out, PIECE) if all(n) else ():
                 piece, address = _empty("pt", m, info.dtype)

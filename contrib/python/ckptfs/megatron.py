@@ -180,13 +180,13 @@ class LoadShardedStrategy(_Base):
             checkpoint_dir: The folder of one iteration.
             metadata: Not used.
         """
-        from ._view import TORCH
+        from ._view import torch_dtype
 
         with View(os.fspath(checkpoint_dir), view="raw") as view:
             return {
                 i.name: ShardedTensor.from_rank_offsets(
                     i.name,
-                    torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="meta"),
+                    torch.empty(i.shape, dtype=torch_dtype(i.dtype), device="meta"),
                 ).without_data()
                 for i in view._tensors.values()
             }

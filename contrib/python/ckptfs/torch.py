@@ -23,7 +23,7 @@ from ._comm import group_of
 from ._frameworks import unusable
 from ._library import CkptError, is_bucket, warn
 from ._objects import is_whole
-from ._view import TORCH, View
+from ._view import View, torch_dtype
 
 if TYPE_CHECKING:
     from ._view import Path
@@ -133,14 +133,21 @@ class StorageReader(_Base):
         found = {}
         for info in self._view._tensors.values():
             size = torch.Size(info.shape)
+            try:
+                dtype = torch_dtype(info.dtype)
+            except CkptError as e:
+                warn(f"left out: '{info.name}': {e}")
+                continue
             found[info.name] = TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, TORCH[info.dtype])),
+                TensorProperties(dtype=dtype),
                 size,
                 [ChunkStorageMetadata(torch.Size([0] * len(size)), size)],
             )
         self._tied = self._view.tied()
         # State dicts have both names.
-        found.update({name: found[stored] for name, stored in self._tied.items()})
+        found.update(
+            {name: found[stored] for name, stored in self._tied.items() if stored in found}
+        )
         paths: dict[str, tuple[str | int, ...]] = {}
         if self._view.is_raw():
             values = self._view.objects()

@@ -28,7 +28,7 @@ from ._load import make_options
 from ._running import surroundings
 from ._state_dict import step_folder
 from ._tensors import same_bits
-from ._view import TORCH, View
+from ._view import View, torch_dtype
 
 if TYPE_CHECKING:
     from ._view import Path
@@ -461,7 +461,7 @@ def _is_number(x, least):
 
 
 def _dtype(info):
-    return getattr(torch, TORCH[info.dtype])
+    return torch_dtype(info.dtype)
 
 
 def _group():
