@@ -13,11 +13,16 @@
 
 #include "base/mem.h"
 #include "base/regex.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "model/experts.h"
+#include "model/fit.h"
 #include "recipe/apply/instance.h"
 #include "recipe/language/field.h"
 #include "tensor/lora.h"
+#include "tensor/read.h"
+#include "tensor/rows.h"
+#include "tensor/slice.h"
 #include "tensor/value.h"
 
 #define ROOT "base_model.model."
@@ -35,16 +40,9 @@ struct merge {
 
 /* Keys which, unless null, false or empty, mean a variant that is not W + s B A, or one with a
  * changed W. */
-static const char *const refused[] = {"fan_in_fan_out",
-                                      "layer_replication",
-                                      "trainable_token_indices",
-                                      "alora_invocation_tokens",
-                                      "arrow_config",
-                                      "use_qalora",
-                                      "use_bdlora",
-                                      "kasa_config",
-                                      "monteclora_config",
-                                      "use_mica"};
+static const char *const refused[] = {
+    "fan_in_fan_out", "layer_replication", "alora_invocation_tokens", "arrow_config", "use_qalora",
+    "use_bdlora",     "kasa_config",       "monteclora_config",       "use_mica"};
 
 /* Values of init_lora_weights (their beginnings) with which the adapter is relative to other
  * weights than the base's. */
@@ -132,7 +130,7 @@ bool ckpt_lora_is_variant(const json_t *config)
         if (strcmp(refused[i], "fan_in_fan_out") != 0 &&
             is_set(json_object_get(config, refused[i])))
             return true;
-    return false;
+    return is_set(json_object_get(config, "trainable_token_indices"));
 }
 
 /* The scale lora_alpha / r (or / sqrt(r)) of the module or parameter `name`, whose matrices have
@@ -232,6 +230,22 @@ static size_t find_weight_of(const struct merge *m, const char *module, const ch
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s", module, leaf);
     return name ? ckpt_experts_tensor(m->cat, m->opt->base_names, name) : SIZE_MAX;
+}
+
+/* Find the input embedding if the module is the output embedding that the base ties to it, and so
+ * has no weight of its own; SIZE_MAX: it is not. */
+static size_t find_tied(const struct merge *m, const char *module)
+{
+    const struct ckpt_texts *embedding = &m->opt->type->embedding;
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s.weight", module);
+    size_t at = SIZE_MAX;
+
+    if (!name || !ckpt_texts_have(&m->opt->type->output, name, strlen(name)) ||
+        !ckpt_json_bool(m->opt->config, "tie_word_embeddings", false))
+        return SIZE_MAX;
+    for (size_t i = 0; i < embedding->n && at == SIZE_MAX; i++)
+        at = ckpt_experts_tensor(m->cat, m->opt->base_names, embedding->text[i]);
+    return at;
 }
 
 static int check_weight(const struct merge *m, size_t index)
@@ -438,6 +452,8 @@ static int merge_pair(struct merge *m, const struct ckpt_tensor *a, const char *
         return ckpt_fail(m->err, CKPT_MISSING, "the adapter has '%s', but no '%s%s'", a->name,
                          module, tail_b);
     size_t weight = find_weight_of(m, module, ".weight");
+    if (weight == SIZE_MAX) /* as PEFT does, whose layers have one matrix then */
+        weight = find_tied(m, module);
     if (weight != SIZE_MAX)
         return merge_module(m, module, weight, embedding, a, b);
     if (embedding)
@@ -508,6 +524,30 @@ static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
                             m->err);
 }
 
+/* Skip the weight of a tied output embedding that LoRA changes: PEFT saves it beside the pair, and
+ * it is the base's. CONFLICT: it is not. */
+static int skip_tied_weight(struct merge *m, const struct ckpt_tensor *t, char *name)
+{
+    struct ckpt_tensor own;
+    bool same = false;
+
+    *strrchr(name, '.') = '\0';
+    const size_t at = find_tied(m, name);
+    if (at == SIZE_MAX)
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                         "the adapter has '%s', which is neither LoRA nor a tensor of the base",
+                         t->name);
+    const struct ckpt_tensor *tied = &m->cat->tensors.ptr[at];
+    if (adopt(m, t, &own) < 0 || (own.dtype == tied->dtype && ckpt_fit_shape(&own, tied) &&
+                                  ckpt_tensor_same(&own, tied, &same, m->err) < 0))
+        return -1;
+    return same ? 0
+                : ckpt_fail(m->err, CKPT_CONFLICT,
+                            "the adapter's '%s' differs from the base's '%s', to which the model "
+                            "ties it: is it another base's adapter?",
+                            t->name, tied->name);
+}
+
 /* Replace a weight that was trained as a whole: modules_to_save, biases, resized embeddings. */
 static int replace(struct merge *m, const struct ckpt_tensor *t)
 {
@@ -523,6 +563,8 @@ static int replace(struct merge *m, const struct ckpt_tensor *t)
         m->used[t - m->adapter->tensors.ptr] = true;
         return 0;
     }
+    if (at == SIZE_MAX && strstr(t->name, ".base_layer.weight"))
+        return skip_tied_weight(m, t, name);
     if (at == SIZE_MAX && untie(m, t, &at) < 0)
         return -1;
     struct ckpt_tensor *old = &m->cat->tensors.ptr[at];
@@ -537,7 +579,115 @@ static int replace(struct merge *m, const struct ckpt_tensor *t)
                : 0;
 }
 
+/* ---- trained tokens: rows of an embedding ---- */
+
+#define TOKENS ".token_adapter.trainable_tokens_delta"
+
+static int row_cmp(const void *a, const void *b)
+{
+    const uint64_t *p = *(const uint64_t *const *)a, *q = *(const uint64_t *const *)b;
+    return ckpt_u64_cmp(*p, *q);
+}
+
+/* The numbers of a module's tokens: of all modules, or by the ends of their names. */
+static const json_t *tokens_of(const json_t *config, const char *module)
+{
+    const json_t *all = json_object_get(config, "trainable_token_indices"), *list;
+    const char *key;
+
+    json_object_foreach((json_t *)all, key, list) {
+        if (ckpt_has_suffix(module, key))
+            return list;
+    }
+    return all;
+}
+
+/* Read the list into row[], n numbers. */
+static int read_tokens(const json_t *list, const char *module, uint64_t *row, size_t n,
+                       struct ckpt_err *err)
+{
+    if (!json_is_array(list) || json_array_size(list) != n)
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "the adapter has %zu trained tokens of '%s', and adapter_config.json lists "
+            "%zu (trainable_token_indices)",
+            n, module, json_array_size(list));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0)
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "adapter_config.json: a trained token of '%s' is no number of one",
+                             module);
+        row[i] = (uint64_t)json_integer_value(v);
+    }
+    return 0;
+}
+
+/* Put the rows in ascending order: their numbers, and which rows of the adapter's tensor they are.
+ */
+static int sort_tokens(struct merge *m, struct ckpt_tensor *own, uint64_t *row, size_t n)
+{
+    ckpt_cleanup(ckpt_freep) const uint64_t **order = malloc((n + 1) * sizeof *order);
+    ckpt_cleanup(ckpt_freep) struct ckpt_interval *part = malloc((n + 1) * sizeof *part);
+    ckpt_cleanup(ckpt_freep) uint64_t *sorted = malloc((n + 1) * sizeof *sorted);
+    struct ckpt_tensor whole = *own;
+
+    if (!order || !part || !sorted)
+        return ckpt_nomem(m->err);
+    for (size_t i = 0; i < n; i++)
+        order[i] = &row[i];
+    ckpt_sort(order, n, row_cmp);
+    for (size_t i = 0; i < n; i++) {
+        part[i] = (struct ckpt_interval){(uint64_t)(order[i] - row), 1};
+        sorted[i] = *order[i];
+    }
+    memcpy(row, sorted, n * sizeof *row);
+    return ckpt_tensor_slice(m->cat, &whole, 0, part, n, own, m->err);
+}
+
+/* Merge trained tokens: as PEFT does, the rows are the adapter's, whatever the base's are. */
+static int merge_tokens(struct merge *m, const struct ckpt_tensor *t)
+{
+    const char *below = t->name + strlen(ROOT);
+    ckpt_cleanup(ckpt_freep) char *module = strndup(below, strlen(below) - strlen(TOKENS));
+    const size_t n = t->rank ? (size_t)t->dim[0] : 0;
+    ckpt_cleanup(ckpt_freep) uint64_t *row = malloc((n + 1) * sizeof *row);
+    struct ckpt_tensor own;
+
+    if (!module || !row)
+        return ckpt_nomem(m->err);
+    const size_t at = find_weight_of(m, module, ".weight");
+    if (at == SIZE_MAX)
+        return ckpt_fail(m->err, CKPT_MISSING, "the base has no '%s.weight' for the adapter's '%s'",
+                         module, t->name);
+    return read_tokens(tokens_of(m->opt->adapter, module), module, row, n, m->err) < 0 ||
+                   adopt(m, t, &own) < 0 || sort_tokens(m, &own, row, n) < 0 ||
+                   ckpt_value_rows(m->cat, at, &own, row, n, m->err) < 0
+               ? -1
+               : 0;
+}
+
+static bool has_tokens(const struct ckpt_catalog *adapter)
+{
+    for (size_t i = 0; i < adapter->tensors.len; i++)
+        if (ckpt_has_suffix(adapter->tensors.ptr[i].name, TOKENS))
+            return true;
+    return false;
+}
+
+/* ---- all of them ---- */
+
 static bool is_lora(const char *name) { return strstr(name, ".lora_") != NULL; }
+
+static int merge_pairs(struct merge *m, const char *tail_a, const char *tail_b)
+{
+    for (size_t i = 0; i < m->adapter->tensors.len; i++) {
+        const struct ckpt_tensor *t = &m->adapter->tensors.ptr[i];
+        if (ckpt_has_suffix(t->name, tail_a) && merge_pair(m, t, tail_a, tail_b) < 0)
+            return -1;
+    }
+    return 0;
+}
 
 static int merge_all(struct merge *m)
 {
@@ -548,19 +698,20 @@ static int merge_all(struct merge *m)
         if (!ckpt_has_prefix(t->name, ROOT))
             return ckpt_fail(m->err, CKPT_FORMAT, "the adapter's '%s' is not below '" ROOT "'",
                              t->name);
-        if (!is_lora(t->name) && replace(m, t) < 0)
+        const bool tokens = ckpt_has_suffix(t->name, TOKENS);
+        if (!tokens && !is_lora(t->name) && replace(m, t) < 0)
+            return -1;
+        if (tokens && merge_tokens(m, t) < 0)
             return -1;
     }
-    for (size_t i = 0; i < adapter->tensors.len; i++) {
-        const struct ckpt_tensor *t = &adapter->tensors.ptr[i];
-        int result = 0;
-        if (ckpt_has_suffix(t->name, ".lora_A.weight"))
-            result = merge_pair(m, t, ".lora_A.weight", ".lora_B.weight");
-        else if (ckpt_has_suffix(t->name, ".lora_embedding_A"))
-            result = merge_pair(m, t, ".lora_embedding_A", ".lora_embedding_B");
-        if (result < 0)
-            return -1;
-    }
+    /* embeddings come first: a tied matrix is changed by both kinds, and rounded in between */
+    if (merge_pairs(m, ".lora_embedding_A", ".lora_embedding_B") < 0 ||
+        merge_pairs(m, ".lora_A.weight", ".lora_B.weight") < 0)
+        return -1;
+    if (is_set(json_object_get(m->opt->adapter, "trainable_token_indices")) && !has_tokens(adapter))
+        return ckpt_fail(m->err, CKPT_MISSING,
+                         "adapter_config.json has trained tokens (trainable_token_indices), and "
+                         "the adapter has no '" TOKENS "'");
     for (size_t i = 0; i < adapter->tensors.len; i++)
         if (!m->used[i])
             return ckpt_fail(m->err, CKPT_UNSUPPORTED,

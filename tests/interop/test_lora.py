@@ -204,6 +204,22 @@ class Lora(unittest.TestCase):
         config = transformers.AutoConfig.from_pretrained(self.out)
         self.assertEqual((config.vocab_size, config.tie_word_embeddings), (104, True))
 
+    def test_trained_tokens_are_rows_of_an_embedding(self):
+        for tied, indices in ((False, [63, 7, 3]), (True, [63, 7, 3]), (False, {"embed_tokens": [5, 2], "lm_head": [4]})):
+            with self.subTest(tied=tied, indices=indices):
+                self.fresh()
+                model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=tied))
+                self.save_adapter(model, words=("lora_", "trainable_tokens"), r=4, target_modules=LINEAR, trainable_token_indices=indices)
+                self.same(self.ours(), self.theirs(torch.bfloat16))
+
+    def test_the_head_of_a_tied_model(self):
+        for targets in (["q_proj", "lm_head"], ["q_proj", "lm_head", "embed_tokens"]):
+            with self.subTest(targets):
+                self.fresh()
+                model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=True))
+                self.save_adapter(model, r=4, target_modules=targets)
+                self.same(self.ours(), self.theirs(torch.bfloat16))
+
     def test_changes_that_are_rounded_first(self):
         """Of embeddings and of stacked experts, in types smaller than F32."""
         model = self.model(transformers.LlamaConfig(**COMMON), torch.bfloat16)
