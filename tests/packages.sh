@@ -62,7 +62,7 @@ after=$(leftovers | sort)
 say 'contrib/package.sh wheel'
 contrib/package.sh wheel
 for plugin in mpi nccl; do
-  python3 -m zipfile -l dist/ckptfs-*.whl | grep -q "libckptfs_load_$plugin.so" || { echo "the wheel has no libckptfs_load_$plugin.so" >&2; exit 1; }
+  python3 -m zipfile -l dist/ckptfs-*.whl | grep "libckptfs_load_$plugin.so" >/dev/null || { echo "the wheel has no libckptfs_load_$plugin.so" >&2; exit 1; }
 done
 python3 -m venv "$tmp/venv"
 "$tmp/venv/bin/pip" -q install dist/ckptfs-*.whl
