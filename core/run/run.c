@@ -399,14 +399,12 @@ static const struct ckpt_reader *probe_step(struct ckpt_dir **dir, const char *p
 }
 
 /* Tell of steps in the folder of a model, which Trainer leaves there beside the final one. */
-static void tell_steps_beside(const struct ckpt_run *run, const char *path,
-                              const struct ckpt_log *log)
+static void tell_steps_beside(const struct ckpt_run *run, const struct ckpt_log *log)
 {
     ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
     size_t n = 0;
 
-    if (ckpt_archive_is_itself(path, run->dir) ||
-        ckpt_steps_scan(run->dir, true, NULL, NULL, &found, NULL) < 0)
+    if (ckpt_steps_scan(run->dir, true, NULL, NULL, &found, NULL) < 0)
         return;
     for (size_t i = 0; i < found.len; i++)
         n += ckpt_step_is_name(found.ptr[i].name);
@@ -424,9 +422,11 @@ static int try_single(struct ckpt_run *run, const char *path, bool as_step,
                       const struct ckpt_options *opt, struct ckpt_err *why, struct ckpt_err *err)
 {
     *why = (struct ckpt_err){0};
-    if (probe_step(&run->dir, opt->part, as_step, &run->around, why)) {
+    const struct ckpt_reader *reader = probe_step(&run->dir, opt->part, as_step, &run->around, why);
+    if (reader) {
         run->is_folder = false;
-        tell_steps_beside(run, path, &opt->log);
+        if (reader->is_published && !ckpt_archive_is_itself(path, run->dir))
+            tell_steps_beside(run, &opt->log);
         return open_above(run, path, opt, err);
     }
     return why->code == CKPT_CONFLICT ? ckpt_err_move(err, why) : 0;
