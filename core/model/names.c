@@ -67,10 +67,27 @@ static bool is_unsaved(const struct ckpt_search *n, const char *name)
     return false;
 }
 
+/* Tell of an average of the weights, which a trainer saves beside them, and which is no part of the
+ * model. */
+static void note_average(const struct ckpt_search *n)
+{
+    size_t count = 0, first = 0;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (!n->name[i] && ckpt_has_prefix(n->cat->tensors.ptr[i].name, "ema.") && count++ == 0)
+            first = i;
+    if (count)
+        ckpt_catalog_note(n->cat,
+                          "left out: %zu tensors of an average of the weights ('%s' first); -o "
+                          "part=ema shows it",
+                          count, n->cat->tensors.ptr[first].name);
+}
+
 static int collect(struct ckpt_search *n, struct ckpt_err *err)
 {
     if (ckpt_names_weights(n->cat, n->type, &n->cat->arena, &n->name, err) < 0)
         return -1;
+    note_average(n);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
         if (n->name[i] && is_unsaved(n, n->cat->tensors.ptr[i].name))
             n->name[i] = NULL;

@@ -96,7 +96,25 @@ def two_models_are_a_conflict(top):
     state = load_file(base + "/model.safetensors")
     dcp.save({at + name: tensor for name, tensor in state.items() for at in ("student.", "teacher.")}, checkpoint_id=top + ".two", no_dist=True)
     status, err = ckpt("ls", top + ".two", "-o", "base=" + base)
-    assert status == 1 and "two models" in err and "student." in err and "teacher." in err, err
+    assert status == 1 and "two models" in err and "student." in err and "teacher." in err and "part=" in err, err
+    for part in ("student", "teacher."):
+        check_part(top + ".two", base, part, state, "tensors that are not below")
+
+
+def an_average_of_the_weights_is_told(top):
+    run, base = save(top, next(models()), "")
+    state = load_file(base + "/model.safetensors")
+    dcp.save({at + name: tensor + (at == "ema.") for name, tensor in state.items() for at in ("model.", "ema.")}, checkpoint_id=top + ".two", no_dist=True)
+    check_part(top + ".two", base, None, state, "an average of the weights")
+    check_part(top + ".two", base, "ema", {name: tensor + 1 for name, tensor in state.items()}, "tensors that are not below 'ema'")
+
+
+def check_part(run, base, part, state, words):
+    out = f"{run}.{part}"
+    status, err = ckpt("export", run, out, "-o", "base=" + base, *(["-o", f"part={part}"] if part else []))
+    assert status == 0 and words in err, err
+    have = load_file(out + "/model.safetensors")
+    assert have.keys() == state.keys() and all(torch.equal(have[name], tensor) for name, tensor in state.items())
 
 
 def a_megatron_checkpoint(top):
@@ -115,5 +133,5 @@ def a_known_family_is_named(top):
 
 
 if __name__ == "__main__":
-    run_in_folders([torch_checkpoints, a_base_with_weights_helps, what_a_base_has_and_the_run_lacks_is_told, two_models_are_a_conflict,
+    run_in_folders([torch_checkpoints, a_base_with_weights_helps, what_a_base_has_and_the_run_lacks_is_told, two_models_are_a_conflict, an_average_of_the_weights_is_told,
                     a_megatron_checkpoint, a_known_family_is_named])
