@@ -62,7 +62,7 @@ def run(path, options, jobs, **env):
 def judge(layout, lines, experts):
     """(what is wrong, was it loaded?) of what the jobs of one layout said; some models can't be divided in every way."""
     told = [line for line in lines if " rank " in line]
-    expected = [t for t in told if "no model file says" in t or "which is no multiple of it" in t]
+    expected = [t for t in told if "no model file says" in t or "config.json lacks a size" in t or "which is no multiple of it" in t]
     if expected:  # a stage without layers has no heads to refuse, and finds the others gone
         expected += [t for t in told if ": peer: rank " in t and t.endswith(" is gone")]
     problems = []
