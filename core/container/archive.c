@@ -551,6 +551,14 @@ static int index_tar(struct ckpt_source *s, struct ckpt_archive_index *m, struct
 
 /* ---- any ---- */
 
+/* Is the file one of several that a model consists of ("model-00001-of-00002.safetensors")? */
+static bool is_shard(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return strstr(slash ? slash : path, "-of-") != NULL;
+}
+
 /* The name of a file that is a checkpoint without being an archive: safetensors (a header's length,
  * and the header), or what torch.save wrote before 1.6 (a pickle). NULL: it is none. */
 static const char *file_as(const unsigned char *head, size_t len, uint64_t size)
@@ -578,7 +586,7 @@ static int index_source(struct ckpt_source *s, const char *path, struct ckpt_arc
     const bool is_zip = len >= 4 && memcmp(head, "PK\3\4", 4) == 0;
     const bool is_tar = len == sizeof head && is_header(head);
     if (!is_zip && !is_tar) {
-        const char *as = file_as(head, len, s->size);
+        const char *as = is_shard(path) ? NULL : file_as(head, len, s->size);
         return as ? add_itself(s, as, m, err) : fail_file(head, len, path, err);
     }
     if (is_zip && index_zip(s, path, m, err) < 0)

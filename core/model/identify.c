@@ -371,7 +371,7 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
     in.has_home = o->home.dir != NULL;
     in.as_base = o->as_base;
     in.is_foreign =
-        ckpt_opening_model_config(o) && !ckpt_config_is_model(ckpt_opening_model_config(o));
+        ckpt_opening_base_config(o) && !ckpt_config_is_model(ckpt_opening_base_config(o));
     o->decision = ckpt_decide(&in);
     return 0;
 }

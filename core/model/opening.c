@@ -80,7 +80,10 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
         return 0;
     struct ckpt_dir *const outer[] = {o->around ? o->around : o->above, o->around ? o->above : NULL,
                                       NULL};
-    if (ckpt_home_find(o->facts.home ? o->facts.home : o->dir, outer, &o->home, err) < 0)
+    struct ckpt_dir *own = o->facts.home ? o->facts.home : o->dir;
+    /* a published model's own folder was looked at by its reader */
+    if (ckpt_home_find(o->facts.is_hub_dir ? outer[0] : own,
+                       o->facts.is_hub_dir ? outer + 1 : outer, &o->home, err) < 0)
         return -1;
     if (o->home.other && !o->home.dir)
         ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",

@@ -95,6 +95,25 @@ static int know_base(struct ckpt_search *n, struct ckpt_err *err)
     return ckpt_fit_model_init(&n->hub, err) < 0 ? -1 : names_in_memory(n, err);
 }
 
+/* Where both sides have tensors that the other lacks, do not follow the base if a recipe fits: one
+ * part of a model may have the same names in a framework's checkpoint (a vision tower). */
+static int drop_if_recipe(struct ckpt_search *n, const struct ckpt_fit *fit, struct ckpt_err *err)
+{
+    const struct ckpt_recipe_options opt = {.base_config = n->config, .allow_partial = true};
+    size_t own = 0;
+    bool fits;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        own += n->name[i] != NULL;
+    if (fit->named == own || fit->named >= ckpt_fit_model_len(n->follow))
+        return 0;
+    if (ckpt_recipe_fits(n->recipes, n->cat, &opt, &fits, err) < 0)
+        return -1;
+    if (fits)
+        n->follow = NULL;
+    return 0;
+}
+
 /* Find the prefix by the names of a base, where most of them are: whatever the class of the model,
  * as the checkpoint is then named as that is. CONFLICT: they are there twice. */
 static int follow_base(struct ckpt_search *n, bool all, struct ckpt_err *err)
@@ -114,6 +133,8 @@ static int follow_base(struct ckpt_search *n, bool all, struct ckpt_err *err)
         if (n->follow)
             memcpy(n->name, bare, n->cat->tensors.len * sizeof *bare);
     }
+    if (n->follow && drop_if_recipe(n, &fit, err) < 0)
+        return -1;
     if (!n->follow)
         return 0;
     if (fit.two)

@@ -105,6 +105,20 @@ int ckpt_search_drop_tied(struct ckpt_search *n, struct ckpt_err *err)
 
 /* ---- a model under the hub's names that has a tied matrix by its other name alone ---- */
 
+/* Has the model a tensor that is named like one of the type's embeddings, wherever it stands? */
+static bool has_embedding(const struct ckpt_type *type, const struct ckpt_catalog *cat)
+{
+    for (size_t i = 0; i < type->embedding.n; i++) {
+        const char *name = type->embedding.text[i], *tail = strrchr(name, '.');
+        while (tail && tail > name && tail[-1] != '.')
+            tail--; /* the last module and its weight: "embed_tokens.weight" */
+        for (size_t k = 0; k < cat->tensors.len; k++)
+            if (ckpt_name_before(cat->tensors.ptr[k].name, tail ? tail : name) != SIZE_MAX)
+                return true;
+    }
+    return false;
+}
+
 /* The type's embedding that stands among tensors of this model, to judge by the modules around it;
  * NULL: none does. */
 static const char *embedding_of(const struct ckpt_type *type, const struct ckpt_catalog *cat)
@@ -134,7 +148,8 @@ int ckpt_ties_name_embedding(struct ckpt_opening *o, struct ckpt_err *err)
     const json_t *config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
     const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
                                                    ckpt_json_str(config, "model_type"));
-    const char *embedding = config ? embedding_of(type, o->cat) : NULL;
+    const char *embedding =
+        config && !has_embedding(type, o->cat) ? embedding_of(type, o->cat) : NULL;
 
     for (size_t i = 0; embedding && ckpt_names_tie(type, config) && i < type->ties.n; i++) {
         const char *from = type->ties.pair[i].from,

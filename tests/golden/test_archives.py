@@ -251,7 +251,7 @@ class Archives(unittest.TestCase):
         self.refused(self.path("d.zip"), "compressed", "unzip")
 
     def test_what_no_reader_reads_is_named(self):
-        for name, words in (("model.nemo", "give the archive itself"), ("model_weights.ckpt", "NeMo 1"), ("epoch=0-step=2.ckpt", "Lightning"), ("model-q4.gguf", "GGUF"), ("_CHECKPOINT_METADATA", "Orbax"), ("manifest.ocdbt", "Orbax"),
+        for name, words in (("model.nemo", "give the archive itself"), ("model_weights.ckpt", "NeMo 1"), ("model-q4.gguf", "GGUF"), ("_CHECKPOINT_METADATA", "Orbax"), ("manifest.ocdbt", "Orbax"),
                             ("flax_model.msgpack", "Flax"), ("tf_model.h5", "TensorFlow"), ("model.ckpt.data-00000-of-00001", "TensorFlow"),
                             ("consolidated.00.pth", "its maker's own format"), ("consolidated.safetensors", "its maker's own format")):
             with self.subTest(name), tempfile.TemporaryDirectory() as tmp:
@@ -260,6 +260,11 @@ class Archives(unittest.TestCase):
                 self.refused(tmp, words, name)
                 if name.endswith(".gguf"):
                     self.refused(os.path.join(tmp, name), "GGUF", "gguf_file")
+        with tempfile.TemporaryDirectory() as tmp:  # one is read; of two, none is the model
+            for name in ("epoch=0-step=2.ckpt", "last.ckpt"):
+                with open(os.path.join(tmp, name), "wb") as f:
+                    f.write(b"PK")
+            self.refused(tmp, "several models in one file each", "give the file itself")
         model = self.model()  # beside what is read, they are no reason to refuse
         want = self.digest(model, "--tensors")
         with open(os.path.join(model, "model-q4.gguf"), "wb") as f:
@@ -274,7 +279,7 @@ class Archives(unittest.TestCase):
         self.assertIn("give the folder", done.stderr)
         with zipfile.ZipFile(self.path("model.pt"), "w") as z:  # as torch.save names its members
             z.writestr("model/data.pkl", b"\x80\x02N.")
-        self.assertIn("give the folder", run("info", self.path("model.pt")).stderr)
+        self.assertIn("what was saved is None", run("info", self.path("model.pt")).stderr)
 
     def test_a_truncated_archive_is_refused_wherever_it_ends(self):
         gnu_tar("gnu")(self.model(), self.path("a.tar"))

@@ -160,7 +160,7 @@ def a_checkpoint_of_values_without_tensors(top):
     assert state == values, state
     try:
         dcp.load(dict(state), storage_reader=StorageReader(top), no_dist=True)
-    except Exception as e:
+    except CheckpointException as e:
         assert "names no tensor" in str(e), e
     else:
         raise AssertionError("a model without tensors")

@@ -149,6 +149,20 @@ static int take_shard(struct ckpt_hf_weights *w, const struct parsed *p, const c
     return 0;
 }
 
+/* Is there no index at all? UNSUPPORTED: it is a link that may not be followed. */
+static int check_no_index(const struct ckpt_dir *dir, const char *stem, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *index = ckpt_asprintf("%s" SUFFIX ".index.json", stem);
+    struct ckpt_dir_found found;
+    struct ckpt_err why = {0};
+
+    if (!index)
+        return ckpt_nomem(err);
+    return ckpt_dir_look(dir, index, &found, &why) < 0 && why.code == CKPT_UNSUPPORTED
+               ? ckpt_err_move(err, &why)
+               : 0;
+}
+
 /* Note all names of w->stem and the variant. */
 static int collect(struct ckpt_entries *entries, const char *variant, struct ckpt_hf_weights *w,
                    const struct ckpt_dir *dir, struct ckpt_err *err)
@@ -163,6 +177,8 @@ static int collect(struct ckpt_entries *entries, const char *variant, struct ckp
             return -1;
     if (w->single || w->index)
         return 0;
+    if (check_no_index(dir, w->stem, err) < 0)
+        return -1;
     for (entries->at = 0; ckpt_entries_next(entries, &e);)
         if (e.kind == CKPT_ENTRY_FILE && parse(w->stem, e.name, &p) && is_of(&p, variant) &&
             take_shard(w, &p, e.name, &of, dir, err) < 0)
