@@ -22,7 +22,7 @@ from test_fixtures import FIXTURES, checkpoints, has_experts, opens
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
 MOST_RANKS = int(os.environ.get("GPU_RANKS_MOST", "4"))  # per checkpoint; several share a GPU with NCCL >= 2.30 only
 WAYS = ["env", "tcp", "given"]
-UNKNOWN = ("no model file says", "heads, which is no multiple")  # of layouts that a model does not allow
+UNKNOWN = ("no model file says", "config.json lacks a size", "heads, which is no multiple")  # of layouts that a model does not allow
 
 
 def check(result, what, n_loads=None, status=0):
