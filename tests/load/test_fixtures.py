@@ -59,7 +59,7 @@ def run(path, options, jobs, **env):
     return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=300 * SLOW, env=dict(os.environ, **env))
 
 
-def judge(layout, lines, experts):
+def judge(layout, lines, experts, merges):
     """(what is wrong, was it loaded?) of what the jobs of one layout said; some models can't be divided in every way."""
     told = [line for line in lines if " rank " in line]
     expected = [t for t in told if "no model file says" in t or "config.json lacks a size" in t or "which is no multiple of it" in t]
@@ -73,9 +73,10 @@ def judge(layout, lines, experts):
         expected += refusal
     problems += [t for t in told if t not in expected]
     for line in lines:
-        word = line.split()
+        word, ranks = line.split(), int(line.split()[0].rpartition(":")[2])
         # columns of what is computed, or lies in small runs, are read as rows by each rank that wants some of them
         most = 1.05 if "tp" not in layout else int(layout.split("tp=")[1].split(",")[0])
+        most = max(most, ranks) if merges else most  # each rank that computes a part of a product reads its matrices
         if len(word) > 8 and word[1] == "once" and int(word[7]) > most * int(word[5]):
             problems.append(f"reads too much: {line}")
     return problems, not told
@@ -97,7 +98,7 @@ def check(name, path, options):
         mine = [line for line in lines if line.startswith(f"{layout}:{n} ")]
         if not mine:
             problems.append(f"{layout} by {n} ranks said nothing")
-        wrong, loaded = judge(layout, mine, experts)
+        wrong, loaded = judge(layout, mine, experts, "lora=merge" in options)
         problems += wrong
         divided += loaded
         known.update(mine)
