@@ -53,7 +53,8 @@ PLACES = [
 ONE_MODULE = [
     {"io/dir", "io/dir_folder"},  # ckpt_dir_open makes a folder, which is a directory
     {"load/engine/engine_life", "load/engine/messages", "load/engine/pump", "load/engine/pump_device", "load/engine/window", "load/engine/worker"},
-    {"model/complete", "model/dequantize", "model/model"},
+    {"model/check", "model/complete", "model/dequantize", "model/model"},
+    {"model/names", "model/prefix"},  # a search, and its first part
     {"recipe/apply/apply", "recipe/apply/items", "recipe/apply/lacks", "recipe/apply/sources", "recipe/apply/target"},
     {"recipe/apply/instance", "recipe/apply/lower"},
     {"view/ahead", "view/vtree"},

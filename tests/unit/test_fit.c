@@ -30,7 +30,7 @@ static struct ckpt_catalog *catalog(const struct entry *e)
 static const char *place(const struct entry *run, const struct entry *model, bool packed,
                          struct ckpt_fit *fit)
 {
-    static char text[64];
+    static char text[64], two[64]; /* the names are freed */
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = catalog(run),
                                                          *theirs = catalog(model);
     ckpt_cleanup(ckpt_fit_model_release) struct ckpt_fit_model m = {.cat = theirs,
@@ -44,6 +44,11 @@ static const char *place(const struct entry *run, const struct entry *model, boo
     if (!found)
         return NULL;
     (void)snprintf(text, sizeof text, "%.*s", (int)fit->len, fit->at);
+    fit->at = text;
+    if (fit->two) {
+        (void)snprintf(two, sizeof two, "%.*s", (int)fit->two_len, fit->two);
+        fit->two = two;
+    }
     return text;
 }
 
