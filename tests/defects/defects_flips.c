@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One flipped bit in what is no tensor's data: real checkpoints give the same tensors, an error, or
- * a tensor's name that differs in this bit; never other bytes.
+ * a tensor's name, or the word of its dtype, that differs in this bit; never other bytes.
  *
  * Headers are all bytes of all files that no tensor's elements lie in. Some hundred flips of each
  * checkpoint, spread evenly and others with CKPTFS_SEED; CKPTFS_FLIPS=N for N of them, or `all`.
@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "defects.h"
 #include "run/checkpoint.h"
+#include "tensor/dtype.h"
 #include "tree.h"
 
 enum { FLIPS = 400, FLIPS_SANITIZED = 60, MOST_FILES = 512 };
@@ -169,13 +170,35 @@ static void mark_data(const struct ckpt_catalog *cat)
     }
 }
 
+static bool differ_in_a_bit(const char *a, const char *b)
+{
+    unsigned n = 0;
+
+    if (strlen(a) != strlen(b))
+        return false;
+    for (; *a; a++, b++)
+        n += (unsigned)__builtin_popcount((unsigned char)(*a ^ *b));
+    return n == 1;
+}
+
+/* Are the dtypes equal? Or is one a word in which the bit makes no dtype that is known, so that the
+ * same bytes are shown with a warning, and nobody reads them as numbers? */
+static bool same_dtype(const struct ckpt_tensor_info *was, const struct ckpt_tensor_info *is)
+{
+    enum ckpt_dtype known;
+
+    return strcmp(was->dtype, is->dtype) == 0 ||
+           (differ_in_a_bit(was->dtype, is->dtype) &&
+            !ckpt_dtype_parse(is->dtype, strlen(is->dtype), &known));
+}
+
 static bool same_tensor(const struct content *a, size_t i, const struct content *b, size_t k)
 {
     struct ckpt_tensor_info s = {.size = sizeof s}, t = {.size = sizeof t};
 
     (void)ckpt_view_tensor(a->view, i, &s, NULL);
     (void)ckpt_view_tensor(b->view, k, &t, NULL);
-    return s.rank == t.rank && strcmp(s.dtype, t.dtype) == 0 &&
+    return s.rank == t.rank && same_dtype(&s, &t) && s.nbytes == t.nbytes &&
            memcmp(s.shape, t.shape, s.rank * sizeof *s.shape) == 0 &&
            memcmp(a->data[i], b->data[k], s.nbytes) == 0;
 }
@@ -186,17 +209,6 @@ static const char *name_of(const struct content *c, size_t i)
 
     (void)ckpt_view_tensor(c->view, i, &t, NULL);
     return t.name;
-}
-
-static bool differ_in_a_bit(const char *a, const char *b)
-{
-    unsigned n = 0;
-
-    if (strlen(a) != strlen(b))
-        return false;
-    for (; *a; a++, b++)
-        n += (unsigned)__builtin_popcount((unsigned char)(*a ^ *b));
-    return n == 1;
 }
 
 /* Every tensor of `was` is in `is`, by its name or, once, by another one; NULL, or what differs. */
