@@ -17,12 +17,21 @@ enum {
 bool ckpt_step_is_name(const char *name)
 {
     static const char *const words[] = {"step", "iter", "epoch", "checkpoint", "ckpt"};
-    const size_t n = strlen(name);
-    bool says = strspn(name, "0123456789") == n;
+    size_t n = strlen(name);
 
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        says |= strstr(name, words[i]) != NULL;
-    return (n && says && isdigit((unsigned char)name[n - 1])) || ckpt_reader_is_step_name(name);
+    if (ckpt_reader_is_step_name(name))
+        return true;
+    if (n == 0 || !isdigit((unsigned char)name[n - 1]))
+        return false;
+    while (n && isdigit((unsigned char)name[n - 1]))
+        n--;
+    while (n && strchr("-_=", name[n - 1]))
+        n--;
+    for (size_t i = 0; n && i < sizeof words / sizeof *words; i++)
+        if (n >= strlen(words[i]) &&
+            strncmp(name + n - strlen(words[i]), words[i], strlen(words[i])) == 0)
+            return true;
+    return n == 0;
 }
 
 /* ---- where a format's trainers put it ---- */

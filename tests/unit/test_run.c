@@ -306,7 +306,8 @@ TEST(run, a_step_is_a_folder_with_one_model_in_it)
     nt_checkpoint(&t, "step_10/policy/weights/");
     nt_checkpoint(&t, "step_11/a/b/weights/"); /* is too deep */
     nt_checkpoint(&t, "notes/weights/");       /* is not named like a step */
-    nt_checkpoint(&t, "exp1/step_3/");         /* is another run */
+    nt_checkpoint(&t, "ckpt-run-v2/weights/");
+    nt_checkpoint(&t, "exp1/step_3/"); /* is another run */
     struct ckpt_run *run = open_run(&t, "");
     CHECK_STR(steps(run), "step_9 step_10*");
     CHECK_OK(ckpt_run_view(run, "step_9", &v, &err));
