@@ -177,7 +177,8 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
         const size_t n = out.len;
         if (ckpt_str_steal(&out, &copy, err) < 0)
             return -1;
-        j = load(copy, n, 0, what, NULL);
+        if (!(j = load(copy, n, 0, what, err))) /* its lines are those of the text */
+            return -1;
     }
     if (!j)
         return ckpt_err_move(err, &first);

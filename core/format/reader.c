@@ -258,19 +258,33 @@ static bool is_refined(const struct ckpt_reader *container, struct ckpt_dir *dir
     return false;
 }
 
-const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
+/* Ask all readers, by their probes or (guess) by their guesses. Returns the one with most evidence;
+ * *ret_tie is another with as much, or NULL. */
+static const struct ckpt_reader *ask(struct ckpt_dir *dir, bool guess,
+                                     const struct ckpt_reader **ret_tie)
 {
-    const struct ckpt_reader *best = NULL, *tie = NULL;
+    const struct ckpt_reader *best = NULL;
     enum ckpt_evidence most = CKPT_NOT_MINE;
 
+    *ret_tie = NULL;
     for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++) {
-        enum ckpt_evidence e = (*r)->probe(dir);
+        ckpt_reader_probe_fn *fn = guess ? (*r)->guess : (*r)->probe;
+        enum ckpt_evidence e = fn ? fn(dir) : CKPT_NOT_MINE;
         if (e == CKPT_NOT_MINE || e < most || is_refined(*r, dir))
             continue;
-        tie = e == most ? best : NULL;
+        *ret_tie = e == most ? best : NULL;
         best = *r;
         most = e;
     }
+    return best;
+}
+
+const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *tie, *best = ask(dir, false, &tie);
+
+    if (!best)
+        best = ask(dir, true, &tie);
     if (!best && ckpt_dir_trouble(dir, err) < 0)
         return NULL;
     if (!best)

@@ -127,13 +127,21 @@ int ckpt_reader_check_map(const struct ckpt_weight_map *map, const char *name,
                           const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                           struct ckpt_catalog *cat, struct ckpt_err *err);
 
+/* How certain is it that this directory is one checkpoint of a format? */
+typedef enum ckpt_evidence ckpt_reader_probe_fn(struct ckpt_dir *dir);
+
 /* All functions are safe from many threads. */
 struct ckpt_reader {
     const char *name; /* name of the format: "nanotron" */
 
     /* Is this directory one checkpoint of the format? Reads names and at most a small file; never a
      * shard. */
-    enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
+    ckpt_reader_probe_fn *probe;
+
+    /* Is it one by names that tell less, or only by all names together? This is asked where no
+     * reader's probe recognises the directory, as each scan of a run probes many. NULL: there are
+     * no such names. */
+    ckpt_reader_probe_fn *guess;
 
     /* The reader of the container in which this format is stored, as others are. A directory that
      * this reader recognises is none of the container's own checkpoints. NULL: none. */

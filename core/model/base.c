@@ -107,7 +107,8 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
                                           "diffusion_pytorch_model.safetensors.index.json"};
     struct ckpt_reader_options opt = {.pool = pool};
 
-    if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE)
+    if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE &&
+        ckpt_reader_hf.guess(b->dir) == CKPT_NOT_MINE)
         return 0;
     for (size_t i = 0; i < 2 && !b->weight_map && !has_single(b); i++)
         if (ckpt_dir_has_file(b->dir, indices[i]) &&

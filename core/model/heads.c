@@ -47,9 +47,8 @@ static bool is_held(const struct ckpt_type *type, const struct ckpt_catalog *cat
 
 int ckpt_heads_leave_out(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const json_t *config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
-    const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
-                                                   ckpt_json_str(config, "model_type"));
+    const json_t *config;
+    const struct ckpt_type *type = ckpt_opening_hub_type(o, &config);
     const struct ckpt_base *base = o->shared->base;
     const struct ckpt_fit_model theirs = {.cat = base ? base->cat : NULL,
                                           .map = base ? base->weight_map : NULL};

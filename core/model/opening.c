@@ -31,6 +31,14 @@ const json_t *ckpt_opening_model_config(const struct ckpt_opening *o)
     return o->corrected ? o->corrected : config ? config : o->cat->config;
 }
 
+const struct ckpt_type *ckpt_opening_hub_type(const struct ckpt_opening *o,
+                                              const json_t **ret_config)
+{
+    *ret_config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
+    return ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                           ckpt_json_str(*ret_config, "model_type"));
+}
+
 int ckpt_opening_correct(const struct ckpt_opening *o, const json_t *config, json_t **ret,
                          struct ckpt_err *err)
 {

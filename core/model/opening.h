@@ -69,6 +69,11 @@ const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
  * beside the checkpoint, or else the checkpoint's own; with the options' corrections; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
 
+/* Get the facts about the type of a model under the hub's names, and its config: its own, else the
+ * base's, or NULL. */
+const struct ckpt_type *ckpt_opening_hub_type(const struct ckpt_opening *o,
+                                              const json_t **ret_config);
+
 /* Make a copy of a config with what the options correct in it ("vocab_size"). *ret is new. */
 int ckpt_opening_correct(const struct ckpt_opening *o, const json_t *config, json_t **ret,
                          struct ckpt_err *err);

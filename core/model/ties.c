@@ -105,15 +105,24 @@ int ckpt_search_drop_tied(struct ckpt_search *n, struct ckpt_err *err)
 
 /* ---- a model under the hub's names that has a tied matrix by its other name alone ---- */
 
+/* The last module of a name, with the rest: "embed_tokens.weight" of "model.embed_tokens.weight".
+ */
+static const char *last_module(const char *name)
+{
+    const char *at = strrchr(name, '.');
+
+    while (at && at > name && at[-1] != '.')
+        at--;
+    return at ? at : name;
+}
+
 /* Has the model a tensor that is named like one of the type's embeddings, wherever it stands? */
 static bool has_embedding(const struct ckpt_type *type, const struct ckpt_catalog *cat)
 {
     for (size_t i = 0; i < type->embedding.n; i++) {
-        const char *name = type->embedding.text[i], *tail = strrchr(name, '.');
-        while (tail && tail > name && tail[-1] != '.')
-            tail--; /* the last module and its weight: "embed_tokens.weight" */
+        const char *tail = last_module(type->embedding.text[i]);
         for (size_t k = 0; k < cat->tensors.len; k++)
-            if (ckpt_name_before(cat->tensors.ptr[k].name, tail ? tail : name) != SIZE_MAX)
+            if (ckpt_name_before(cat->tensors.ptr[k].name, tail) != SIZE_MAX)
                 return true;
     }
     return false;
@@ -127,12 +136,9 @@ static const char *embedding_of(const struct ckpt_type *type, const struct ckpt_
     size_t most = 0;
 
     for (size_t i = 0; i < type->embedding.n; i++) {
-        const char *name = type->embedding.text[i], *word = strrchr(name, '.');
-        size_t len, n = 0;
-        while (word > name && word[-1] != '.')
-            word--; /* of the module: "model." of "model.embed_tokens.weight" is what is before it
-                     */
-        len = word ? (size_t)(word - name) : 0;
+        const char *name = type->embedding.text[i];
+        const size_t len = (size_t)(last_module(name) - name);
+        size_t n = 0;
         for (size_t k = 0; len && k < cat->tensors.len; k++)
             n += strncmp(cat->tensors.ptr[k].name, name, len) == 0;
         if (n > most || (n && n == most && strlen(name) > strlen(best))) {
@@ -145,9 +151,8 @@ static const char *embedding_of(const struct ckpt_type *type, const struct ckpt_
 
 int ckpt_ties_name_embedding(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const json_t *config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
-    const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
-                                                   ckpt_json_str(config, "model_type"));
+    const json_t *config;
+    const struct ckpt_type *type = ckpt_opening_hub_type(o, &config);
     const char *embedding =
         config && !has_embedding(type, o->cat) ? embedding_of(type, o->cat) : NULL;
 

@@ -308,10 +308,11 @@ static bool has_parts(const struct ckpt_catalog *cat)
 static int clean(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_types *types = ckpt_recipes_types(o->shared->recipes);
-    const json_t *config = o->cat->config ? o->cat->config : ckpt_opening_base_config(o);
+    const json_t *config;
+    const struct ckpt_type *type = ckpt_opening_hub_type(o, &config);
     ckpt_cleanup(cleaning_release) struct cleaning c = {
         .o = o,
-        .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
+        .type = type,
         .any = ckpt_types_any(types),
         .config = config,
         .name = ckpt_catalog_names(o->cat),

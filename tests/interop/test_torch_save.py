@@ -15,7 +15,7 @@ try:
     import torch
     import torch.distributed as dist
     import transformers as tf
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -315,6 +315,17 @@ class TorchSave(unittest.TestCase):
         save(2.0)
         out, err = slow.communicate()
         self.assertEqual((slow.returncode, out), (0, subprocess.run(digest, capture_output=True, text=True).stdout), err)
+
+    def test_names_that_tell_less_are_asked_for_last(self):
+        """A usual name counts, whatever lies beside it under a name of its own; of two of those, none does."""
+        run, want = self.at("guess", "")[:-1], {"w": torch.arange(8.0)}
+        torch.save(want, self.at("guess", "pytorch_model.bin"))
+        save_file({"w": torch.zeros(8)}, self.at("guess", "model.fp16.safetensors"))
+        done, out = self.export(run, "view=raw")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(torch.equal(load_file(os.path.join(out, "model.safetensors"))["w"], want["w"]))
+        os.rename(self.at("guess", "pytorch_model.bin"), self.at("guess", "best.pt"))
+        self.check_refused(run, "looks like a checkpoint of")
 
     def test_adapter(self):
         path = self.at("adapter", "adapter_model.bin")

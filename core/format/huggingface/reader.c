@@ -205,8 +205,6 @@ static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     return describe(&l, err);
 }
 
-static enum ckpt_evidence hf_probe(struct ckpt_dir *dir) { return ckpt_hf_weights_probe(dir); }
-
 static const char *const markers[] = {"model.safetensors.index.json",
                                       "pytorch_model.bin.index.json", NULL};
 static const char *const rewrites[] = {"config.json", "model.safetensors",
@@ -230,6 +228,7 @@ const struct ckpt_reader ckpt_reader_hf = {
     .states = states,
     .has_variants = true,
     .is_published = true,
-    .probe = hf_probe,
+    .probe = ckpt_hf_weights_probe,
+    .guess = ckpt_hf_weights_guess,
     .load = hf_load,
 };

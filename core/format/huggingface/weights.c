@@ -247,15 +247,19 @@ int ckpt_hf_weights_find(const struct ckpt_dir *dir, const char *variant,
                                                      : choose(&entries, variant, ret, dir, err);
 }
 
-enum ckpt_evidence ckpt_hf_weights_probe(const struct ckpt_dir *dir)
+enum ckpt_evidence ckpt_hf_weights_probe(struct ckpt_dir *dir)
+{
+    ckpt_cleanup(ckpt_hf_weights_release) struct ckpt_hf_weights w = {0};
+
+    return look(dir, &w, NULL) == 0 && w.stem ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+}
+
+enum ckpt_evidence ckpt_hf_weights_guess(struct ckpt_dir *dir)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
-    ckpt_cleanup(ckpt_hf_weights_release) struct ckpt_hf_weights w = {0};
     struct ckpt_entry e;
     struct parsed p;
 
-    if (look(dir, &w, NULL) == 0 && w.stem)
-        return CKPT_BY_NAMES;
     if (ckpt_entries_read(dir, &entries, NULL) < 0)
         return CKPT_NOT_MINE;
     while (ckpt_entries_next(&entries, &e))

@@ -30,6 +30,6 @@ void ckpt_hf_weights_release(struct ckpt_hf_weights *w);
 int ckpt_hf_weights_find(const struct ckpt_dir *dir, const char *variant,
                          struct ckpt_hf_weights *ret, struct ckpt_err *err);
 
-/* Are there any, also incomplete ones? BY_NAMES: by the usual names; BY_COMMON_NAMES: by those of
- * shards or variants. */
-enum ckpt_evidence ckpt_hf_weights_probe(const struct ckpt_dir *dir);
+/* Are there any by their usual names, or (a listing tells) by those of shards and variants? Also
+ * incomplete ones. */
+ckpt_reader_probe_fn ckpt_hf_weights_probe, ckpt_hf_weights_guess;

@@ -135,6 +135,7 @@ struct load {
     struct ckpt_map by_name;
     CKPT_VEC(struct ckpt_rank_copy) copies;
     struct ckpt_catalog *cat;
+    bool only;             /* the file has a name of its own, and is the only one */
     const char *optimizer; /* the name of a file of an optimizer's states; NULL: there is none */
 };
 
@@ -190,6 +191,7 @@ static int take_only(struct load *l, struct ckpt_entries *entries, struct ckpt_e
         l->files.len = 0;
     else if (n == 1)
         f->is = (struct rank_name){.full = true, .common = true};
+    l->only = n == 1;
     return 0;
 }
 
@@ -454,9 +456,17 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir};
 
-    if (list_files(&l, NULL) < 0 || l.files.len == 0)
+    if (list_files(&l, NULL) < 0 || l.files.len == 0 || l.only)
         return CKPT_NOT_MINE;
     return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
+}
+
+/* Is there one file that may be a model, under any name? */
+static enum ckpt_evidence rank_files_guess(struct ckpt_dir *dir)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir};
+
+    return list_files(&l, NULL) == 0 && l.only ? CKPT_BY_COMMON_NAMES : CKPT_NOT_MINE;
 }
 
 /* ---- verl's run: global_step_N/actor, global_step_N/critic, and a tracker ---- */
@@ -488,6 +498,7 @@ const struct ckpt_reader ckpt_reader_rank_files = {
     .latest = rank_files_latest,
     .finished = rank_files_finished,
     .probe = rank_files_probe,
+    .guess = rank_files_guess,
     .load = rank_files_load,
     .objects = rank_files_objects,
     .side_files = "huggingface",
