@@ -648,12 +648,17 @@ int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ck
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
-    if (ckpt_archive_is_file(path))
-        return ckpt_dir_open_archive(path, ckpt_archive_read_index, how->recording, ret, err);
+    if (ckpt_archive_is_file(path)) {
+        if (ckpt_dir_open_archive(path, ckpt_archive_read_index, how->recording, ret, err) < 0)
+            return -1;
+        ckpt_dir_set_far(*ret, how->far);
+        return 0;
+    }
     if ((ckpt_is_bucket(path) ? ckpt_dir_open_bucket(path, &how->bucket, how->recording, &dir, err)
                               : ckpt_dir_open(path, how->links, &dir, err)) < 0 ||
         ckpt_dir_use(dir, how->recording, err) < 0)
         return -1;
+    ckpt_dir_set_far(dir, how->far);
     *ret = ckpt_steal(&dir);
     return 0;
 }

@@ -73,6 +73,8 @@ struct root {
     struct ckpt_dir_way way;
     struct ckpt_dir *folder; /* of the file that has all bytes; NULL: each file has its own */
     const char *file;        /* its name in that folder */
+    struct ckpt_storage *storage; /* of top.fd */
+    enum ckpt_far far;
 };
 
 /* The kinds of errors that a directory keeps. */
@@ -133,6 +135,7 @@ static int root_open(const char *path, int flags, enum ckpt_links links, struct 
     if (!(r->top.real = realpath(path, NULL)))
         return ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
     r->top.blobs = blobs_of(r->top.real);
+    r->storage = ckpt_storage_of(r->top.fd);
     *ret = ckpt_steal(&r);
     return 0;
 }
@@ -220,6 +223,22 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     free(atomic_load(&dir->kept[LEAVING]));
     root_unref(dir->root);
     free(dir);
+}
+
+void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far rule)
+{
+    dir->root->far = rule;
+    if (dir->root->folder)
+        ckpt_dir_set_far(dir->root->folder, rule);
+}
+
+enum ckpt_far ckpt_dir_far_rule(const struct ckpt_dir *dir) { return dir->root->far; }
+
+bool ckpt_dir_is_far(const struct ckpt_dir *dir)
+{
+    const struct root *r = dir->root;
+
+    return r->way.ops->read || ckpt_storage_is_far(r->storage, r->far);
 }
 
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }

@@ -15,6 +15,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "io/storage.h"
 
 /* ---- paths below a directory; "." is the directory itself ---- */
 
@@ -110,6 +111,15 @@ int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_di
 /* Opens a directory as ckpt_dir_open does, as the way to one file: the directory itself may be
  * unreadable, it can't be listed, and links lead anywhere. */
 int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err);
+
+/* Say which of the directory's files are far, and those of directories below it; before others use
+ * it. At first the rule is CKPT_FAR_AUTO. */
+void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far rule);
+enum ckpt_far ckpt_dir_far_rule(const struct ckpt_dir *dir);
+
+/* Does each question about an entry take a round trip, so that many are to be asked at once? True
+ * for a bucket. */
+bool ckpt_dir_is_far(const struct ckpt_dir *dir);
 
 /* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
  * closes the directory. */

@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/ckd.h"
@@ -17,6 +16,7 @@
 #include "base/vec.h"
 #include "io/iov.h"
 #include "io/source.h"
+#include "io/storage.h"
 
 /* ---- a bounded number of open files: a ring of descriptors with a clock hand ---- */
 
@@ -527,19 +527,6 @@ const char *ckpt_source_file_name(const struct ckpt_source *s) { return self(s)-
 
 enum { SAMPLES = 16, SAMPLE_PAGES = 64 };
 
-static bool is_shared_storage(long type)
-{
-    /* NFS, SMB, SMB2, CIFS, Lustre, Ceph, GPFS, BeeGFS, FUSE, 9P, AFS (linux/magic.h and theirs) */
-    static const long shared[] = {0x6969,     0x517b,     0xfe534d42, 0xff534d42,
-                                  0x0bd00bd0, 0x00c36400, 0x47504653, 0x19830326,
-                                  0x65735546, 0x01021997, 0x5346414f};
-
-    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
-        if (type == shared[i])
-            return true;
-    return false;
-}
-
 /* linux/mman.h and the number of cachestat(2), which older headers lack. */
 struct cachestat_range {
     uint64_t off, len;
@@ -601,7 +588,6 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
     struct source_file *f = self(s);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t asked = 0, resident = 0;
-    struct statfs fs;
     int fd;
 
     if (s->ops != &file_ops || s->size == 0)
@@ -621,7 +607,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         asked += n;
         resident += n ? resident_pages(fd, (first + at) * page, n, page) : 0;
     }
-    *ret_shared = fstatfs(fd, &fs) == 0 && is_shared_storage((long)fs.f_type);
+    *ret_shared = ckpt_storage_is_shared(ckpt_storage_of(fd));
     put_fd(f->pool, &f->slot);
     *ret_resident = asked ? (double)resident / (double)asked : 0;
     return true;

@@ -186,7 +186,8 @@ struct ckpt_access ckpt_options_access(const struct ckpt_options *opt)
 {
     return (struct ckpt_access){.links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
                                 .bucket = opt->bucket,
-                                .recording = opt->recording};
+                                .recording = opt->recording,
+                                .far = opt->far};
 }
 
 int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
@@ -351,6 +352,11 @@ static const struct ckpt_option options[] = {
     {"follow_symlinks", NULL, "follow symbolic links that lead out of the run",
      .also = "follow_links symlinks dereference", FLAG(follow_symlinks)},
     {"wait", NULL, "a folder without a step is no error", FLAG(wait)},
+    {"far", "auto|always|never",
+     "read as from storage at a distance: ahead, many requests at once (auto: what the "
+     "filesystem is)",
+     .also = "network remote nfs:always lustre:always gpfs:always remote_storage",
+     .kind = CKPT_OPTION_CHOICE, .at = offsetof(struct ckpt_options, far)},
     {"connections", "N", "requests at once (32; 64 for small reads)",
      .also = "max_connections max_concurrency concurrency parallel_downloads",
      .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,

@@ -53,6 +53,7 @@ struct ckpt_options {
     bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
     bool wait; /* a folder without a step is not an error */
+    enum ckpt_far far; /* which files are read as those of storage at a distance */
     struct ckpt_bucket_settings bucket;
     struct ckpt_client *connected; /* ckpt_options_connect; or NULL */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of a filesystem is found out once for each device number. */
+#include "io/storage.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include "base/str.h"
+
+enum {
+    SAMPLES = 4,               /* reads that decide whether a filesystem answers at once */
+    AT_ONCE_NS = 200 * 1000,   /* it does if the slowest of them took less */
+};
+
+struct ckpt_storage {
+    struct ckpt_storage *next;
+    dev_t device;
+    long type;
+    const char *kind;          /* of a shared one: its name; else NULL */
+    atomic_uint samples, slow; /* reads that were told of, and those that took long */
+    atomic_bool no_direct;
+};
+
+/* linux/magic.h, and theirs. virtiofs has the type of FUSE. */
+static const struct kind {
+    long type;
+    const char *name;
+} kinds[] = {
+    {0x6969, "NFS"},         {0x517b, "SMB"},         {0xfe534d42, "SMB2"},   {0xff534d42, "CIFS"},
+    {0x0bd00bd0, "Lustre"},  {0x00c36400, "Ceph"},    {0x47504653, "GPFS"},   {0x19830326, "BeeGFS"},
+    {0x65735546, "FUSE"},    {0x01021997, "9P"},      {0x5346414f, "AFS"},    {0xaad7aaea, "PanFS"},
+    {0x786f4256, "vboxsf"},
+};
+
+static struct ckpt_storage *all; /* only ever longer */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const char *kind_of(long type)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i].type == type)
+            return kinds[i].name;
+    return NULL;
+}
+
+static struct ckpt_storage *find(dev_t device)
+{
+    for (struct ckpt_storage *s = all; s; s = s->next)
+        if (s->device == device)
+            return s;
+    return NULL;
+}
+
+struct ckpt_storage *ckpt_storage_of(int fd)
+{
+    struct ckpt_storage *s = NULL;
+    struct statfs fs;
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return NULL;
+    (void)pthread_mutex_lock(&all_lock);
+    s = find(st.st_dev);
+    (void)pthread_mutex_unlock(&all_lock);
+    if (s || fstatfs(fd, &fs) < 0)
+        return s;
+    (void)pthread_mutex_lock(&all_lock);
+    if (!(s = find(st.st_dev)) && (s = calloc(1, sizeof *s))) {
+        s->device = st.st_dev;
+        s->type = (long)fs.f_type;
+        s->kind = kind_of(s->type);
+        s->next = all;
+        all = s;
+    }
+    (void)pthread_mutex_unlock(&all_lock);
+    return s;
+}
+
+bool ckpt_storage_is_shared(const struct ckpt_storage *s) { return s && s->kind; }
+
+bool ckpt_storage_is_undecided(const struct ckpt_storage *s)
+{
+    return s && s->kind && atomic_load(&s->samples) < SAMPLES;
+}
+
+/* Have all samples been answered at once? */
+static bool is_quick(const struct ckpt_storage *s)
+{
+    return atomic_load(&s->samples) >= SAMPLES && atomic_load(&s->slow) == 0;
+}
+
+bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far rule)
+{
+    if (!s || rule == CKPT_FAR_NEVER)
+        return false;
+    return rule == CKPT_FAR_ALWAYS || (s->kind && !is_quick(s));
+}
+
+void ckpt_storage_answered(struct ckpt_storage *s, int64_t ns)
+{
+    if (ns >= AT_ONCE_NS)
+        atomic_fetch_add(&s->slow, 1);
+    atomic_fetch_add(&s->samples, 1);
+}
+
+bool ckpt_storage_takes_direct(const struct ckpt_storage *s)
+{
+    return !atomic_load(&s->no_direct);
+}
+
+void ckpt_storage_refused_direct(struct ckpt_storage *s) { atomic_store(&s->no_direct, true); }
+
+char *ckpt_storage_describe(const struct ckpt_storage *s, enum ckpt_far rule)
+{
+    const char *kind = s && s->kind ? s->kind : "a local filesystem";
+
+    if (!s || (rule == CKPT_FAR_AUTO && !s->kind))
+        return ckpt_asprintf("%s: near", kind);
+    if (rule != CKPT_FAR_AUTO)
+        return ckpt_asprintf("%s: %s, by the option far=", kind,
+                             rule == CKPT_FAR_ALWAYS ? "far" : "near");
+    return is_quick(s) ? ckpt_asprintf("%s: near, as it answers at once", kind)
+                       : ckpt_asprintf("%s: far, by its type", kind);
+}
