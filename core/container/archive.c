@@ -9,8 +9,10 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/str.h"
 #include "container/zip.h"
+#include "io/far/dir_listed.h"
 #include "io/source.h"
 
 enum {
@@ -643,6 +645,25 @@ bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir)
     return false;
 }
 
+enum { FAR_AT_ONCE = 32 }; /* headers that are read, on storage at a distance */
+
+static int open_folder(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+
+    if (ckpt_dir_open(path, how->links, &dir, err) < 0)
+        return -1;
+    ckpt_dir_set_far(dir, how->far);
+    if (ckpt_dir_is_far(dir)) {
+        ckpt_parallel_default(FAR_AT_ONCE);
+        if (ckpt_dir_keep_lists(dir, err) < 0)
+            return -1;
+    }
+    *ret = ckpt_steal(&dir);
+    return 0;
+}
+
 int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                       struct ckpt_err *err)
 {
@@ -655,10 +676,9 @@ int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ck
         return 0;
     }
     if ((ckpt_is_bucket(path) ? ckpt_dir_open_bucket(path, &how->bucket, how->recording, &dir, err)
-                              : ckpt_dir_open(path, how->links, &dir, err)) < 0 ||
+                              : open_folder(path, how, &dir, err)) < 0 ||
         ckpt_dir_use(dir, how->recording, err) < 0)
         return -1;
-    ckpt_dir_set_far(dir, how->far);
     *ret = ckpt_steal(&dir);
     return 0;
 }

@@ -14,7 +14,7 @@ struct ckpt_access {
     enum ckpt_links links; /* of folders: links in an archive never lead out of it */
     struct ckpt_bucket_settings bucket;
     struct ckpt_recording *recording; /* ckpt_dir_use; or NULL */
-    enum ckpt_far far;                /* of folders, and of archives that are files */
+    enum ckpt_far_rule far;           /* of folders, and of archives that are files */
 };
 
 /* Open a directory, an archive as if it were one, or s3://BUCKET/PREFIX. A file of torch.save, or

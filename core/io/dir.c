@@ -71,10 +71,10 @@ struct root {
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
     struct ckpt_dir_way way;
-    struct ckpt_dir *folder; /* of the file that has all bytes; NULL: each file has its own */
-    const char *file;        /* its name in that folder */
+    struct ckpt_dir *folder;      /* of the file that has all bytes; NULL: each file has its own */
+    const char *file;             /* its name in that folder */
     struct ckpt_storage *storage; /* of top.fd */
-    enum ckpt_far far;
+    enum ckpt_far_rule far;
 };
 
 /* The kinds of errors that a directory keeps. */
@@ -125,6 +125,7 @@ static int root_open(const char *path, int flags, enum ckpt_links links, struct 
                      struct ckpt_err *err)
 {
     ckpt_cleanup(root_unrefp) struct root *r = root_new(links);
+    struct stat st;
 
     if (!r)
         return ckpt_nomem(err);
@@ -135,7 +136,8 @@ static int root_open(const char *path, int flags, enum ckpt_links links, struct 
     if (!(r->top.real = realpath(path, NULL)))
         return ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
     r->top.blobs = blobs_of(r->top.real);
-    r->storage = ckpt_storage_of(r->top.fd);
+    if (fstat(r->top.fd, &st) == 0)
+        r->storage = ckpt_storage_of(r->top.fd, st.st_dev);
     *ret = ckpt_steal(&r);
     return 0;
 }
@@ -225,14 +227,14 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     free(dir);
 }
 
-void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far rule)
+void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule)
 {
     dir->root->far = rule;
     if (dir->root->folder)
         ckpt_dir_set_far(dir->root->folder, rule);
 }
 
-enum ckpt_far ckpt_dir_far_rule(const struct ckpt_dir *dir) { return dir->root->far; }
+enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir) { return dir->root->far; }
 
 bool ckpt_dir_is_far(const struct ckpt_dir *dir)
 {

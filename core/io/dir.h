@@ -88,6 +88,7 @@ struct ckpt_dir_found {
     struct ckpt_file_id id;    /* a file's: of what is opened for it; differs between folders */
     struct ckpt_extent extent; /* of a file */
     int64_t birth_ns;          /* when the file was created; 0: not known */
+    uint64_t device;           /* of a file with a descriptor: its filesystem's number */
     char tag[CKPT_TAG_MAX];    /* of an object, which has no descriptor: its ETag; else "" */
 };
 
@@ -114,8 +115,8 @@ int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_e
 
 /* Say which of the directory's files are far, and those of directories below it; before others use
  * it. At first the rule is CKPT_FAR_AUTO. */
-void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far rule);
-enum ckpt_far ckpt_dir_far_rule(const struct ckpt_dir *dir);
+void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule);
+enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir);
 
 /* Does each question about an entry take a round trip, so that many are to be asked at once? True
  * for a bucket. */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -88,6 +89,7 @@ static struct ckpt_dir_found found_of(const struct statx *st)
                                         : CKPT_ENTRY_OTHER,
         .id = ckpt_file_id_of_statx(st),
         .extent = {0, st->stx_size},
+        .device = makedev(st->stx_dev_major, st->stx_dev_minor),
         .birth_ns = has_birth ? st->stx_btime.tv_sec * 1000000000 + st->stx_btime.tv_nsec : 0,
     };
 }

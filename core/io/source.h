@@ -101,6 +101,9 @@ int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
 /* Are the bytes behind a network, where each request takes long? Then say what will be read. */
 bool ckpt_source_is_far(struct ckpt_source *s);
 
+/* Are they an object's of a bucket? Small pieces of it are not read through a page cache. */
+bool ckpt_source_is_object(struct ckpt_source *s);
+
 /* Begin to fetch bytes [off, off+len), without waiting, if the source is far. A hint: a range
  * outside of the source is cut. False: there is no room for them now. */
 bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A regular file as a source. */
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,10 +11,12 @@
 #include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/fdio.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/far/files.h"
 #include "io/iov.h"
 #include "io/source.h"
 #include "io/storage.h"
@@ -197,6 +200,7 @@ struct source_file {
     atomic_uint align;      /* that it asks for; 0: not known yet; 1: it can't be had */
     atomic_bool was_read;   /* by a request, not only its header */
     atomic_bool was_opened; /* false: all bytes were recalled (ckpt_dir_recall) */
+    _Atomic(struct ckpt_storage *) storage; /* NULL: not known yet */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
@@ -205,6 +209,22 @@ static int changed(const struct source_file *f, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
                      ckpt_dir_path(f->dir), f->name);
+}
+
+/* Note which filesystem it is on. */
+static void know_storage(struct source_file *f, int fd, const struct ckpt_dir_found *found)
+{
+    if (!atomic_load(&f->storage))
+        atomic_store(&f->storage, ckpt_storage_of(fd, found->device));
+}
+
+/* Is the file, which is none of a bucket, on storage at a distance? */
+static bool is_far_file(struct source_file *f)
+{
+    const struct ckpt_storage *s = atomic_load(&f->storage);
+
+    return !f->tag &&
+           (s ? ckpt_storage_is_far(s, ckpt_dir_far_rule(f->dir)) : ckpt_dir_is_far(f->dir));
 }
 
 /* The descriptor in one of the file's two slots, open until put_fd. Opens the file if need be,
@@ -222,6 +242,7 @@ static int get_fd(struct source_file *f, struct fdslot *slot, int *ret_fd, struc
         }
         if (!ckpt_file_id_eq(&now.id, &f->id))
             return changed(f, err);
+        know_storage(f, fd, &now);
         if (install(f->pool, slot, &fd, err) < 0)
             return -1;
     }
@@ -311,6 +332,100 @@ static int read_real(struct source_file *f, enum ckpt_read_how how,
               : 0;
 }
 
+/* ---- storage at a distance ---- */
+
+/* Smaller reads are left to the page cache, unless all of their bytes are on their way: headers,
+ * small tensors here and there, and rows with holes between them. */
+enum { FAR_LEAST = 128 * 1024 };
+
+static void *ref_file(void *file) { return ckpt_source_ref(file); }
+
+static void unref_file(void *file) { ckpt_source_unref(file); }
+
+/* Read a part with O_DIRECT. The end of the file is where the source ends, or later. */
+static bool fetch_direct(struct source_file *f, unsigned char *buf, size_t len, uint64_t off)
+{
+    const struct ckpt_bounce bounce = {buf, (len + CKPT_BOUNCE_ALIGN - 1) / CKPT_BOUNCE_ALIGN *
+                                                CKPT_BOUNCE_ALIGN};
+    struct iovec iov = {buf, len};
+    uint32_t align;
+    int fd;
+
+    if (!(align = get_direct(f, &fd)))
+        return false;
+    const bool good = off % align == 0 && ckpt_direct_read(fd, align, &iov, 1, off, &bounce);
+    put_fd(f->pool, &f->direct);
+    return good;
+}
+
+static int fetch_buffered(struct source_file *f, unsigned char *buf, size_t len, uint64_t off,
+                          struct ckpt_err *err)
+{
+    struct iovec iov = {buf, len};
+    const struct ckpt_source_run run = {off - f->base, &iov, 1};
+    int fd;
+
+    if (get_fd(f, &f->slot, &fd, err) < 0)
+        return -1;
+    /* so that the kernel makes all requests of the part at once */
+    (void)posix_fadvise(fd, (off_t)off, (off_t)len, POSIX_FADV_WILLNEED);
+    put_fd(f->pool, &f->slot);
+    return read_real(f, CKPT_READ_EXACT, &run, err);
+}
+
+/* struct ckpt_far_file.read: offsets are those of the file that is opened. */
+static int fetch(void *file, bool shared, unsigned char *buf, size_t len, uint64_t off,
+                 struct ckpt_err *err)
+{
+    static const struct ckpt_route cold = {.direct = CKPT_DIRECT_COLD};
+    struct source_file *f = file;
+    struct ckpt_storage *s = atomic_load(&f->storage);
+
+    if (!s || shared || !wants_direct(f, len, off - f->base, &cold))
+        return fetch_buffered(f, buf, len, off, err);
+    const struct ckpt_storage_read r = ckpt_storage_read_begins(s);
+    const bool done = r.direct && fetch_direct(f, buf, len, off);
+    if (r.direct && !done)
+        ckpt_storage_refused_direct(s);
+    const int rc = done ? 0 : fetch_buffered(f, buf, len, off, err);
+    ckpt_storage_read_ends(s, &r, len);
+    return rc;
+}
+
+/* The name of the file's bytes: its identity. */
+static XXH128_hash_t far_name(const struct source_file *f)
+{
+    XXH128_hash_t h = XXH3_128bits(&f->id, sizeof f->id);
+
+    h.high64 |= 1; /* not zero */
+    return h;
+}
+
+/* Read by parts; 1: to be left to the page cache, or as ckpt_far_read. A load says by its route
+ * that others on this machine will read the same. */
+static int read_far(struct source_file *f, const struct ckpt_source_way *way,
+                    const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    const enum ckpt_read_how how = way->how;
+    const bool shared =
+        how == CKPT_READ_EXACT && way->route && way->route->direct == CKPT_DIRECT_NONE;
+    const struct ckpt_far_file what = {ref_file, unref_file, fetch, f, shared};
+    const struct ckpt_far_object o = {far_name(f), f->base + f->source.size, &what};
+    struct ckpt_far *far = ckpt_far_files();
+    const uint64_t off = f->base + run->off, len = ckpt_iov_len(run->iov, run->n);
+    struct ckpt_err own = {0};
+
+    if ((how == CKPT_READ_AHEAD || how == CKPT_READ_EXACT) && len < FAR_LEAST &&
+        !ckpt_far_has_all(far, &o, off, off + len))
+        return 1;
+    const int rc = ckpt_far_read(far, &o, run->iov, run->n, off, how, &own);
+    if (rc < 0 && !strstr(own.text, f->name))
+        (void)ckpt_err_in(&own, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
+    return rc < 0 ? ckpt_err_move(err, &own) : rc;
+}
+
+/* ---- by whichever way ---- */
+
 static int read_and_keep(struct source_file *f, enum ckpt_read_how how,
                          const struct ckpt_source_run *run, struct ckpt_err *err)
 {
@@ -331,14 +446,15 @@ static int read_run(struct source_file *f, const struct ckpt_source_way *way,
 {
     const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
 
-    if (read_direct(f, way->route, run))
+    if (!is_far_file(f) && read_direct(f, way->route, run))
         return 0;
     if (memory == CKPT_DIR_KEEPS)
         return read_and_keep(f, way->how, run, err);
     if (memory == CKPT_DIR_RECALLS &&
         ckpt_dir_recall(f->dir, f->name, run->iov, run->n, f->base + run->off))
         return 0;
-    return read_real(f, way->how, run, err);
+    const int rc = is_far_file(f) ? read_far(f, way, run, err) : 1;
+    return rc == 1 ? read_real(f, way->how, run, err) : rc;
 }
 
 /* Read runs if the page cache has them; 1 if not. Large reads may be cut anywhere: what came is
@@ -358,6 +474,17 @@ static int read_cached(struct source_file *f, const struct ckpt_source_run *run,
     return rc != 0;
 }
 
+/* Read runs of which parts or the page cache have all bytes; 1 if not. */
+static int read_held(struct source_file *f, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n)
+{
+    int rc = is_far_file(f) ? 0 : 1;
+
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = read_far(f, way, &run[i], NULL);
+    return rc == 0 ? 0 : read_cached(f, run, n);
+}
+
 static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
@@ -365,10 +492,14 @@ static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
     const bool waits = way->how == CKPT_READ_AHEAD || way->how == CKPT_READ_EXACT;
     int rc = 0;
 
-    if (!f->tag && !waits) /* prefetching is left to the kernel */
-        return way->how == CKPT_READ_CACHED ? read_cached(f, run, n) : 0;
+    if (!f->tag && way->how == CKPT_READ_CACHED)
+        return read_held(f, way, run, n);
+    if (!f->tag && !waits && !is_far_file(f)) /* prefetching is left to the kernel */
+        return 0;
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = waits ? read_run(f, way, &run[i], err) : read_object(f, &run[i], way->how, err);
+        rc = waits    ? read_run(f, way, &run[i], err)
+             : f->tag ? read_object(f, &run[i], way->how, err)
+                      : read_far(f, way, &run[i], err);
     return rc;
 }
 
@@ -459,6 +590,8 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     if (*found.tag && !(f->tag = strdup(found.tag)))
         return ckpt_nomem(err);
     atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
+    if (fd >= 0)
+        know_storage(f, fd, &found);
     /* its header is read next: keep the descriptor */
     return fd < 0 ? 0 : adopt(f->pool, &f->slot, &fd, err);
 }
@@ -513,6 +646,13 @@ struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)
 }
 
 bool ckpt_source_is_far(struct ckpt_source *s)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+
+    return file && (self(file)->tag || is_far_file(self(file)));
+}
+
+bool ckpt_source_is_object(struct ckpt_source *s)
 {
     const struct ckpt_source *file = ckpt_source_file_behind(s);
 
@@ -607,7 +747,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         asked += n;
         resident += n ? resident_pages(fd, (first + at) * page, n, page) : 0;
     }
-    *ret_shared = ckpt_storage_is_shared(ckpt_storage_of(fd));
+    *ret_shared = ckpt_storage_is_shared(atomic_load(&f->storage));
     put_fd(f->pool, &f->slot);
     *ret_resident = asked ? (double)resident / (double)asked : 0;
     return true;

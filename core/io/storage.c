@@ -5,23 +5,25 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include "base/clock.h"
 #include "base/str.h"
 
 enum {
-    SAMPLES = 4,               /* reads that decide whether a filesystem answers at once */
-    AT_ONCE_NS = 200 * 1000,   /* it does if the slowest of them took less */
+    SAMPLES = 4,             /* reads that decide whether a filesystem answers at once */
+    AT_ONCE_NS = 200 * 1000, /* it does if the slowest of them took less */
 };
 
 struct ckpt_storage {
     struct ckpt_storage *next;
-    dev_t device;
+    uint64_t device;
     long type;
-    const char *kind;          /* of a shared one: its name; else NULL */
-    atomic_uint samples, slow; /* reads that were told of, and those that took long */
+    const char *kind;           /* of a shared one: its name; else NULL */
+    atomic_uint samples, slow;  /* reads that were told of, and those that took long */
+    atomic_ullong began, ended; /* reads of large parts */
     atomic_bool no_direct;
+    atomic_ullong rate[2]; /* bytes a second of one that was alone; [1]: with O_DIRECT. 0: none */
 };
 
 /* linux/magic.h, and theirs. virtiofs has the type of FUSE. */
@@ -29,9 +31,9 @@ static const struct kind {
     long type;
     const char *name;
 } kinds[] = {
-    {0x6969, "NFS"},         {0x517b, "SMB"},         {0xfe534d42, "SMB2"},   {0xff534d42, "CIFS"},
-    {0x0bd00bd0, "Lustre"},  {0x00c36400, "Ceph"},    {0x47504653, "GPFS"},   {0x19830326, "BeeGFS"},
-    {0x65735546, "FUSE"},    {0x01021997, "9P"},      {0x5346414f, "AFS"},    {0xaad7aaea, "PanFS"},
+    {0x6969, "NFS"},        {0x517b, "SMB"},      {0xfe534d42, "SMB2"}, {0xff534d42, "CIFS"},
+    {0x0bd00bd0, "Lustre"}, {0x00c36400, "Ceph"}, {0x47504653, "GPFS"}, {0x19830326, "BeeGFS"},
+    {0x65735546, "FUSE"},   {0x01021997, "9P"},   {0x5346414f, "AFS"},  {0xaad7aaea, "PanFS"},
     {0x786f4256, "vboxsf"},
 };
 
@@ -46,7 +48,7 @@ static const char *kind_of(long type)
     return NULL;
 }
 
-static struct ckpt_storage *find(dev_t device)
+static struct ckpt_storage *find(uint64_t device)
 {
     for (struct ckpt_storage *s = all; s; s = s->next)
         if (s->device == device)
@@ -54,22 +56,19 @@ static struct ckpt_storage *find(dev_t device)
     return NULL;
 }
 
-struct ckpt_storage *ckpt_storage_of(int fd)
+struct ckpt_storage *ckpt_storage_of(int fd, uint64_t device)
 {
     struct ckpt_storage *s = NULL;
     struct statfs fs;
-    struct stat st;
 
-    if (fstat(fd, &st) < 0)
-        return NULL;
     (void)pthread_mutex_lock(&all_lock);
-    s = find(st.st_dev);
+    s = find(device);
     (void)pthread_mutex_unlock(&all_lock);
     if (s || fstatfs(fd, &fs) < 0)
         return s;
     (void)pthread_mutex_lock(&all_lock);
-    if (!(s = find(st.st_dev)) && (s = calloc(1, sizeof *s))) {
-        s->device = st.st_dev;
+    if (!(s = find(device)) && (s = calloc(1, sizeof *s))) {
+        s->device = device;
         s->type = (long)fs.f_type;
         s->kind = kind_of(s->type);
         s->next = all;
@@ -92,28 +91,46 @@ static bool is_quick(const struct ckpt_storage *s)
     return atomic_load(&s->samples) >= SAMPLES && atomic_load(&s->slow) == 0;
 }
 
-bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far rule)
+bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far_rule rule)
 {
     if (!s || rule == CKPT_FAR_NEVER)
         return false;
     return rule == CKPT_FAR_ALWAYS || (s->kind && !is_quick(s));
 }
 
-void ckpt_storage_answered(struct ckpt_storage *s, int64_t ns)
+void ckpt_storage_answered(struct ckpt_storage *s, uint64_t ns)
 {
     if (ns >= AT_ONCE_NS)
         atomic_fetch_add(&s->slow, 1);
     atomic_fetch_add(&s->samples, 1);
 }
 
-bool ckpt_storage_takes_direct(const struct ckpt_storage *s)
+struct ckpt_storage_read ckpt_storage_read_begins(struct ckpt_storage *s)
 {
-    return !atomic_load(&s->no_direct);
+    struct ckpt_storage_read r = {.was_alone = atomic_load(&s->began) == atomic_load(&s->ended)};
+
+    r.began = atomic_fetch_add(&s->began, 1) + 1;
+    r.direct = !atomic_load(&s->no_direct) &&
+               !(r.was_alone && atomic_load(&s->rate[1]) && !atomic_load(&s->rate[0]));
+    r.begin_ns = ckpt_now_ns();
+    return r;
+}
+
+void ckpt_storage_read_ends(struct ckpt_storage *s, const struct ckpt_storage_read *r, uint64_t len)
+{
+    const uint64_t ns = ckpt_now_ns() - r->begin_ns + 1;
+
+    if (r->was_alone && atomic_load(&s->began) == r->began && !atomic_load(&s->rate[r->direct]))
+        atomic_store(&s->rate[r->direct], len * 1000000000 / ns + 1);
+    atomic_fetch_add(&s->ended, 1);
+    const uint64_t buffered = atomic_load(&s->rate[0]), direct = atomic_load(&s->rate[1]);
+    if (buffered && direct && direct < buffered - buffered / 4) /* not for a small difference */
+        atomic_store(&s->no_direct, true);
 }
 
 void ckpt_storage_refused_direct(struct ckpt_storage *s) { atomic_store(&s->no_direct, true); }
 
-char *ckpt_storage_describe(const struct ckpt_storage *s, enum ckpt_far rule)
+char *ckpt_storage_describe(const struct ckpt_storage *s, enum ckpt_far_rule rule)
 {
     const char *kind = s && s->kind ? s->kind : "a local filesystem";
 

@@ -52,8 +52,8 @@ struct ckpt_options {
     enum ckpt_lacks_rule missing;
     bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
-    bool wait; /* a folder without a step is not an error */
-    enum ckpt_far far; /* which files are read as those of storage at a distance */
+    bool wait;              /* a folder without a step is not an error */
+    enum ckpt_far_rule far; /* which files are read as those of storage at a distance */
     struct ckpt_bucket_settings bucket;
     struct ckpt_client *connected; /* ckpt_options_connect; or NULL */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */

@@ -154,7 +154,14 @@ int ckpt_tensor_prefetch(const struct ckpt_tensor *t, const struct ckpt_reading 
  * what arrives, and nobody else does. */
 static bool is_load(const struct ckpt_box_cost *cost) { return cost->route.arrived != NULL; }
 
-/* Far sources fetch all of this at the same time. */
+/* Do its bytes lie in a bucket? */
+static bool is_of_objects(const struct ckpt_tensor *t)
+{
+    return t->npiece && ckpt_source_is_object(t->cat->sources.ptr[t->piece[0].source]);
+}
+
+/* Far sources fetch all of this at the same time. Small pieces of files that a load reads are
+ * better read through the page cache, which ranks share, with the holes between them. */
 static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read *read, size_t n,
                       const struct ckpt_box_cost *cost)
 {
@@ -167,6 +174,7 @@ static void fetch_all(const struct ckpt_reading *rd, const struct ckpt_box_read 
     ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
     for (size_t i = 0; i < n && good; i++)
         good = read[i].tensor->value || ckpt_box_numel(&read[i].box) == 0 ||
+               (is_load(cost) && !is_of_objects(read[i].tensor)) ||
                add_prefetch(&batch, &read[i], cost, NULL) == 0;
     if (good && batch.runs.len > 1)
         (void)ckpt_batch_fetch(&batch, gap);

@@ -150,8 +150,9 @@ static void *slow_init(struct fuse_conn_info *conn, struct fuse_config *config)
 static void slow_destroy(void *data)
 {
     (void)data;
-    printf("{\"reads\": %lu, \"bytes\": %lu, \"opens\": %lu, \"attributes\": %lu, \"lists\": %lu}\n",
-           storage.reads, storage.bytes, storage.opens, storage.attributes, storage.lists);
+    printf(
+        "{\"reads\": %lu, \"bytes\": %lu, \"opens\": %lu, \"attributes\": %lu, \"lists\": %lu}\n",
+        storage.reads, storage.bytes, storage.opens, storage.attributes, storage.lists);
     (void)fflush(stdout);
 }
 

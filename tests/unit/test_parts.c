@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of objects, whose memory is limited. */
-#include "io/bucket/parts.h"
+#include "io/far/parts.h"
 
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ static struct ckpt_parts *parts_new(void)
     struct ckpt_parts *p = calloc(1, sizeof *p);
 
     assert_non_null(p);
-    ckpt_parts_init(p);
+    ckpt_parts_init(p, CKPT_PARTS_UNITS);
     return p;
 }
 

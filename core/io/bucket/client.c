@@ -19,9 +19,9 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/bucket/cache.h"
-#include "io/bucket/parts.h"
 #include "io/bucket/start.h"
 #include "io/bucket/wire.h"
+#include "io/far/far.h"
 #include "io/iov.h"
 
 enum {
@@ -29,32 +29,29 @@ enum {
      * and tables of contents lie there, and most fit. It takes about as long as the round trip. */
     SMALL = 64 * 1024,
 
-    /* The largest part, and the smallest into which a load's read is cut so that several
-     * connections share it. A request waits for a round trip before its bytes flow: of half the
-     * size, more of the time is waiting; with twice as large ones a reader of one tensor waits for
-     * what it does not read. */
-    BLOCK = 8 << 20,
+    /* The smallest part into which a load's read is cut so that several connections share it. */
     MIDDLE = 1 << 20,
 
-    /* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie
-     * near: so much is fetched on both sides. */
-    ITEM = 4096,
     AROUND = 8 * 1024,
 };
 
+/* The helper's memory: its head, and parts. */
+#define MEMORY (CKPT_WIRE_HEAD + (uint64_t)CKPT_PARTS_UNITS * CKPT_PARTS_UNIT)
+
 struct ckpt_client {
+    struct ckpt_far far;      /* dead: the helper has ended */
     struct ckpt_client *link; /* the next one of this process */
     struct ckpt_bucket_settings settings;
     unsigned refs; /* protected by `all_lock` */
-    pid_t owner;
-    int cache; /* descriptor of its folder; -1: none */
+    int cache;     /* descriptor of its folder; -1: none */
     struct ckpt_helper helper;
-    pthread_mutex_t lock;
+    char *memory; /* MEMORY bytes, which are shared with the helper */
     pthread_t thread;
-    bool has_thread, dead; /* dead: the helper has ended */
-    uint16_t worker;       /* number of its worker */
-    struct ckpt_parts parts;
+    bool has_thread;
+    uint16_t worker; /* number of its worker */
 };
+
+static struct ckpt_client *self(struct ckpt_far *f) { return (struct ckpt_client *)f; }
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ckpt_client *all;
@@ -72,6 +69,8 @@ static pthread_mutex_t *lock(pthread_mutex_t *m)
 
 static void unlockp(pthread_mutex_t **m) { (void)pthread_mutex_unlock(*m); }
 
+static const struct ckpt_far_ops client_ops;
+
 /* ---- fork ---- */
 
 /* In a child, no lock is held by a thread that the child does not have. */
@@ -79,13 +78,13 @@ static void lock_all(void)
 {
     (void)pthread_mutex_lock(&all_lock);
     for (struct ckpt_client *c = all; c; c = c->link)
-        (void)pthread_mutex_lock(&c->lock);
+        (void)pthread_mutex_lock(&c->far.lock);
 }
 
 static void unlock_all(void)
 {
     for (struct ckpt_client *c = all; c; c = c->link)
-        (void)pthread_mutex_unlock(&c->lock);
+        (void)pthread_mutex_unlock(&c->far.lock);
     (void)pthread_mutex_unlock(&all_lock);
 }
 
@@ -93,48 +92,29 @@ static void watch_forks(void) { (void)pthread_atfork(lock_all, unlock_all, unloc
 
 /* ---- answers ---- */
 
-static void part_fail(struct ckpt_client *c, struct ckpt_part *s, enum ckpt_code code,
-                      const char *text)
-{
-    s->state = CKPT_PART_FAILED;
-    s->code = code;
-    s->text = strdup(text);
-    (void)pthread_cond_broadcast(&s->done);
-    if (s->pins == 0) /* it was read ahead: whoever needs it asks again */
-        ckpt_parts_free(&c->parts, s);
-}
-
-/* Marks every part that is being fetched as failed: it will not come. */
-static void fail_all(struct ckpt_client *c, enum ckpt_code code, const char *text)
-{
-    for (size_t i = 0; i < CKPT_PARTS; i++)
-        if (c->parts.part[i].state == CKPT_PART_FETCHING)
-            part_fail(c, &c->parts.part[i], code, text);
-    (void)pthread_cond_broadcast(&c->parts.freed);
-}
-
 static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a, const char *text)
 {
-    struct ckpt_part *s = a->id < CKPT_PARTS ? &c->parts.part[a->id] : NULL;
+    struct ckpt_part *s = a->id < CKPT_PARTS ? &c->far.parts.part[a->id] : NULL;
 
     if (a->id == CKPT_WIRE_AGAIN) {
         c->worker = (uint16_t)a->len;
-        fail_all(c, CKPT_OK, "");
+        ckpt_far_all_failed(&c->far, CKPT_OK, "");
     }
 
     if (!s || s->state != CKPT_PART_FETCHING)
         return;
     const bool is_list = XXH128_isEqual(s->object, NO_OBJECT);
     if (a->code != CKPT_OK) {
-        part_fail(c, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO, text);
+        ckpt_far_failed(&c->far, s, a->code <= CKPT_CANCELLED ? (enum ckpt_code)a->code : CKPT_IO,
+                        text);
     } else if (a->len > (uint64_t)s->nunit * CKPT_PARTS_UNIT || (!is_list && a->len != s->len)) {
-        part_fail(c, s, CKPT_IO, "the helper gave an answer of the wrong length");
+        ckpt_far_failed(&c->far, s, CKPT_IO, "the helper gave an answer of the wrong length");
     } else {
         s->len = (uint32_t)a->len;
         s->text = is_list ? strdup(text) : NULL;
         s->state = CKPT_PART_READY;
         (void)pthread_cond_broadcast(&s->done);
-        (void)pthread_cond_broadcast(&c->parts.freed);
+        (void)pthread_cond_broadcast(&c->far.parts.freed);
     }
 }
 
@@ -152,14 +132,14 @@ static void *take_answers(void *arg)
         if (n < (ssize_t)sizeof m.a)
             continue;
         m.bytes[n] = '\0';
-        (void)pthread_mutex_lock(&c->lock);
+        (void)pthread_mutex_lock(&c->far.lock);
         take_answer(c, &m.a, m.bytes + sizeof m.a);
-        (void)pthread_mutex_unlock(&c->lock);
+        (void)pthread_mutex_unlock(&c->far.lock);
     }
-    (void)pthread_mutex_lock(&c->lock);
-    c->dead = true;
-    fail_all(c, CKPT_IO, HAS_ENDED);
-    (void)pthread_mutex_unlock(&c->lock);
+    (void)pthread_mutex_lock(&c->far.lock);
+    c->far.dead = true;
+    ckpt_far_all_failed(&c->far, CKPT_IO, HAS_ENDED);
+    (void)pthread_mutex_unlock(&c->far.lock);
     return NULL;
 }
 
@@ -167,7 +147,7 @@ static void *take_answers(void *arg)
 
 static void client_free(struct ckpt_client *c)
 {
-    const bool own = c->owner == getpid(); /* not a copy in a process that was forked */
+    const bool own = c->far.owner == getpid(); /* not a copy in a process that was forked */
 
     if (own && c->helper.socket >= 0)
         (void)shutdown(c->helper.socket, SHUT_RDWR);
@@ -176,20 +156,22 @@ static void client_free(struct ckpt_client *c)
     ckpt_helper_release(&c->helper, own);
     ckpt_closep(&c->cache);
     free(c->settings.cache);
-    if (c->parts.memory)
-        (void)munmap(c->parts.memory, CKPT_PARTS_MEMORY);
-    ckpt_parts_release(&c->parts);
-    (void)pthread_mutex_destroy(&c->lock);
+    if (c->memory)
+        (void)munmap(c->memory, MEMORY);
+    ckpt_parts_release(&c->far.parts);
+    (void)pthread_mutex_destroy(&c->far.lock);
     free(c);
 }
 
 static int start_helper(struct ckpt_client *c, struct ckpt_err *err)
 {
-    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, CKPT_PARTS_MEMORY,
-                                          c->settings.connections, c->settings.timeout_ms,
-                                          c->settings.anonymous};
+    const struct ckpt_wire_setup setup = {CKPT_WIRE_VERSION, MEMORY, c->settings.connections,
+                                          c->settings.timeout_ms, c->settings.anonymous};
 
-    return ckpt_helper_start(&c->helper, CKPT_PARTS_MEMORY, &setup, &c->parts.memory, err);
+    if (ckpt_helper_start(&c->helper, MEMORY, &setup, &c->memory, err) < 0)
+        return -1;
+    c->far.parts.memory = c->memory + CKPT_WIRE_HEAD;
+    return 0;
 }
 
 static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client **ret,
@@ -199,14 +181,15 @@ static int client_new(const struct ckpt_bucket_settings *s, struct ckpt_client *
 
     if (!c)
         return ckpt_nomem(err);
+    c->far.ops = &client_ops;
     c->settings = *s;
     c->settings.cache = NULL;
     c->cache = -1;
     c->refs = 1;
-    c->owner = getpid();
+    c->far.owner = getpid();
     c->helper = CKPT_HELPER_NONE;
-    (void)pthread_mutex_init(&c->lock, NULL);
-    ckpt_parts_init(&c->parts);
+    (void)pthread_mutex_init(&c->far.lock, NULL);
+    ckpt_parts_init(&c->far.parts, CKPT_PARTS_UNITS);
     if ((s->cache && !(c->settings.cache = strdup(s->cache)) && ckpt_nomem(err) < 0) ||
         (!s->no_cache && ckpt_cache_open(s->cache, &c->cache, err) < 0) ||
         start_helper(c, err) < 0) {
@@ -234,7 +217,7 @@ int ckpt_client_get(const struct ckpt_bucket_settings *s, struct ckpt_client **r
     (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&all_lock);
     for (*ret = all; *ret; *ret = (*ret)->link)
-        if ((*ret)->owner == getpid() && !(*ret)->dead && is_same(&(*ret)->settings, s))
+        if ((*ret)->far.owner == getpid() && !(*ret)->far.dead && is_same(&(*ret)->settings, s))
             break;
     if (*ret)
         (*ret)->refs++;
@@ -266,8 +249,8 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     (void)pthread_mutex_lock(&all_lock);
     const bool any = all != NULL;
     for (struct ckpt_client *c = all; c; c = c->link) {
-        ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock); /* a child maps it anew */
-        const struct ckpt_wire_shared *s = (const void *)c->parts.memory;
+        ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->far.lock); /* a child maps it anew */
+        const struct ckpt_wire_shared *s = (const void *)c->memory;
         if (!s)
             continue;
         ret->requests += atomic_load(&s->requests);
@@ -289,24 +272,26 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
 static int begin_again(struct ckpt_client *c, struct ckpt_err *err)
 {
     ckpt_helper_release(&c->helper, false);
-    if (c->parts.memory)
-        (void)munmap(c->parts.memory, CKPT_PARTS_MEMORY);
-    c->parts.memory = NULL;
-    c->has_thread = c->dead = false;
+    if (c->memory)
+        (void)munmap(c->memory, MEMORY);
+    c->memory = NULL;
+    c->has_thread = c->far.dead = false;
     c->worker = 0;
-    ckpt_parts_init(&c->parts);
+    ckpt_parts_init(&c->far.parts, CKPT_PARTS_UNITS);
     if (start_helper(c, err) < 0)
         return -1;
-    c->owner = getpid();
+    c->far.owner = getpid();
     return 0;
 }
 
 /* The thread is started at the first request, when a daemon's sandbox is closed already. */
-static int begin(struct ckpt_client *c, struct ckpt_err *err)
+static int begin(struct ckpt_far *f, struct ckpt_err *err)
 {
-    if (c->owner != getpid() && begin_again(c, err) < 0)
+    struct ckpt_client *c = self(f);
+
+    if (c->far.owner != getpid() && begin_again(c, err) < 0)
         return -1;
-    if (c->dead)
+    if (c->far.dead)
         return ckpt_fail(err, CKPT_IO, HAS_ENDED);
     if (c->has_thread)
         return 0;
@@ -317,16 +302,6 @@ static int begin(struct ckpt_client *c, struct ckpt_err *err)
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     c->has_thread = rc == 0;
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
-}
-
-/* Until something is freed; not for ever: the room may be in the socket. */
-static void wait_for_room(struct ckpt_client *c)
-{
-    struct timespec until;
-
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    (void)pthread_cond_timedwait(&c->parts.freed, &c->lock, &until);
 }
 
 /* Send a question about a new part, which is forgotten if that fails. 1: not now. */
@@ -341,11 +316,11 @@ static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask 
     for (size_t i = 0; i < 4; i++)
         iov[i + 1] = (struct iovec){(char *)text[i], strlen(text[i]) + 1};
     const bool fits = ckpt_iov_len(iov, 5) <= CKPT_WIRE_MOST;
-    q.id = (uint32_t)(s - c->parts.part);
+    q.id = (uint32_t)(s - c->far.parts.part);
     q.worker = c->worker;
     q.off = s->off;
     q.len = s->len;
-    q.at = (uint64_t)(ckpt_part_bytes(&c->parts, s) - c->parts.memory);
+    q.at = (uint64_t)(ckpt_part_bytes(&c->far.parts, s) - c->memory);
     ssize_t n = -1;
     int why = EINTR;
     while (fits && n < 0 && why == EINTR) {
@@ -354,7 +329,7 @@ static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask 
     }
     if (n >= 0)
         return 0;
-    ckpt_parts_free(&c->parts, s);
+    ckpt_parts_free(&c->far.parts, s);
     if (!fits)
         return ckpt_fail(err, CKPT_LIMIT, "a key of %zu bytes in bucket '%s'", strlen(key), bucket);
     if (why == EAGAIN || why == ENOBUFS)
@@ -362,28 +337,38 @@ static int ask(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_wire_ask 
     return ckpt_fail_errno(err, why, "asking the helper process that reads from buckets");
 }
 
-/* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
- * it), as far as there is room: 0, and 1 if there is no more. */
-static int want(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                uint64_t off, uint64_t end, uint64_t most, bool prefetch, struct ckpt_err *err)
+static int ask_for_bytes(struct ckpt_far *f, struct ckpt_part *part,
+                         const struct ckpt_far_object *object, struct ckpt_err *err)
 {
-    while (off < end) {
-        uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
-        struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, &stop);
-        if (!s) {
-            if (!(s = ckpt_parts_add(&c->parts, object, off, (uint32_t)(stop - off), prefetch)))
-                return 1;
-            const int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .size = o->size},
-                               o->bucket, o->key, o->tag, "", err);
-            if (rc != 0)
-                return rc;
-        } else if (prefetch) { /* is not to be taken for what was read long ago */
-            s->tick = ++c->parts.tick;
-        }
-        off = s->off + s->len;
-    }
-    return 0;
+    const struct ckpt_object *o = object->what;
+
+    return ask(self(f), part, (struct ckpt_wire_ask){.kind = CKPT_WIRE_GET, .size = o->size},
+               o->bucket, o->key, o->tag, "", err);
 }
+
+static bool recall(struct ckpt_far *f, XXH128_hash_t object, uint64_t off, void *buf, size_t len)
+{
+    return self(f)->cache >= 0 && ckpt_cache_get(self(f)->cache, object, off, buf, (uint32_t)len);
+}
+
+static void keep(struct ckpt_far *f, const struct ckpt_part *part)
+{
+    if (self(f)->cache >= 0)
+        ckpt_cache_put(self(f)->cache, part->object, part->off, ckpt_part_bytes(&f->parts, part),
+                       part->len);
+}
+
+static const struct ckpt_far_ops client_ops = {.begin = begin,
+                                               .ask = ask_for_bytes,
+                                               .recall = recall,
+                                               .keep = keep,
+                                               .end = SMALL,
+                                               .around = AROUND,
+                                               .align = 1,
+                                               .least = MIDDLE,
+                                               .block = CKPT_FAR_BLOCK};
+
+/* ---- reading ---- */
 
 static XXH128_hash_t name_of(const struct ckpt_object *o)
 {
@@ -395,142 +380,12 @@ static XXH128_hash_t name_of(const struct ckpt_object *o)
     return h;
 }
 
-/* Get a part from the cache on disk, unless some of it is held. */
-static void recall(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint32_t len)
-{
-    ckpt_cleanup(ckpt_freep) char *buf = malloc(len);
-
-    (void)pthread_mutex_unlock(&c->lock);
-    const bool kept = buf && ckpt_cache_get(c->cache, object, off, buf, len);
-    (void)pthread_mutex_lock(&c->lock);
-    uint64_t end = off + len;
-    struct ckpt_part *s = kept && !ckpt_parts_find(&c->parts, object, off, &end) && end == off + len
-                              ? ckpt_parts_add(&c->parts, object, off, len, false)
-                              : NULL;
-    if (!s)
-        return;
-    memcpy(ckpt_part_bytes(&c->parts, s), buf, len);
-    s->state = CKPT_PART_READY;
-}
-
-/* Fetch an end of an object, which is at most SMALL, or get it from the cache. */
-static int want_end(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                    uint64_t off, struct ckpt_err *err)
-{
-    const uint32_t len = (uint32_t)ckpt_min_u64(SMALL, o->size - off);
-
-    if (c->cache >= 0)
-        recall(c, object, off, len);
-    if (want(c, o, object, off, off + len, BLOCK, false, err) < 0)
-        return -1;
-    struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
-    if (s && s->state == CKPT_PART_FETCHING && s->off == off && s->len == len)
-        s->is_end = c->cache >= 0;
-    return 0;
-}
-
-/* ---- reading ---- */
-
-/* Wait until the part, which the caller has pinned, is fetched; 1: it must be asked for again. */
-static int wait_for(struct ckpt_client *c, struct ckpt_part *s, struct ckpt_err *err)
-{
-    while (s->state == CKPT_PART_FETCHING)
-        (void)pthread_cond_wait(&s->done, &c->lock);
-    if (s->state == CKPT_PART_READY || s->code == CKPT_OK)
-        return s->state != CKPT_PART_READY;
-    return s->text ? ckpt_fail(err, s->code, "%s", s->text) : ckpt_nomem(err);
-}
-
-/* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. */
-static int copy(struct ckpt_client *c, struct ckpt_part *s, uint64_t off, uint64_t end,
-                struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
-{
-    s->pins++;
-    const int rc = wait_for(c, s, err);
-    if (rc == 0) {
-        const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
-        const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
-        *ret_len = stop - off;
-        s->is_end = s->ahead = s->unread = false;
-        (void)pthread_mutex_unlock(&c->lock);
-        if (keep)
-            ckpt_cache_put(c->cache, s->object, s->off, ckpt_part_bytes(&c->parts, s), s->len);
-        ckpt_iov_put(to, (const unsigned char *)ckpt_part_bytes(&c->parts, s) + (off - s->off),
-                     (size_t)*ret_len);
-        (void)pthread_mutex_lock(&c->lock);
-        s->tick = stop == s->off + s->len && once ? 0 : ++c->parts.tick;
-    }
-    if (--s->pins == 0 && s->state == CKPT_PART_FAILED)
-        ckpt_parts_free(&c->parts, s);
-    else if (s->pins == 0)
-        (void)pthread_cond_signal(&c->parts.freed);
-    return rc;
-}
-
-/* Is all of it there? Nothing is fetched. */
-static bool is_held(struct ckpt_client *c, XXH128_hash_t object, uint64_t off, uint64_t end)
-{
-    while (off < end) {
-        const struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
-        if (!s || s->state != CKPT_PART_READY)
-            return false;
-        off = s->off + s->len;
-    }
-    return true;
-}
-
-/* Begin to fetch what a read needs. */
-static int prepare(struct ckpt_client *c, const struct ckpt_object *o, XXH128_hash_t object,
-                   uint64_t off, uint64_t end, enum ckpt_read_how how, struct ckpt_err *err)
-{
-    const uint64_t len = end - off;
-    const bool begun = ckpt_parts_find(&c->parts, object, off, NULL) != NULL;
-
-    if (how == CKPT_READ_EXACT) { /* a large one by several connections */
-        const uint64_t part = len / 4 < MIDDLE ? MIDDLE : len / 4 > BLOCK ? BLOCK : len / 4;
-        return want(c, o, object, off, end, part, false, err);
-    }
-    if (end <= SMALL && !begun) /* headers are at an end of a file */
-        return want_end(c, o, object, 0, err);
-    if (off + SMALL >= o->size && !begun)
-        return want_end(c, o, object, o->size > SMALL ? o->size - SMALL : 0, err);
-    if (len <= ITEM && !begun)
-        return want(c, o, object, off - AROUND, ckpt_min_u64(o->size, end + AROUND), BLOCK, false,
-                    err);
-    return want(c, o, object, off, end, BLOCK, false, err);
-}
-
 int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
                      int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock);
-    const XXH128_hash_t object = name_of(o);
-    const uint64_t end = off + ckpt_iov_len(iov, n);
-    struct ckpt_iov_cursor to = {iov, 0};
+    const struct ckpt_far_object object = {name_of(o), o->size, o};
 
-    if (how == CKPT_READ_CACHED && (c->owner != getpid() || !is_held(c, object, off, end)))
-        return 1;
-    if (begin(c, err) < 0)
-        return -1;
-    if (how == CKPT_READ_PREFETCH)
-        return want(c, o, object, off, end, BLOCK, true, err);
-    if (prepare(c, o, object, off, end, how, err) < 0)
-        return -1;
-    while (off < end) {
-        uint64_t len = 0;
-        const uint64_t stop = ckpt_min_u64(end, (off / BLOCK + 1) * BLOCK);
-        if (want(c, o, object, off, stop, BLOCK, false, err) < 0)
-            return -1;
-        struct ckpt_part *s = ckpt_parts_find(&c->parts, object, off, NULL);
-        if (!s)
-            wait_for_room(c);
-        else if (copy(c, s, off, end, &to, &len, err) < 0)
-            return -1;
-        if (c->dead)
-            return begin(c, err);
-        off += len;
-    }
-    return 0;
+    return ckpt_far_read(&c->far, &object, iov, n, off, how, err);
 }
 
 /* ---- lists ---- */
@@ -567,29 +422,30 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
 {
     struct ckpt_part *s = NULL;
 
-    if (begin(c, err) < 0)
+    if (begin(&c->far, err) < 0)
         return -1;
-    while (!c->dead && !(s = ckpt_parts_add(&c->parts, NO_OBJECT, 0, CKPT_WIRE_LIST, false)))
-        wait_for_room(c);
+    while (!c->far.dead &&
+           !(s = ckpt_parts_add(&c->far.parts, NO_OBJECT, 0, CKPT_WIRE_LIST, false)))
+        ckpt_far_wait_for_room(&c->far);
     if (!s)
-        return begin(c, err);
+        return begin(&c->far, err);
     int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE}, bucket, prefix,
                  delimiter, *more, err);
     if (rc > 0)
-        wait_for_room(c);
+        ckpt_far_wait_for_room(&c->far);
     if (rc != 0)
         return rc;
     s->pins++;
-    rc = wait_for(c, s, err);
+    rc = ckpt_far_wait(&c->far, s, err);
     if (rc == 0) {
-        rc = take_page(ckpt_part_bytes(&c->parts, s), s->len, fn, ctx, err);
+        rc = take_page(ckpt_part_bytes(&c->far.parts, s), s->len, fn, ctx, err);
         free(*more);
         *more = ckpt_steal(&s->text);
         if (rc == 0 && !*more)
             rc = ckpt_nomem(err);
     }
     s->pins = 0;
-    ckpt_parts_free(&c->parts, s);
+    ckpt_parts_free(&c->far.parts, s);
     return rc;
 }
 
@@ -598,7 +454,7 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
                      void *ctx, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->lock);
+    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->far.lock);
     ckpt_cleanup(ckpt_freep) char *more = strdup("");
     int rc = more ? 0 : ckpt_nomem(err);
 

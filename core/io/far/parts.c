@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts: free ones, a chain for each object, and who makes room for whom. */
-#include "io/bucket/parts.h"
+#include "io/far/parts.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/clock.h"
 
 /* Ages in ticks: a tick is a part that is fetched or read. */
 enum {
@@ -11,16 +14,18 @@ enum {
     STALE_TICKS = 4096, /* a part that was fetched before then, and not read since, will not be */
 };
 
-void ckpt_parts_init(struct ckpt_parts *p)
+void ckpt_parts_init(struct ckpt_parts *p, uint32_t nunit)
 {
+    assert(nunit <= CKPT_PARTS_UNITS);
+    p->nunit = nunit;
     memset(p->taken, false, sizeof p->taken);
     memset(p->chain, 0, sizeof p->chain);
-    (void)pthread_cond_init(&p->freed, NULL);
+    ckpt_cond_init(&p->freed);
     p->free = p->part;
     for (size_t i = 0; i < CKPT_PARTS; i++) {
         free(p->part[i].text);
         p->part[i] = (struct ckpt_part){.next = i + 1 < CKPT_PARTS ? &p->part[i + 1] : NULL};
-        (void)pthread_cond_init(&p->part[i].done, NULL);
+        ckpt_cond_init(&p->part[i].done);
     }
 }
 
@@ -59,7 +64,7 @@ static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
 {
     uint32_t have = 0;
 
-    for (uint32_t i = 0; i < CKPT_PARTS_UNITS; i++)
+    for (uint32_t i = 0; i < p->nunit; i++)
         if ((have = p->taken[i] ? 0 : have + 1) == n) {
             *ret = i + 1 - n;
             return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of objects that are held or on their way, within one budget of memory that is shared
- * with the helper. The caller's lock protects all of it. */
+/* The parts of far files and objects that are held or on their way, within one budget of memory.
+ * The caller's lock protects all of it. */
 #pragma once
 
 #include <pthread.h>
@@ -11,18 +11,15 @@
 
 #include <ckptfs/err.h>
 
-#include "io/bucket/wire.h"
-
-/* Memory is given in units, and touched only as far as it is used: 448 MiB. */
+/* Memory is given in units, and touched only as far as it is used: at most 448 MiB. */
 enum {
     CKPT_PARTS = 4096,
     CKPT_PARTS_CHAINS = 1024,
     CKPT_PARTS_UNIT = 64 * 1024,
     CKPT_PARTS_UNITS = 7168,
 };
-#define CKPT_PARTS_MEMORY (CKPT_WIRE_HEAD + (uint64_t)CKPT_PARTS_UNITS * CKPT_PARTS_UNIT)
 
-/* FREE: it is none. FETCHING: the helper may write to its memory. */
+/* FREE: it is none. FETCHING: who fetches it may write to its memory. */
 enum ckpt_part_state {
     CKPT_PART_FREE,
     CKPT_PART_FETCHING,
@@ -30,7 +27,7 @@ enum ckpt_part_state {
     CKPT_PART_FAILED,
 };
 
-/* A part of an object, or a page of a list. */
+/* A part of a file or an object, or a page of a list. */
 struct ckpt_part {
     struct ckpt_part *next; /* of its chain, or of those that are free */
     XXH128_hash_t object;   /* zeroes: a list */
@@ -48,7 +45,8 @@ struct ckpt_part {
 };
 
 struct ckpt_parts {
-    char *memory; /* the caller's: CKPT_PARTS_MEMORY bytes, of which the head is not used here */
+    char *memory;   /* the caller's: nunit units */
+    uint32_t nunit; /* at most CKPT_PARTS_UNITS */
     uint64_t tick;
     pthread_cond_t freed; /* signalled when there may be room again */
     struct ckpt_part part[CKPT_PARTS];
@@ -57,8 +55,8 @@ struct ckpt_parts {
     bool taken[CKPT_PARTS_UNITS];
 };
 
-/* All parts are free. Again after a fork, in the child. */
-void ckpt_parts_init(struct ckpt_parts *p);
+/* All parts are free, in a memory of so many units. Again after a fork, in the child. */
+void ckpt_parts_init(struct ckpt_parts *p, uint32_t nunit);
 void ckpt_parts_release(struct ckpt_parts *p);
 
 /* A new part, which is FETCHING, in the place of those that have been read to their ends, then of
@@ -77,5 +75,5 @@ struct ckpt_part *ckpt_parts_find(struct ckpt_parts *p, XXH128_hash_t object, ui
 /* Where its bytes are in the memory. */
 static inline char *ckpt_part_bytes(const struct ckpt_parts *p, const struct ckpt_part *part)
 {
-    return p->memory + CKPT_WIRE_HEAD + (uint64_t)part->unit * CKPT_PARTS_UNIT;
+    return p->memory + (uint64_t)part->unit * CKPT_PARTS_UNIT;
 }

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of folders, which are asked for one by one; once several below the same folder have been,
+ * everything below that is listed, breadth first, many folders at the same time. */
+#include "io/far/dir_listed.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/par.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+enum {
+    FOLDERS = 8,            /* listed one by one, before all below their common folder are */
+    AT_ONCE = 32,           /* lists */
+    MOST_ENTRIES = 1 << 20, /* of what is listed at once: beyond it, folders again */
+};
+
+struct folder {
+    const char *list; /* ckpt_listed_next */
+    size_t len;
+    int rc; /* 0, or the errno of listing it: there is no such folder */
+};
+
+struct listed {
+    struct ckpt_dir_way under;
+    pthread_mutex_t lock;    /* protects what follows */
+    struct ckpt_map index;   /* a folder's path -> folder */
+    struct ckpt_map entries; /* an entry's path -> its kind */
+    CKPT_VEC(struct folder) folders;
+    struct ckpt_arena arena;
+    uint64_t refreshed; /* how often: a list that was begun before is not kept */
+    char *common;       /* folder of all that were listed one by one; NULL: there was none */
+    unsigned one_by_one;
+};
+
+static void forget(struct listed *l)
+{
+    ckpt_map_release(&l->index);
+    ckpt_map_release(&l->entries);
+    ckpt_vec_release(&l->folders);
+    ckpt_arena_release(&l->arena);
+    free(l->common);
+    l->common = NULL;
+    l->one_by_one = 0;
+    l->refreshed++;
+}
+
+/* Take the lock until the end of the scope. */
+static struct listed *lock(struct listed *l)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    return l;
+}
+
+static void unlockp(struct listed **l) { (void)pthread_mutex_unlock(&(*l)->lock); }
+
+/* ---- what is known; with the lock held ---- */
+
+static const struct folder *find(const struct listed *l, const char *path, size_t len)
+{
+    uint32_t at;
+
+    return ckpt_map_get(&l->index, path, len, &at) ? &l->folders.ptr[at] : NULL;
+}
+
+/* Length of the path of the folder that an entry is in; 0: the root. */
+static size_t above(const char *path, size_t len)
+{
+    const char *slash = memrchr(path, '/', len);
+
+    return slash ? (size_t)(slash - path) : 0;
+}
+
+/* Does a list say that this path leads nowhere? An errno, or 0. */
+static int says_no(const struct listed *l, const char *path)
+{
+    uint32_t kind;
+
+    for (size_t len = strlen(path), up; len; len = up) {
+        up = above(path, len);
+        const struct folder *f = up ? find(l, path, up) : find(l, ".", 1);
+        if (f && f->rc)
+            return f->rc;
+        if (f && !ckpt_map_get(&l->entries, path, len, &kind))
+            return ENOENT;
+        if (f) /* a folder above it, too, is in a list then, or is reached by a link */
+            return 0;
+    }
+    return 0;
+}
+
+static int add(struct listed *l, const char *path, const struct ckpt_str *list, int rc)
+{
+    const bool is_root = strcmp(path, ".") == 0;
+    const char *own = ckpt_arena_strdup(&l->arena, path);
+    const struct folder f = {ckpt_arena_dup(&l->arena, ckpt_str_get(list), list->len), list->len,
+                             rc};
+    struct ckpt_entry e;
+
+    if (!own || (list->len && !f.list) || ckpt_vec_push(&l->folders, f) < 0 ||
+        ckpt_map_add(&l->index, own, (uint32_t)l->folders.len - 1) == CKPT_NONE)
+        return -1;
+    for (const char *at = f.list, *end = at + f.len; at && ckpt_listed_next(&at, end, &e);) {
+        ckpt_cleanup(ckpt_freep) char *whole =
+            ckpt_asprintf("%s%s%s", is_root ? "" : path, is_root ? "" : "/", e.name);
+        const char *kept = whole ? ckpt_arena_strdup(&l->arena, whole) : NULL;
+        if (!kept || ckpt_map_add(&l->entries, kept, (uint32_t)e.kind) == CKPT_NONE)
+            return -1;
+    }
+    return 0;
+}
+
+/* Shorten `common` to the folder of both. */
+static void meet(char *common, const char *path)
+{
+    size_t n = 0, same = 0;
+
+    for (; common[n] && common[n] == path[n]; n++)
+        if (common[n] == '/')
+            same = n;
+    if ((common[n] == '\0' || common[n] == '/') && (path[n] == '\0' || path[n] == '/'))
+        same = n;
+    common[same] = '\0';
+}
+
+/* ---- asking ---- */
+
+/* List a folder, unless that was done. 0, an errno, or -1 and *err. */
+static int list_one(struct listed *l, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str list = {0};
+
+    (void)pthread_mutex_lock(&l->lock);
+    const struct folder *known = find(l, path, strlen(path));
+    const uint64_t refreshed = l->refreshed;
+    int rc = known ? known->rc : 0;
+    (void)pthread_mutex_unlock(&l->lock);
+    if (known)
+        return rc;
+    rc = l->under.ops->list(l->under.ctx, path, &list, err);
+    if (rc && rc != ENOENT && rc != ENOTDIR)
+        return rc;
+    if (list.failed)
+        return ckpt_nomem(err);
+    ckpt_cleanup(unlockp) struct listed *held = lock(l);
+    if (held->refreshed == refreshed && !find(l, path, strlen(path)) &&
+        add(l, path, &list, rc) < 0) {
+        forget(l); /* what is half there would be taken for all */
+        return ckpt_nomem(err);
+    }
+    return rc;
+}
+
+/* Folders of one depth below a folder that is listed as a whole. */
+struct level {
+    struct listed *l;
+    CKPT_VEC(char *) path;
+};
+
+static void level_release(struct level *v)
+{
+    for (size_t i = 0; i < v->path.len; i++)
+        free(v->path.ptr[i]);
+    ckpt_vec_release(&v->path);
+}
+
+static int list_nth(void *ctx, size_t i, struct ckpt_err *err)
+{
+    const struct level *v = ctx;
+
+    (void)err;
+    (void)list_one(v->l, v->path.ptr[i], &(struct ckpt_err){0}); /* who needs it asks again */
+    return 0;
+}
+
+/* Add the folders in a folder. */
+static int descend(struct level *next, const char *path)
+{
+    ckpt_cleanup(unlockp) struct listed *l = lock(next->l);
+    const struct folder *f = find(l, path, strlen(path));
+    struct ckpt_entry e;
+
+    if (!f || l->entries.len > MOST_ENTRIES)
+        return 0;
+    for (const char *at = f->list, *end = at + f->len; at && ckpt_listed_next(&at, end, &e);) {
+        if (e.kind != CKPT_ENTRY_DIR || e.is_link)
+            continue;
+        char *below = ckpt_asprintf("%s/%s", path, e.name);
+        if (!below || ckpt_vec_push(&next->path, below) < 0) {
+            free(below);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* List a folder and all below it. Nothing fails: what is not listed is asked for again. */
+static void list_below(struct listed *l, const char *top)
+{
+    struct level now = {.l = l};
+    char *first = strdup(top);
+
+    if (!first || ckpt_vec_push(&now.path, first) < 0) {
+        free(first);
+        return;
+    }
+    while (now.path.len) {
+        struct level next = {.l = l};
+        (void)ckpt_parallel(now.path.len, AT_ONCE, list_nth, &now, NULL);
+        for (size_t i = 0; i < now.path.len && descend(&next, now.path.ptr[i]) == 0; i++)
+            ;
+        level_release(&now);
+        now = next;
+    }
+    level_release(&now);
+}
+
+/* Note that a folder is listed alone. Then *ret is the folder of which all is to be listed; NULL:
+ * not yet. */
+static void note(struct listed *l, const char *path, char **ret)
+{
+    ckpt_cleanup(unlockp) struct listed *held = lock(l);
+
+    *ret = NULL;
+    if (find(held, path, strlen(path)) || strcmp(path, ".") == 0)
+        return;
+    if (l->common)
+        meet(l->common, path);
+    else
+        l->common = strdup(path);
+    if (++l->one_by_one < FOLDERS)
+        return;
+    if (l->common && *l->common)
+        *ret = ckpt_steal(&l->common);
+    free(l->common);
+    l->common = NULL;
+    l->one_by_one = 0;
+}
+
+static int need(struct listed *l, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *all = NULL;
+
+    note(l, path, &all);
+    if (all)
+        list_below(l, all);
+    return list_one(l, path, err);
+}
+
+/* Is there no such entry, by the list of its folder? An errno, or 0. */
+static int look_up(struct listed *l, const char *below)
+{
+    const size_t up = above(below, strlen(below));
+    ckpt_cleanup(ckpt_freep) char *folder = up ? strndup(below, up) : strdup(".");
+    struct ckpt_err ignored = {0};
+    int rc;
+
+    if (strcmp(below, ".") == 0 || !folder)
+        return 0;
+    (void)pthread_mutex_lock(&l->lock);
+    rc = says_no(l, below);
+    (void)pthread_mutex_unlock(&l->lock);
+    if (rc || need(l, folder, &ignored) < 0)
+        return rc;
+    (void)pthread_mutex_lock(&l->lock);
+    rc = says_no(l, below);
+    (void)pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+/* ---- the functions ---- */
+
+static int listed_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
+                       struct ckpt_err *err)
+{
+    struct listed *l = ctx;
+    const int rc = look_up(l, below);
+
+    return rc ? rc : l->under.ops->look(l->under.ctx, below, ret, err);
+}
+
+static int listed_open(void *ctx, const char *below, int *ret_fd, struct ckpt_dir_found *ret,
+                       struct ckpt_err *err)
+{
+    struct listed *l = ctx;
+    const int rc = look_up(l, below);
+
+    return rc ? rc : l->under.ops->open(l->under.ctx, below, ret_fd, ret, err);
+}
+
+static int listed_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
+{
+    struct listed *l = ctx;
+    const int rc = need(l, below, err);
+
+    if (rc)
+        return rc;
+    (void)pthread_mutex_lock(&l->lock);
+    const struct folder *f = find(l, below, strlen(below));
+    if (f)
+        ckpt_str_append(ret, f->list, f->len);
+    (void)pthread_mutex_unlock(&l->lock);
+    return f ? 0 : l->under.ops->list(l->under.ctx, below, ret, err);
+}
+
+static void listed_refresh(void *ctx)
+{
+    ckpt_cleanup(unlockp) struct listed *l = lock(ctx);
+
+    forget(l);
+}
+
+static void listed_free(void *ctx)
+{
+    struct listed *l = ctx;
+
+    forget(l);
+    if (l->under.ops && l->under.ops->free)
+        l->under.ops->free(l->under.ctx);
+    (void)pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static const struct ckpt_dir_ops listed_ops = {.look = listed_look,
+                                               .open = listed_open,
+                                               .list = listed_list,
+                                               .free = listed_free,
+                                               .refresh = listed_refresh};
+
+int ckpt_dir_keep_lists(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    struct listed *l = calloc(1, sizeof *l);
+
+    if (!l)
+        return ckpt_nomem(err);
+    (void)pthread_mutex_init(&l->lock, NULL);
+    l->under = ckpt_dir_replace(dir, (struct ckpt_dir_way){&listed_ops, l});
+    return 0;
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which parts are asked for, and copying from them. */
+#include "io/far/far.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/iov.h"
+
+/* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie near. */
+enum { ITEM = 4096 };
+
+static void unlockp(pthread_mutex_t **m) { (void)pthread_mutex_unlock(*m); }
+
+/* Take a lock until the end of the scope. */
+static pthread_mutex_t *lock(pthread_mutex_t *m)
+{
+    (void)pthread_mutex_lock(m);
+    return m;
+}
+
+/* ---- answers ---- */
+
+void ckpt_far_arrived(struct ckpt_far *f, struct ckpt_part *part)
+{
+    part->state = CKPT_PART_READY;
+    (void)pthread_cond_broadcast(&part->done);
+    (void)pthread_cond_broadcast(&f->parts.freed);
+}
+
+void ckpt_far_failed(struct ckpt_far *f, struct ckpt_part *part, enum ckpt_code code,
+                     const char *text)
+{
+    part->state = CKPT_PART_FAILED;
+    part->code = code;
+    part->text = strdup(text);
+    (void)pthread_cond_broadcast(&part->done);
+    if (part->pins == 0) /* it was read ahead: whoever needs it asks again */
+        ckpt_parts_free(&f->parts, part);
+}
+
+void ckpt_far_all_failed(struct ckpt_far *f, enum ckpt_code code, const char *text)
+{
+    for (size_t i = 0; i < CKPT_PARTS; i++)
+        if (f->parts.part[i].state == CKPT_PART_FETCHING)
+            ckpt_far_failed(f, &f->parts.part[i], code, text);
+    (void)pthread_cond_broadcast(&f->parts.freed);
+}
+
+/* Wait until this time. False: it has come. */
+static bool wait_until(struct ckpt_far *f, pthread_cond_t *cond, const struct timespec *until)
+{
+    return pthread_cond_timedwait(cond, &f->lock, until) != ETIMEDOUT;
+}
+
+int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, struct ckpt_err *err)
+{
+    const uint32_t ms = f->ops->timeout_ms;
+    const struct timespec until = ckpt_deadline(ms);
+
+    while (part->state == CKPT_PART_FETCHING)
+        if (ms == 0)
+            (void)pthread_cond_wait(&part->done, &f->lock);
+        else if (!wait_until(f, &part->done, &until) && part->state == CKPT_PART_FETCHING)
+            return ckpt_fail(err, CKPT_IO, "the storage has given no answer for %u s", ms / 1000);
+    if (part->state == CKPT_PART_READY || part->code == CKPT_OK)
+        return part->state != CKPT_PART_READY;
+    return part->text ? ckpt_fail(err, part->code, "%s", part->text) : ckpt_nomem(err);
+}
+
+/* Not for ever: the room may be elsewhere, as in the helper's socket. */
+void ckpt_far_wait_for_room(struct ckpt_far *f)
+{
+    const struct timespec until = ckpt_deadline(1000);
+
+    (void)wait_until(f, &f->parts.freed, &until);
+}
+
+/* ---- asking; all with the lock held ---- */
+
+/* Fetch what is not held of [off, end), in parts of at most `most` bytes (which end at multiples of
+ * it), as far as there is room: 0, and 1 if there is no more. */
+static int want(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint64_t end,
+                uint64_t most, bool prefetch, struct ckpt_err *err)
+{
+    const uint64_t align = f->ops->align;
+
+    while (off < end) {
+        uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
+        struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, &stop);
+        if (!s) {
+            off -= off % align;
+            stop = ckpt_min_u64(o->size, (stop + align - 1) / align * align);
+            s = ckpt_parts_add(&f->parts, o->name, off, (uint32_t)(stop - off), prefetch);
+            const int rc = s ? f->ops->ask(f, s, o, err) : 1;
+            if (rc != 0)
+                return rc;
+        } else if (prefetch) { /* is not to be taken for what was read long ago */
+            s->tick = ++f->parts.tick;
+        }
+        off = s->off + s->len;
+    }
+    return 0;
+}
+
+/* Get a part from the cache, unless some of it is held. */
+static void recall(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint32_t len)
+{
+    ckpt_cleanup(ckpt_freep) char *buf = malloc(len);
+
+    (void)pthread_mutex_unlock(&f->lock);
+    const bool kept = buf && f->ops->recall(f, o->name, off, buf, len);
+    (void)pthread_mutex_lock(&f->lock);
+    uint64_t end = off + len;
+    struct ckpt_part *s =
+        kept && !ckpt_parts_find(&f->parts, o->name, off, &end) && end == off + len
+            ? ckpt_parts_add(&f->parts, o->name, off, len, false)
+            : NULL;
+    if (!s)
+        return;
+    memcpy(ckpt_part_bytes(&f->parts, s), buf, len);
+    s->state = CKPT_PART_READY;
+}
+
+/* Fetch an end of an object, which is at most ops->end, or get it from the cache. */
+static int want_end(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off,
+                    struct ckpt_err *err)
+{
+    const uint32_t len = (uint32_t)ckpt_min_u64(f->ops->end, o->size - off);
+
+    if (f->ops->recall)
+        recall(f, o, off, len);
+    if (want(f, o, off, off + len, f->ops->block, false, err) < 0)
+        return -1;
+    struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
+    if (s && s->state == CKPT_PART_FETCHING && s->off == off && s->len == len)
+        s->is_end = f->ops->keep;
+    return 0;
+}
+
+/* Begin to fetch what a read needs. */
+static int prepare(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint64_t end,
+                   enum ckpt_read_how how, struct ckpt_err *err)
+{
+    const struct ckpt_far_ops *ops = f->ops;
+    const uint64_t len = end - off;
+    const bool begun = ckpt_parts_find(&f->parts, o->name, off, NULL) != NULL;
+
+    if (how == CKPT_READ_EXACT) {   /* a large one by several requests */
+        uint64_t part = ops->block; /* halved, so that parts of different reads fit together */
+        while (part > ops->least && part > len / 4)
+            part /= 2;
+        return want(f, o, off, end, part, false, err);
+    }
+    if (!begun && end <= ops->end) /* headers are at an end of a file */
+        return want_end(f, o, 0, err);
+    if (!begun && ops->end && off + ops->end >= o->size)
+        return want_end(f, o, o->size > ops->end ? o->size - ops->end : 0, err);
+    if (!begun && ops->around && len <= ITEM)
+        return want(f, o, off - ckpt_min_u64(off, ops->around),
+                    ckpt_min_u64(o->size, end + ops->around), ops->block, false, err);
+    return want(f, o, off, end, ops->block, false, err);
+}
+
+/* ---- reading ---- */
+
+/* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. */
+static int copy(struct ckpt_far *f, struct ckpt_part *s, uint64_t off, uint64_t end,
+                struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
+{
+    s->pins++;
+    const int rc = ckpt_far_wait(f, s, err);
+    if (rc == 0) {
+        const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
+        const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
+        *ret_len = stop - off;
+        s->is_end = s->ahead = s->unread = false;
+        (void)pthread_mutex_unlock(&f->lock);
+        if (keep)
+            f->ops->keep(f, s);
+        ckpt_iov_put(to, (const unsigned char *)ckpt_part_bytes(&f->parts, s) + (off - s->off),
+                     (size_t)*ret_len);
+        (void)pthread_mutex_lock(&f->lock);
+        s->tick = stop == s->off + s->len && once ? 0 : ++f->parts.tick;
+    }
+    if (--s->pins == 0 && s->state == CKPT_PART_FAILED)
+        ckpt_parts_free(&f->parts, s);
+    else if (s->pins == 0)
+        (void)pthread_cond_signal(&f->parts.freed);
+    return rc;
+}
+
+/* Is all of it there? Nothing is fetched. */
+static bool is_held(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint64_t end)
+{
+    while (off < end) {
+        const struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
+        if (!s || s->state != CKPT_PART_READY)
+            return false;
+        off = s->off + s->len;
+    }
+    return true;
+}
+
+bool ckpt_far_has_all(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off,
+                      uint64_t end)
+{
+    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&f->lock);
+    const struct ckpt_part *s = NULL;
+
+    while (f->owner == getpid() && off < end &&
+           (s = ckpt_parts_find(&f->parts, o->name, off, NULL)))
+        off = s->off + s->len;
+    return off >= end;
+}
+
+int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const struct iovec *iov,
+                  int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
+{
+    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&f->lock);
+    const uint64_t end = off + ckpt_iov_len(iov, n), block = f->ops->block;
+    struct ckpt_iov_cursor to = {iov, 0};
+
+    assert(end <= o->size);
+    if (how == CKPT_READ_CACHED && (f->owner != getpid() || !is_held(f, o, off, end)))
+        return 1;
+    if (f->ops->begin(f, err) < 0)
+        return -1;
+    if (how == CKPT_READ_PREFETCH)
+        return want(f, o, off, end, block, true, err);
+    if (prepare(f, o, off, end, how, err) < 0)
+        return -1;
+    while (off < end) {
+        uint64_t len = 0;
+        const uint64_t stop = ckpt_min_u64(end, (off / block + 1) * block);
+        if (want(f, o, off, stop, block, false, err) < 0)
+            return -1;
+        struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
+        if (!s)
+            ckpt_far_wait_for_room(f);
+        else if (copy(f, s, off, end, &to, &len, err) < 0)
+            return -1;
+        if (f->dead)
+            return f->ops->begin(f, err);
+        off += len;
+    }
+    return 0;
+}
