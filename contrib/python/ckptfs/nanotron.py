@@ -159,9 +159,12 @@ class _Sources:
             name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(
                 module_id_to_prefix=self.prefixes
             )
-        if name not in self.view:
+        # A model inside DistributedDataParallel has "module." before every name, which the view
+        # leaves out, whether the model was saved so or not.
+        bare = name.removeprefix("module.")
+        if name not in self.view and bare not in self.view:
             raise CkptError("missing", f"'{name}' is not in {self.view}")
-        return name
+        return name if name in self.view else bare
 
     def boxes(self, name, tensor):
         """Return [(stored name, offset, part of the tensor)] that fill a parameter's tensor."""
