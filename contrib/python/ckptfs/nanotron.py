@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import load_boxes
+from ._comm import joined
 from ._frameworks import unusable
 from ._library import CkptError
 from ._state_dict import step_folder
@@ -114,6 +115,10 @@ def load_weights(
             "git+https://github.com/huggingface/nanotron",
         ) from _problem
     group = parallel_context.world_pg
+    # nanotron's ranks may load what they have just saved, without waiting for each other: each
+    # reads its own files. Here each reads of all, and what they saved is there when all have come.
+    with joined(group) as comm:
+        comm.share(lambda: None, lambda words: None)
     folder = step_folder(root_folder, step, group)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(View(folder, view=view or "raw", options=options))
