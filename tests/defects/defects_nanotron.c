@@ -270,6 +270,26 @@ static void no_weight_decay(struct tree *t)
 
 static void config_missing(struct tree *t) { tree_delete(t, "model_config.json"); }
 
+/* save_weights writes no more than this. */
+static void weights_alone(struct tree *t)
+{
+    tree_delete(t, "model_config.json");
+    tree_delete(t, META);
+}
+
+static void weights_alone_incomplete(struct tree *t)
+{
+    weights_alone(t);
+    tree_delete(t, ROWS(1));
+}
+
+/* Nothing says which of two saves is meant. */
+static void weights_alone_twice(struct tree *t)
+{
+    weights_alone(t);
+    old_tp1(t);
+}
+
 static void config_array(struct tree *t) { tree_text(t, "model_config.json", "[1]"); }
 
 static void config_garbage(struct tree *t) { tree_text(t, "model_config.json", "{\"a\": "); }
@@ -318,6 +338,9 @@ static const struct lie lies[] = {
     {"sound_foreign_files", foreign_files, CKPT_OK, NULL, NULL},
     {"sound_two_topologies", old_tp1, CKPT_OK, NULL, NULL},
     {"sound_config_in_yaml", config_in_yaml, CKPT_OK, NULL, NULL},
+    {"sound_config_missing", config_missing, CKPT_OK, NULL, NULL},
+    {"sound_yaml_without_model", yaml_without_model, CKPT_OK, NULL, NULL},
+    {"sound_weights_alone", weights_alone, CKPT_OK, NULL, NULL},
     {"sound_link_inside", link_inside, CKPT_OK, NULL, NULL},
     {"sound_metadata_strange", metadata_strange, CKPT_OK, NULL, NULL},
     {"sound_directory_named_model_", dir_named_model, CKPT_OK, NULL, NULL},
@@ -368,14 +391,15 @@ static const struct lie lies[] = {
     {"newer_metadata", newer_metadata, CKPT_UNSUPPORTED, META, "1.6 is newer than 1.5"},
     {"no_data_tensor", no_data_tensor, CKPT_FORMAT, NORM, "no tensor 'data'"},
 
-    {"config_missing", config_missing, CKPT_MISSING, "model_config.json", "config.yaml"},
+    {"weights_alone_incomplete", weights_alone_incomplete, CKPT_MISSING, "model/model/rows",
+     "tp-rank-1-of-2"},
+    {"weights_alone_twice", weights_alone_twice, CKPT_CONFLICT, "/model'", "2 saves"},
     {"config_array", config_array, CKPT_FORMAT, "model_config.json", "object"},
     {"config_garbage", config_garbage, CKPT_FORMAT, "model_config.json", "not valid JSON"},
     {"config_empty", config_empty, CKPT_FORMAT, "model_config.json", "not valid JSON"},
     {"config_fifo", config_fifo, CKPT_FORMAT, "model_config.json", "is a FIFO"},
     {"config_large", config_large, CKPT_LIMIT, "model_config.json", "at most"},
     {"yaml_garbage", yaml_garbage, CKPT_FORMAT, "config.yaml", "not valid YAML"},
-    {"yaml_without_model", yaml_without_model, CKPT_MISSING, "config.yaml", "model_config"},
     {"metadata_garbage", metadata_garbage, CKPT_FORMAT, META, "not valid JSON"},
 };
 

@@ -223,6 +223,32 @@ class Pipelines(Written):
                 self.clear()
 
 
+class ParallelPipelines(ModelCase):
+    """Nothing says how the parameters of a pipeline's tensor-parallel ranks are cut: DeepSpeed's converter refuses, and what it makes if it is told
+    to go on has every parameter twice as large as it is, as all ranks have the same. We refuse both."""
+    ranks = Written.ranks
+
+    def test_refused(self):
+        version = next((v for v in VERSIONS if not v.endswith("-0.16.7")), None)
+        if not version:
+            self.skipTest("DeepSpeed 0.19 is needed")
+        at = self.path("parallel")
+        self.ranks(version, 4, "pipe_parallel")
+        tag = os.path.join(at, "global_step1")
+        with open(at + ".said") as f:
+            self.assertIn("universal_checkpoint_info", f.read())
+        one, two = (torch.load(os.path.join(tag, f"layer_00-model_{t:02d}-model_states.pt"), weights_only=False)["weight"] for t in (0, 1))
+        made = torch.load(os.path.join(tag + "_universal", "zero", "0.weight", "fp32.pt"), weights_only=False)["param"]
+        self.assertTrue(torch.equal(one, two) and torch.equal(made.view(-1), torch.cat([one, two]).view(-1)))
+        for options in (["view=raw"], ["view=raw", "allow_partial"], ["view=raw", "dtype=float32"]):
+            self.refused(tag, "does not say how the layers of several tensor-parallel ranks are joined (no universal_checkpoint_info)", *options)
+            self.refused(tag + "_universal", "had no rules to join the parts of 2 tensor-parallel ranks (--inject_missing_state joins all as rows", *options)
+        first = os.path.join(tag, "mp_rank_00_model_states.pt")
+        root = torch.load(first, weights_only=False)
+        torch.save(root | {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}, first)
+        self.refused(tag, "convert the tag by DeepSpeed's ds_to_universal", "view=raw")
+
+
 class MegatronPipelines(ModelCase):
     """Universal checkpoints of pipelines with Megatron-DeepSpeed's layers, whose numbers of ranks are 4."""
     ranks, clear = Written.ranks, Written.clear

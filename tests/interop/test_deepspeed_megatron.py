@@ -34,7 +34,7 @@ class Refused(ModelCase):
             got = read_all(run + ".out")
             self.same({name: got[name] for name in want}, want, run)
         mds.save_layers(mds.Model(sd, cfg), self.path("layers"), 2)
-        self.refused(self.path("layers"), "does not say how the layers of several tensor-parallel ranks are joined", "view=raw", "allow_partial")
+        self.refused(self.path("layers"), "convert the tag by DeepSpeed's ds_to_universal", "view=raw", "allow_partial")
 
 
 class WithoutTheEngine(ModelCase):

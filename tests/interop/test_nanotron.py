@@ -129,7 +129,7 @@ class Nanotron(unittest.TestCase):
         if not os.path.exists("/dev/fuse"):
             return
         with mounted(self.run_dir, *opts) as at:
-            latest = os.path.join(at, "latest")
+            latest = os.path.join(at, "latest") if os.path.exists(os.path.join(at, "latest")) else at  # one checkpoint, not a run
             self.assertEqual(weights(latest), weights(self.oracle))
             for name in weights(self.oracle):
                 if name.endswith(".safetensors"):
@@ -267,6 +267,72 @@ class Nanotron(unittest.TestCase):
                   "dtype": "float32", "rms_norm_eps": 1e-05, "pad_token_id": None}
         nt.write_run(self.run_dir, 3, nt.mamba(sd, cfg), config, 2, 2, 12)
         self.check(max_shard_size="40KB")
+
+    def alone(self, model_class, cfg, config, interleaved=False, moe=None, made=None):
+        """Weights as save_weights writes them, without the files around model/, and the base that says what they are."""
+        shutil.rmtree(self.tmp)
+        os.makedirs(self.tmp)
+        sd = save_oracle(model_class, cfg, torch.bfloat16, 15, self.oracle, "50GB")
+        params = made(sd, cfg) if made else nt.llama_like(sd, cfg, interleaved, moe)
+        nt.write_params(params, self.run_dir, 2, 2, 12)
+        return "base=" + self.oracle
+
+    def test_weights_alone_become_the_model_that_a_base_names(self):
+        """config.json is the base's, to the byte: the checkpoint says nothing of its own."""
+        rope = {"rope_type": "default", "rope_theta": 500000.0}
+        dense = dict(COMMON, tie_word_embeddings=False, rope_parameters=rope)
+        no_rope = [int((i + 1) % 4 != 0) for i in range(12)]
+        cases = ((tf.LlamaForCausalLM, tf.LlamaConfig(**dense), "half"), (tf.LlamaForCausalLM, tf.LlamaConfig(**dense), "interleaved"),
+                 (tf.Qwen2ForCausalLM, tf.Qwen2Config(**dense), "half"), (tf.MistralForCausalLM, tf.MistralConfig(**dense, sliding_window=8), "half"),
+                 (tf.SmolLM3ForCausalLM, tf.SmolLM3Config(**dense, no_rope_layer_interval=4, no_rope_layers=no_rope, pad_token_id=None), "half"),
+                 (tf.Starcoder2ForCausalLM, tf.Starcoder2Config(**dict(COMMON, rope_parameters=rope), use_bias=True, tie_word_embeddings=True), None))
+        for model_class, cfg, order in cases:
+            with self.subTest(model=model_class.__name__, order=order):
+                base = self.alone(model_class, cfg, None, order == "interleaved", made=None if order else nt.starcoder2)
+                options = [base] + ([f"rope={order}"] if order else [])
+                self.check(options, same_logits=False)
+                with open(os.path.join(self.oracle, "config.json")) as a, open(os.path.join(self.tmp, "out", "config.json")) as b:
+                    self.assertEqual(json.load(a), json.load(b))
+
+    def test_weights_alone_of_experts(self):
+        for bias in (True, False):
+            cfg = self.moe_config(mlp_only_layers=[0, 5], norm_topk_prob=False, qkv_bias=bias)
+            base = self.alone(tf.Qwen2MoeForCausalLM, cfg, None, moe=nt.moe_main)
+            self.check([base, "rope=half", "dtype=bfloat16"], same_logits=False)
+
+    def test_weights_alone_in_another_view(self):
+        """view=nanotron says then what was missing, so that it is read without a base."""
+        options = [self.alone(tf.LlamaForCausalLM, tf.LlamaConfig(**COMMON, tie_word_embeddings=False), None, True), "rope=interleaved"]
+        made, again = os.path.join(self.tmp, "made"), os.path.join(self.tmp, "again")
+        run_tool("export", self.run_dir, made, *[x for o in (*options, "view=nanotron", "tp=4") for x in ("-o", o)])
+        run_tool("export", made, again)
+        self.assertEqual(weights(again), weights(self.oracle))
+
+    def test_weights_alone_say_what_they_lack(self):
+        base = self.alone(tf.LlamaForCausalLM, tf.LlamaConfig(**COMMON, tie_word_embeddings=False), None)
+
+        def refused(*words, at=self.run_dir, options=()):
+            with self.assertRaises(AssertionError) as e:
+                run_tool("ls", at, *[x for o in options for x in ("-o", o)])
+            for word in words:
+                self.assertIn(word, str(e.exception))
+        refused("weights alone", "model_config.json", "base=DIR", "view=raw")
+        refused("rows of q and k", "rope=half", "rope=interleaved", options=[base])
+        self.assertIn("model.decoder.11.pp_block.attn.qkv_proj.weight ", run_tool("ls", self.run_dir, "-o", "view=raw"))
+        # the folder of the weights itself means its checkpoint, and not one whose modules lie one folder further down
+        self.assertEqual(run_tool("ls", os.path.join(self.run_dir, "model"), "-o", "view=raw"), run_tool("ls", self.run_dir, "-o", "view=raw"))
+        loose = os.path.join(self.tmp, "loose", "model")
+        shutil.copytree(os.path.join(self.run_dir, "model", "model", "decoder"), os.path.join(loose, "model", "decoder"))
+        self.assertIn("model.decoder.0.", run_tool("ls", loose, "-o", "view=raw"))
+        # neither a run that lies in a folder of this name, nor other files
+        above, other = os.path.join(self.tmp, "above"), os.path.join(self.tmp, "other")
+        shutil.copytree(self.run_dir, os.path.join(above, "model", "10"))
+        with open(os.path.join(above, "model", "latest.txt"), "w") as f:
+            f.write("10")
+        refused("folder of runs", "'model'", at=above)
+        os.makedirs(os.path.join(other, "model"))
+        shutil.copy(os.path.join(self.oracle, "model.safetensors"), os.path.join(other, "model", "model_fp16.safetensors"))
+        refused("neither a checkpoint", at=other)
 
     def test_stale_shards_of_another_topology_are_not_mixed(self):
         cfg = tf.LlamaConfig(**COMMON, tie_word_embeddings=True)

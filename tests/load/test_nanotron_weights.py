@@ -4,8 +4,10 @@ rank's parameters, under the sizes that they were saved with and under others, a
 
 import glob
 import os
+import shutil
 import subprocess
 import sys
+import time
 import warnings
 
 from built import NANOTRON, PACKAGE, end_rank, skip, torchrun
@@ -30,6 +32,13 @@ warnings.simplefilter("ignore")
 
 def under_any_parallel_sizes(top):
     torchrun(4, __file__, "sizes")
+
+
+def weights_that_save_weights_wrote_alone(top):
+    """Nothing but model/, whose names are the model's, or those of one inside DistributedDataParallel; loaded by each of the two."""
+    for name, inner in (("plain", "model"), ("wrapped", os.path.join("model", "module"))):
+        shutil.copytree(os.path.join(NANOTRON, TIED, "10", "model"), os.path.join(top, name, inner))
+    torchrun(2, __file__, "alone", TOP=top)
 
 
 def a_parameter_that_does_not_fit_is_said_on_all_ranks(top):
@@ -174,6 +183,33 @@ def sizes():
     another_dtype_and_some_names(context)
 
 
+def alone():
+    from ckptfs.nanotron import load_weights
+    for tp, pp in ((2, 1), (1, 2)):
+        context, truth = structures.ParallelContext(tp, pp, 1), converted(TIED)
+        for saved in ("plain", "wrapped"):
+            for is_wrapped in (False, True):
+                model = outer = rank_model(context, True)
+                if is_wrapped:
+                    outer = torch.nn.Module()
+                    outer.module = model
+                metadata = load_weights(outer, context, os.path.join(os.environ["TOP"], saved))
+                assert list(metadata) == list(outer.state_dict()), metadata
+                for name, parameter in model.state_dict().items():
+                    check(name, parameter, truth, context)
+                if saved == "plain":
+                    name = ("module." if is_wrapped else "") + EMBEDDING
+                    if name in metadata:
+                        check_metadata(metadata[name], files_of(TIED, EMBEDDING))
+
+
+    late = os.path.join(os.environ["TOP"], "late")
+    if dist.get_rank() == 0:  # saved by a slower rank, for which the others do not wait
+        time.sleep(1)
+        shutil.copytree(os.path.join(os.environ["TOP"], "plain"), late)
+    load_weights(rank_model(context, True), context, late)
+
+
 def check_metadata(got, files):
     """{(pp, tp): TensorMetadata} of what the files' headers say."""
     want = {}
@@ -257,7 +293,7 @@ if __name__ == "__main__":
     if "--rank" in sys.argv:
         structures.install()
         dist.init_process_group("gloo")
-        {"sizes": sizes, "errors": errors}[sys.argv[-1]]()
+        {"sizes": sizes, "alone": alone, "errors": errors}[sys.argv[-1]]()
         dist.barrier()
         end_rank()
-    run_in_folders((under_any_parallel_sizes, a_parameter_that_does_not_fit_is_said_on_all_ranks, without_nanotron_it_says_what_to_install))
+    run_in_folders((under_any_parallel_sizes, weights_that_save_weights_wrote_alone, a_parameter_that_does_not_fit_is_said_on_all_ranks, without_nanotron_it_says_what_to_install))

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._boxes import load_boxes
+from ._comm import joined
 from ._frameworks import unusable
 from ._library import CkptError
 from ._state_dict import step_folder
@@ -114,6 +115,10 @@ def load_weights(
             "git+https://github.com/huggingface/nanotron",
         ) from _problem
     group = parallel_context.world_pg
+    # nanotron's ranks may load what they have just saved, without waiting for each other: each
+    # reads its own files. Here each reads of all, and what they saved is there when all have come.
+    with joined(group) as comm:
+        comm.share(lambda: None, lambda words: None)
     folder = step_folder(root_folder, step, group)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(View(folder, view=view or "raw", options=options))
@@ -159,9 +164,12 @@ class _Sources:
             name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(
                 module_id_to_prefix=self.prefixes
             )
-        if name not in self.view:
+        # A model inside DistributedDataParallel has "module." before every name, which the view
+        # leaves out, whether the model was saved so or not.
+        bare = name.removeprefix("module.")
+        if name not in self.view and bare not in self.view:
             raise CkptError("missing", f"'{name}' is not in {self.view}")
-        return name
+        return name if name in self.view else bare
 
     def boxes(self, name, tensor):
         """Return [(stored name, offset, part of the tensor)] that fill a parameter's tensor."""

@@ -254,6 +254,32 @@ static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, stru
     return 0;
 }
 
+/* Refuse the layers of several tensor-parallel ranks. DeepSpeed joins them when it converts a tag
+ * to a universal checkpoint, by rules. Without rules it can be told to go on
+ * (--inject_missing_state), and then takes every parameter for rows of a larger one, also one that
+ * all ranks have whole. Neither shapes nor values prove which parameters are cut: a bias of zeros
+ * is the same on all ranks, too. */
+static int fail_parallel(const struct pipeline *p, const char *file, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *own = &p->stage[0].model.p;
+    const ckpt_pv info = ckpt_pv_get(own, own->root, "universal_checkpoint_info");
+    const char *dir = ckpt_dir_path(p->job->dir);
+
+    if (ckpt_pv_kind(info) == CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s/%s': layers of several tensor-parallel ranks are not joined here: "
+                         "convert the tag by DeepSpeed's ds_to_universal, which does so by "
+                         "universal_checkpoint_info, and give its result",
+                         dir, file);
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "'%s/%s': the checkpoint does not say how the layers of several tensor-parallel ranks are "
+        "joined (no universal_checkpoint_info): save it again with that in client_state. "
+        "ds_to_universal --inject_missing_state does without, and joins all parameters as rows, "
+        "also those that all ranks have whole",
+        dir, file);
+}
+
 static int read_layers(struct pipeline *p, struct ckpt_err *err)
 {
     const struct ckpt_ds_tag *tag = p->job->tag;
@@ -265,10 +291,7 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
         if (e->is.role != CKPT_DS_LAYER)
             continue;
         if (e->is.mp > 0 || tp > 1)
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s/%s': the checkpoint does not say how the layers of several "
-                             "tensor-parallel ranks are joined",
-                             ckpt_dir_path(p->job->dir), e->name);
+            return fail_parallel(p, e->name, err);
         p->layer = e->is.layer;
         if (p->layer < next)
             return ckpt_fail(err, CKPT_CONFLICT,

@@ -86,11 +86,13 @@ static int check_rules(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *
 
     if (p->ntp == 1 || ckpt_pv_kind(info) == CKPT_PV_DICT)
         return 0;
-    return ckpt_fail(err, CKPT_UNSUPPORTED,
-                     "'%s': '%s' has no " INFO ", so that ds_to_universal had no rules to join "
-                     "the parts of %" PRIu64
-                     " tensor-parallel ranks: open the tag that it was made of",
-                     ckpt_dir_path(z->job->dir), z->model_name, p->ntp);
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "'%s': '%s' has no " INFO ", so that ds_to_universal had no rules to join "
+        "the parts of %" PRIu64 " tensor-parallel ranks (--inject_missing_state joins "
+        "all as rows, also those that all ranks have whole): save the tag again with " INFO
+        " in client_state, and convert that",
+        ckpt_dir_path(z->job->dir), z->model_name, p->ntp);
 }
 
 /* Check a parameter that several stages list. They have the same values if the whole layer is tied,

@@ -116,6 +116,9 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- config ---- */
 
+/* Read what says of which model the weights are, and of which save. nanotron's save_weights writes
+ * the weights alone, so all of it may be missing: then a recipe asks for a base, and view=raw needs
+ * nothing. */
 static int read_configs(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *model = NULL;
@@ -127,9 +130,9 @@ static int read_configs(struct load *l, struct ckpt_err *err)
         return -1;
     if (!model)
         model = json_incref(ckpt_json_at(l->config, "model.model_config"));
-    if (!json_is_object(model))
+    if (model && !json_is_object(model))
         return ckpt_fail(
-            err, model ? CKPT_FORMAT : CKPT_MISSING,
+            err, CKPT_FORMAT,
             "'%s': neither model_config.json nor model.model_config in config.yaml is an object",
             ckpt_dir_path(l->dir));
     l->cat->config = ckpt_steal(&model);
@@ -150,11 +153,11 @@ static void set(struct ckpt_catalog *cat, const char *key, json_t *value)
 static int describe(const struct load *l, const struct ckpt_nt_topology *t, struct ckpt_err *err)
 {
     json_t *mup = ckpt_json_at(l->config, "model.init_method.use_mup");
-    json_t *facts =
-        json_pack("{s:s, s:b, s:b, s:b, s:b, s:i, s:i}", "format", "nanotron", "has_config_yaml",
-                  l->config != NULL, "has_checkpoint_metadata", l->meta != NULL, "optimizer",
-                  ckpt_dir_has_dir(l->dir, "optimizer"), "use_mup", json_is_true(mup), "shard_tp",
-                  (int)t->tp, "shard_pp", (int)t->pp);
+    json_t *facts = json_pack("{s:s, s:b, s:b, s:b, s:b, s:b, s:i, s:i}", "format", "nanotron",
+                              "has_model_config", l->cat->config != NULL, "has_config_yaml",
+                              l->config != NULL, "has_checkpoint_metadata", l->meta != NULL,
+                              "optimizer", ckpt_dir_has_dir(l->dir, "optimizer"), "use_mup",
+                              json_is_true(mup), "shard_tp", (int)t->tp, "shard_pp", (int)t->pp);
 
     if (!facts || json_object_update_new(l->cat->about, facts) < 0)
         return ckpt_nomem(err);
@@ -217,14 +220,77 @@ static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options 
     return describe(&l, &t, err);
 }
 
+/* The folder with the weights. */
+#define WEIGHTS "model"
+
 static enum ckpt_evidence nanotron_probe(struct ckpt_dir *dir)
 {
-    if (!ckpt_dir_has_dir(dir, "model"))
+    if (!ckpt_dir_has_dir(dir, WEIGHTS))
         return CKPT_NOT_MINE;
     bool nested = ckpt_dir_has_dir(dir, "model/model") || ckpt_dir_has_dir(dir, "model/module");
     if (ckpt_dir_has_file(dir, "model_config.json"))
         return nested ? CKPT_BY_MAGIC : CKPT_BY_NAMES;
     return nested && ckpt_dir_has_file(dir, "config.yaml") ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+}
+
+/* ---- weights alone ---- */
+
+enum { MOST_LOOKED_AT = 64 }; /* folders, on the way to the first weight */
+
+static bool is_weight(const struct ckpt_entry *e, bool is_top)
+{
+    struct ckpt_nt_name name;
+
+    /* every parameter is one of a module, which is a folder; beside folders of modules, a file such
+     * as model_fp16.safetensors is something else */
+    return e->kind == CKPT_ENTRY_FILE && !is_top && ckpt_nt_name_parse(e->name, &name);
+}
+
+/* Is the folder a run's, a step's, or a Hugging Face model's? Then its names are not those of
+ * modules. */
+static bool is_own_checkpoint(const struct ckpt_dir *dir)
+{
+    return ckpt_dir_has_file(dir, "latest.txt") || ckpt_dir_has_file(dir, "model_config.json") ||
+           ckpt_dir_has_file(dir, "config.yaml") || ckpt_dir_has_file(dir, "config.json");
+}
+
+/* Is there a weight's file somewhere below the folder? *left is how many folders may still be
+ * looked at. */
+static bool has_weights_below(struct ckpt_dir *dir, bool is_top, int *left)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    struct ckpt_entry e;
+    bool found = false;
+
+    if ((*left)-- <= 0 || is_own_checkpoint(dir) || ckpt_entries_read(dir, &entries, NULL) < 0)
+        return false;
+    while (!found && *left > 0 && ckpt_entries_next(&entries, &e)) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+        found = is_weight(&e, is_top) ||
+                (e.kind == CKPT_ENTRY_DIR && ckpt_dir_open_below(dir, e.name, &below, NULL) == 0 &&
+                 has_weights_below(below, false, left));
+    }
+    return found;
+}
+
+/* nanotron's save_weights writes model/ with a folder for each module, down to the files of its
+ * parameters, and nothing of what nanotron's trainer writes around it. A folder that is called
+ * model itself is the inside of such a checkpoint, and not one whose modules lie below another. */
+static enum ckpt_evidence nanotron_guess(struct ckpt_dir *dir)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *weights = NULL;
+    int left = MOST_LOOKED_AT;
+
+    if (strcmp(ckpt_dir_real_name(dir), WEIGHTS) == 0 || !ckpt_dir_has_dir(dir, WEIGHTS) ||
+        ckpt_dir_open_below(dir, WEIGHTS, &weights, NULL) < 0)
+        return CKPT_NOT_MINE;
+    return has_weights_below(weights, true, &left) ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+}
+
+static bool nanotron_has_weights_in(struct ckpt_dir *above, const char *name)
+{
+    return strcmp(name, WEIGHTS) == 0 && (!above || nanotron_probe(above) != CKPT_NOT_MINE ||
+                                          nanotron_guess(above) != CKPT_NOT_MINE);
 }
 
 static char *nanotron_latest(struct ckpt_dir *run)
@@ -253,6 +319,8 @@ const struct ckpt_reader ckpt_reader_nanotron = {
     .after_marker = "optimizer/",
     .rewrites = rewrites,
     .probe = nanotron_probe,
+    .guess = nanotron_guess,
+    .has_weights_in = nanotron_has_weights_in,
     .load = nanotron_load,
     .objects = nanotron_objects,
     .latest = nanotron_latest,
