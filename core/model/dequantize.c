@@ -21,8 +21,9 @@ struct dequantize {
     struct ckpt_weight_map *map;
     uint64_t block[2];
     enum ckpt_dtype dtype;
-    bool quantized;    /* by its configuration */
-    const char **name; /* new name of each tensor; NULL: the tensor was used up */
+    bool quantized;        /* by its configuration */
+    const char *elsewhere; /* how else its weights are dequantised; or NULL */
+    const char **name;     /* new name of each tensor; NULL: the tensor was used up */
     struct ckpt_err *err;
 };
 
@@ -62,8 +63,9 @@ static int check_has_scales(const struct dequantize *d, const struct ckpt_tensor
         return 0;
     return ckpt_fail(d->err, CKPT_MISSING,
                      "'%s' is %s, without scales '%s" SCALE_INV
-                     "': only block-scaled FP8 and MXFP4 can be dequantised",
-                     t->name, ckpt_dtype_name(t->dtype), t->name);
+                     "': only block-scaled FP8 and MXFP4 can be dequantised%s%s",
+                     t->name, ckpt_dtype_name(t->dtype), t->name, d->elsewhere ? "; " : "",
+                     d->elsewhere ? d->elsewhere : "");
 }
 
 /* ---- MXFP4 ---- */
@@ -154,6 +156,7 @@ static void read_config(struct dequantize *d, const json_t *config)
         !ckpt_dtype_is_castable(d->dtype))
         d->dtype = CKPT_BF16;
     d->quantized = quant;
+    d->elsewhere = ckpt_config_dequantized_by(config);
     for (size_t i = 0; i < 2; i++) {
         const json_int_t n = json_integer_value(json_array_get(block, i));
         d->block[i] = n > 0 ? (uint64_t)n : BLOCK;

@@ -252,11 +252,20 @@ static int check_weight(const struct merge *m, size_t index)
 {
     const struct ckpt_tensor *t = &m->cat->tensors.ptr[index];
 
+    const char *elsewhere = ckpt_config_dequantized_by(m->opt->config),
+               *dtype = ckpt_dtype_name((enum ckpt_dtype)t->dtype);
+
     if (ckpt_dtype_is_castable((enum ckpt_dtype)t->dtype))
         return 0;
+    if (elsewhere)
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                         "the base's '%s' is %s, and the option dequantize does not know such "
+                         "weights. Two steps work: %s; and lora=merge with base=DIR. Or give the "
+                         "model before it was quantised as base=",
+                         t->name, dtype, elsewhere);
     return ckpt_fail(m->err, CKPT_UNSUPPORTED,
                      "the base's '%s' is %s: quantised weights merge with the option dequantize",
-                     t->name, ckpt_dtype_name((enum ckpt_dtype)t->dtype));
+                     t->name, dtype);
 }
 
 /* ---- one pair of matrices ---- */

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/vec.h"
 
 enum {
     LEVELS = 2,       /* below the step */
@@ -71,18 +72,58 @@ static bool is_state(const char *name)
     return name[0] == '.' || ckpt_one_of(name, folders) || ckpt_reader_is_staging(name);
 }
 
+/* A folder in a step that is no checkpoint itself. */
+struct container {
+    struct ckpt_dir *dir;
+    char *path; /* from the step */
+};
+
 /* The checkpoints in a step. */
 struct models {
     struct ckpt_dir *dir; /* of the first */
     const struct ckpt_reader *reader;
     char *place, *other; /* paths of the first and the second, from the step */
+    CKPT_VEC(struct container) containers;
 };
 
 static void models_release(struct models *m)
 {
+    for (size_t i = 0; i < m->containers.len; i++) {
+        ckpt_dir_unref(m->containers.ptr[i].dir);
+        free(m->containers.ptr[i].path);
+    }
+    ckpt_vec_release(&m->containers);
     ckpt_dir_unref(m->dir);
     free(m->place);
     free(m->other);
+}
+
+/* Note a checkpoint, whose path is taken over. */
+static void note_model(struct models *m, const struct ckpt_reader *reader, struct ckpt_dir **dir,
+                       char **path)
+{
+    if (m->reader) {
+        m->other = ckpt_steal(path);
+        return;
+    }
+    m->reader = reader;
+    m->dir = ckpt_steal(dir);
+    m->place = ckpt_steal(path);
+}
+
+static int note_container(struct models *m, struct ckpt_dir *dir, const char *path,
+                          struct ckpt_err *err)
+{
+    struct container c = {.dir = dir};
+
+    if (m->containers.len == MOST_FOLDERS)
+        return 0;
+    if (!(c.path = strdup(path)) || ckpt_vec_push(&m->containers, c) < 0) {
+        free(c.path);
+        return ckpt_nomem(err);
+    }
+    (void)ckpt_dir_ref(dir);
+    return 0;
 }
 
 static int look_into(struct ckpt_dir *dir, const char *path, int levels, struct models *m,
@@ -99,16 +140,11 @@ static int look_at_folder(struct ckpt_dir *dir, const char *path, const char *na
     if (ckpt_dir_open_below(dir, name, &inner, NULL) < 0)
         return 0;
     const struct ckpt_reader *reader = ckpt_reader_probe(inner, NULL);
-    if (!reader)
-        return levels > 1 ? look_into(inner, place, levels - 1, m, err) : 0;
-    if (m->reader) {
-        m->other = ckpt_steal(&place);
-        return 0;
-    }
-    m->reader = reader;
-    m->dir = ckpt_steal(&inner);
-    m->place = ckpt_steal(&place);
-    return 0;
+    if (!reader && note_container(m, inner, place, err) < 0)
+        return -1;
+    if (reader)
+        note_model(m, reader, &inner, &place);
+    return !reader && levels > 1 ? look_into(inner, place, levels - 1, m, err) : 0;
 }
 
 /* Look into the folders of dir, which is at `path` below the step. A folder that is named like a
@@ -130,6 +166,60 @@ static int look_into(struct ckpt_dir *dir, const char *path, int levels, struct 
     return 0;
 }
 
+/* ---- a run of its own in the step: NeMo-RL's Megatron saves into a folder for runs ---- */
+
+/* The step that a format's pointer file in the folder names, new; NULL: there is none. */
+static char *pointed_at(struct ckpt_dir *dir)
+{
+    char *latest = NULL;
+
+    for (size_t r = 0; !latest && ckpt_reader_list[r]; r++)
+        latest = ckpt_reader_list[r]->latest ? ckpt_reader_list[r]->latest(dir) : NULL;
+    return latest;
+}
+
+static int look_at_step(const struct container *in, const char *name, struct models *m,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", in->path, name);
+    const struct ckpt_reader *reader;
+
+    if (!path)
+        return ckpt_nomem(err);
+    if (ckpt_dir_open_below(in->dir, name, &dir, NULL) == 0 &&
+        (reader = ckpt_reader_probe(dir, NULL)))
+        note_model(m, reader, &dir, &path);
+    return 0;
+}
+
+static bool is_step_of_format(const struct ckpt_entry *e)
+{
+    return e->kind == CKPT_ENTRY_DIR && !e->is_link && ckpt_reader_is_step_name(e->name) &&
+           !ckpt_reader_is_staging(e->name);
+}
+
+/* Look at the folders that are named like a format's steps: at the one that a pointer file names,
+ * or at all. The pointer is only asked for where there are several. */
+static int look_for_steps(const struct container *in, struct models *m, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
+    ckpt_cleanup(ckpt_freep) char *latest = NULL;
+    struct ckpt_entry e;
+    int n = 0;
+
+    if (ckpt_entries_read(in->dir, &entries, NULL) < 0)
+        return 0;
+    while (ckpt_entries_next(&entries, &e))
+        n += is_step_of_format(&e);
+    latest = n > 1 ? pointed_at(in->dir) : NULL;
+    for (entries.at = 0; !m->other && ckpt_entries_next(&entries, &e);)
+        if (is_step_of_format(&e) && (!latest || strcmp(e.name, latest) == 0) &&
+            look_at_step(in, e.name, m, err) < 0)
+            return -1;
+    return 0;
+}
+
 /* Look where another step has its model. */
 static const struct ckpt_reader *probe_at(struct ckpt_dir **dir, const char *place)
 {
@@ -146,7 +236,13 @@ static const struct ckpt_reader *find_model(struct ckpt_dir **dir, char **place,
 
     if (reader)
         return reader;
-    if (look_into(*dir, "", LEVELS, &m, err) < 0 || !m.reader)
+    if (look_into(*dir, "", LEVELS, &m, err) < 0)
+        return NULL;
+    const bool none = !m.reader;
+    for (size_t i = 0; none && !m.other && i < m.containers.len; i++)
+        if (look_for_steps(&m.containers.ptr[i], &m, err) < 0)
+            return NULL;
+    if (!m.reader)
         return NULL;
     if (m.other) {
         *err = (struct ckpt_err){0};

@@ -6,7 +6,10 @@
  * (step_10/policy/weights), prime-rl (step_10/trainer), verl (global_step_10/actor), SkyRL
  * (global_step_10/policy). So a step is a folder with one model in it: where a folder named like a
  * step is no checkpoint itself, and exactly one folder in it, at most two levels down, is one, that
- * is the step. Folders with a trainer's state do not count. */
+ * is the step. Folders with a trainer's state do not count. Where none is, such a folder may hold a
+ * format's own steps, of which the one that its pointer file names, or the only one, is the model:
+ * NeMo-RL with Megatron writes step_10/policy/weights/iter_0000000. That is looked for last, and by
+ * a listing of each folder, so that a step whose model is found before costs nothing more. */
 #pragma once
 
 #include <stdbool.h>

@@ -20,21 +20,19 @@ static bool component_ok(const char *s, size_t len)
            !(len == 2 && s[0] == '.' && s[1] == '.');
 }
 
-/* May a file of a view have this path? FORMAT if it is empty, absolute, has empty components, "."
- * or "..", or is longer than a file system takes. */
-static int check_path(const char *path, struct ckpt_err *err)
+bool ckpt_vfiles_path_ok(const char *path)
 {
     const char *s = path;
     size_t depth = 0;
-    bool ok = strlen(path) < PATH_MAX;
 
+    if (strlen(path) >= PATH_MAX)
+        return false;
     for (;;) {
         size_t len = strcspn(s, "/");
-        ok = ok && component_ok(s, len) && ++depth <= MAX_DEPTH;
-        if (!ok)
-            return ckpt_fail(err, CKPT_FORMAT, "'%s' cannot be the path of a file in a view", path);
+        if (!component_ok(s, len) || ++depth > MAX_DEPTH)
+            return false;
         if (!s[len])
-            return 0;
+            return true;
         s += len + 1;
     }
 }
@@ -93,7 +91,7 @@ static struct ckpt_vnode *child_of(struct build *b, struct ckpt_vdir_file *f, si
 }
 
 /* The directory of the files [lo, hi), whose paths are alike before byte `at`. Depth is bounded by
- * check_path. */
+ * ckpt_vfiles_path_ok. */
 static struct ckpt_vnode *dir_of(struct build *b, struct ckpt_vdir_file *f, size_t lo, size_t hi,
                                  size_t at)
 {
@@ -287,8 +285,8 @@ static int add_sides(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt
             return ckpt_nomem(err);
     for (size_t i = 0; i < opt->nside; i++) {
         const char *path = opt->side[i].path;
-        if (check_path(path, err) < 0)
-            return -1;
+        if (!ckpt_vfiles_path_ok(path))
+            return ckpt_fail(err, CKPT_FORMAT, "'%s' cannot be the path of a file in a view", path);
         if (ckpt_map_find(&generated, path) == CKPT_NONE &&
             !(weights && strcmp(path, CKPT_VFILES_INDEX) == 0) &&
             add_side(f, &opt->side[i], opt->mtime_ns, err) < 0)

@@ -3,6 +3,7 @@
  * any order, and makes a tree of them (view/vtree.c). */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,6 +32,10 @@ struct ckpt_vfiles {
 
 /* Free all of it, for a list that no tree was made of. */
 void ckpt_vfiles_release(struct ckpt_vfiles *f);
+
+/* May a file of a view have this path? Not if it is empty, absolute, has empty components, "." or
+ * "..", or is longer or deeper than a view has. */
+bool ckpt_vfiles_path_ok(const char *path);
 
 /* Add a file whose node is complete but for its name; path and node are the arena's. */
 int ckpt_vfiles_add(struct ckpt_vfiles *f, const char *path, struct ckpt_vnode *node,

@@ -3,7 +3,6 @@
 #include "view/shards.h"
 
 #include <assert.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +11,7 @@
 #include "base/str.h"
 #include "container/safetensors.h"
 #include "tensor/fqn.h"
+#include "view/files.h"
 
 void ckpt_shards_release(struct ckpt_shards *s)
 {
@@ -207,13 +207,16 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
 
 /* ---- by a map ---- */
 
+/* Check where a map puts a tensor: a file in the model's directory, or in folders of it, which a
+ * view has, too. */
 static int check_file_name(const char *tensor, const char *name, struct ckpt_err *err)
 {
-    if (!ckpt_has_suffix(name, ".safetensors") || strchr(name, '/') || name[0] == '.' ||
-        strlen(name) > NAME_MAX)
+    if (!ckpt_has_suffix(name, ".safetensors") || !ckpt_vfiles_path_ok(name) || name[0] == '.' ||
+        strstr(name, "/."))
         return ckpt_fail(err, CKPT_FORMAT,
-                         "weight_map: '%s' lies in '%s', expected the plain name of a .safetensors "
-                         "file",
+                         "weight_map: '%s' lies in '%s', expected a .safetensors file in the "
+                         "model's directory or in a folder of it, such as "
+                         "'shards/model-00001-of-00002.safetensors', without '..' and hidden names",
                          tensor, name);
     return 0;
 }

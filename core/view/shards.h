@@ -50,7 +50,8 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
 
 /* Split by the map of an index. Tensors that it does not name go into the
  * last of its files (by name) that is used; files without tensors are left out. MISSING: it names
- * none of the tensors, or there are none. FORMAT: a file name is not a plain "*.safetensors". */
+ * none of the tensors, or there are none. FORMAT: a file is not a "*.safetensors" in the model's
+ * directory or in folders of it. */
 int ckpt_shards_by_map(const struct ckpt_catalog *cat, const struct ckpt_weight_map *map,
                        struct ckpt_shards *ret, struct ckpt_err *err);
 

@@ -262,6 +262,20 @@ class Reading(Case):
             self.assertEqual(len(json.loads(r.stdout)["steps"]) if r.returncode == 0 else r.stderr, 39)
             self.assertLess(len(s.requests("list")), 20)
 
+    def test_steps_with_a_folder_for_runs(self):
+        """NeMo-RL with Megatron: what lies three folders down in each step costs no more than what lies in the step itself."""
+        iteration = os.path.join(SOURCE, "tests", "golden", "megatron", "m19_llama_tp2pp2", "run", "iter_0000010")
+        asked = []
+        for place in ("", "policy/weights/iter_0000000/"):
+            with Store() as s:
+                for step in range(10, 400, 10):
+                    s.put_folder("b", f"run/step_{step}/{place}", iteration)
+                r = run(s, "info", "s3://b/run", "--json")
+                self.assertEqual(len(json.loads(r.stdout)["steps"]) if r.returncode == 0 else r.stderr, 39)
+                asked.append((len(s.requests("list")), len(s.requests("get"))))
+        self.assertEqual(asked[0], asked[1])
+        self.assertLess(asked[0][0], 20)
+
     def test_info_tells_of_the_store(self):
         with Store() as s:
             s.put_folder("b", "run/", GOLDEN)

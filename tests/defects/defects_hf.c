@@ -39,6 +39,33 @@ static void link_out(struct tree *t)
     tree_link(t, "/etc/passwd", F2);
 }
 
+static void in_folders(struct tree *t)
+{
+    tree_dirs(t, "x/y/");
+    tree_st(t, "x/y/" F2, "{" U8("c", 0, 4) "}", 4);
+    index_text(t, "{\"a\":\"" F1 "\",\"b\":\"" F1 "\",\"c\":\"x/y/" F2 "\"}");
+}
+
+static void folder_missing(struct tree *t)
+{
+    in_folders(t);
+    index_text(t, "{\"c\":\"x/z/" F2 "\"}");
+}
+
+static void file_in_folder_link_out(struct tree *t)
+{
+    in_folders(t);
+    tree_delete(t, "x/y/" F2);
+    tree_link(t, "/etc/passwd", "x/y/" F2);
+}
+
+static void folder_link_out(struct tree *t)
+{
+    in_folders(t);
+    tree_link(t, "/etc", "x/out");
+    index_text(t, "{\"c\":\"x/out/passwd\"}");
+}
+
 static void missing_file(struct tree *t) { tree_delete(t, F2); }
 
 static void tensor_elsewhere(struct tree *t)
@@ -187,6 +214,10 @@ static const struct lie lies[] = {
     {"index_array", index_array, CKPT_FORMAT, INDEX, "not a JSON object"},
     {"index_garbage", index_garbage, CKPT_FORMAT, INDEX, "not valid JSON"},
     {"link_out", link_out, CKPT_UNSUPPORTED, F2, "leads out of"},
+    {"sound_in_folders", in_folders, CKPT_OK, NULL, NULL},
+    {"folder_missing", folder_missing, CKPT_MISSING, "x/z/" F2, "No such file"},
+    {"file_in_folder_link_out", file_in_folder_link_out, CKPT_UNSUPPORTED, F2, "leads out of"},
+    {"folder_link_out", folder_link_out, CKPT_UNSUPPORTED, "x/out/passwd", "leads out of"},
     {"missing_file", missing_file, CKPT_MISSING, F2, "No such file"},
     {"tensor_elsewhere", tensor_elsewhere, CKPT_MISSING, F1, "lacks tensor 'c'"},
     {"tensor_missing", tensor_missing, CKPT_MISSING, F2, "lacks tensor 'z'"},

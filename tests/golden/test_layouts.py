@@ -105,6 +105,45 @@ class Layouts(unittest.TestCase):
             self.assertEqual(json.loads(info.stdout)["steps"], ["global_step_5", "global_step_20"])
             self.assertIn("step global_step_20", json.loads(info.stdout)["source"])
 
+    def test_megatron_of_nemo_rl(self):
+        """Its checkpoint manager makes step_N/policy/weights, and Megatron-Bridge saves into that as into the folder of a run: iter_0000000 and a tracker."""
+        case = os.path.join(next(roots()), "megatron", "m19_llama_tp2pp2")
+        iteration, base = os.path.join(case, "run", "iter_0000010"), os.path.join(case, "base")
+        with tempfile.TemporaryDirectory() as tmp:
+            run = os.path.join(tmp, "results")
+
+            def save(step, part="policy", name="iter_0000000", tracker="0"):
+                weights = os.path.join(run, step, part, "weights")
+                shutil.copytree(iteration, os.path.join(weights, name))
+                if tracker is not None:
+                    with open(os.path.join(weights, "latest_checkpointed_iteration.txt"), "w") as f:
+                        f.write(tracker)
+                os.makedirs(os.path.join(run, step, part, "optimizer"), exist_ok=True)
+                return os.path.join(weights, name)
+
+            def info(path, *options):
+                return subprocess.run([CKPT, "info", "--json", path, *options], capture_output=True, text=True)
+            first = save("step_5")
+            last = save("step_10", tracker=None)
+            self.same(base, [iteration, first, os.path.dirname(first), os.path.join(run, "step_5"), last, os.path.join(run, "step_10"), run])
+            self.assertEqual(json.loads(info(run).stdout)["steps"], ["step_5", "step_10"])
+            # the tracker decides among several
+            shutil.copytree(first, os.path.join(os.path.dirname(first), "iter_0000003"))
+            os.remove(os.path.join(os.path.dirname(first), "iter_0000003", ".metadata"))
+            self.same(base, [iteration, os.path.join(run, "step_5")])
+            os.remove(os.path.join(os.path.dirname(first), "latest_checkpointed_iteration.txt"))
+            shutil.copytree(first, os.path.join(os.path.dirname(first), "iter_0000007"))
+            said = info(os.path.join(run, "step_5"))
+            self.assertEqual(said.returncode, 1)
+            self.assertIn("holds two models, 'policy/weights/iter_0000000' and 'policy/weights/iter_000000", said.stderr)
+            self.assertIn("-o part=policy/weights/iter_0000000", said.stderr)
+            self.assertEqual(info(os.path.join(run, "step_5"), "-o", "part=policy/weights/iter_0000007").returncode, 0)
+            # two models in a step, and a model that is found without looking for steps
+            save("step_10", "value")
+            self.assertIn("'policy/weights/iter_0000000' and 'value/weights/iter_0000000'", info(os.path.join(run, "step_10")).stderr)
+            shutil.copytree(iteration, os.path.join(run, "step_10", "export"))
+            self.same(base, [iteration, os.path.join(run, "step_10")])
+
     def test_folders_of_weights(self):
         """Whoever names the folder of weights alone means the checkpoint, whose config is in the folder above; if its weights are those."""
         case = os.path.join(next(roots()), "megatron", "n16_llama_tp2")

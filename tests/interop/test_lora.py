@@ -502,6 +502,32 @@ class Lora(unittest.TestCase):
         self.base = ordinary
         self.same(got, self.theirs(torch.bfloat16))
 
+    def test_a_base_of_bitsandbytes(self):
+        """Only transformers dequantises it. The error names the two steps, and the second one is PEFT's merge."""
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=4, target_modules=LINEAR)
+        packed = os.path.join(self.tmp.name, "packed")
+        shutil.copytree(self.base, packed)
+        for load, dtype in (({"load_in_4bit": True}, torch.uint8), ({"load_in_8bit": True}, torch.int8)):
+            for name in [f for f in os.listdir(packed) if f.endswith(".safetensors")]:
+                file = load_file(os.path.join(self.base, name))
+                save_file({k: torch.zeros(t.shape if dtype == torch.int8 else (t.numel() // 2, 1), dtype=dtype) if "_proj.weight" in k else t
+                           for k, t in file.items()}, os.path.join(packed, name), {"format": "pt"})
+            with open(os.path.join(self.base, "config.json")) as f:
+                config = json.load(f)
+            with open(os.path.join(packed, "config.json"), "w") as f:
+                json.dump(config | {"quantization_config": {"quant_method": "bitsandbytes"} | load}, f)
+            args = ("export", self.adapter, os.path.join(self.tmp.name, "no"), "-o", "lora=merge", "-o", f"base={packed}")
+            said = self.run_ckpt(*args, check=False).stderr
+            for words in ("_proj.weight' is", "model.dequantize()", "save_original_format=False", "lora=merge with base=DIR", "before it was quantised"):
+                self.assertIn(words, said)
+            said = self.run_ckpt(*args, "-o", "dequantize", check=False).stderr
+            self.assertIn("transformers dequantises those of bitsandbytes: model = model.dequantize()", said)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
+        plain.save_pretrained(os.path.join(self.tmp.name, "plain"), save_original_format=False)
+        self.base = os.path.join(self.tmp.name, "plain")
+        self.same(self.ours(), self.theirs(torch.bfloat16))
+
     def test_mxfp4_experts(self):
         """What people train gpt-oss with: adapters of stacked experts, on a base that stays quantised."""
         config = transformers.GptOssConfig(**{**COMMON, "intermediate_size": 96}, num_local_experts=4, num_experts_per_tok=2)

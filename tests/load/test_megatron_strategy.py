@@ -39,6 +39,14 @@ def torch_dist_as_megatron_reads_it(top):
     ranks("torch_dist", top)
 
 
+def state_dicts_without_tensors(top):
+    ranks("objects", top)
+
+
+def what_a_save_strategy_writes_by_itself(top):
+    ranks("without_config", top)
+
+
 def zarr_which_megatron_no_longer_reads(top):
     ranks("zarr", top)
 
@@ -169,6 +177,102 @@ def wrong_on_one_rank(iteration):
     assert (wrong["norm"].data == 7.0).all()
 
 
+def made_on_rank_0(top, name):
+    """A folder that all ranks see."""
+    folder = os.path.join(top, name)
+    if dist.get_rank() == 0:
+        os.makedirs(folder)
+    dist.barrier()
+    return folder
+
+
+def few(tensor, fill=True):
+    """Objects and common values, and on one rank perhaps a tensor."""
+    from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+    rank = dist.get_rank()
+    out = {"object": ShardedObject("rng", {"rank": rank} if fill else None, (2,), (rank,), replica_id=0), "step": 17}
+    if tensor and rank == 1:
+        out["norm"] = ShardedTensor.from_rank_offsets("norm.weight", whole("norm", 16) if fill else torch.full((16,), 7.0, dtype=torch.bfloat16))
+    return out
+
+
+def objects(top):
+    """Nothing is opened for tensors where no rank has one: the first checkpoint has none at all, which no view shows."""
+    from megatron.core import dist_checkpointing
+    from ckptfs.megatron import LoadShardedStrategy, load
+    for name, tensor in (("none", False), ("one", True)):
+        folder = made_on_rank_0(top, name)
+        dist_checkpointing.save(few(tensor), folder, ("torch_dist", 1))
+        dist.barrier()
+        for wants in (False, True)[:1 + tensor]:
+            strategy = LoadShardedStrategy(readers="once")
+            theirs = dist_checkpointing.load(few(wants, False), folder)
+            ours = dist_checkpointing.load(few(wants, False), folder, strategy)
+            equal(theirs, ours)
+            assert ours["object"] == {"rank": dist.get_rank()} and ours["step"] == 17 and ("norm" in ours) == (wants and dist.get_rank() == 1), ours
+            assert strategy.stats["read_bytes"] == (32 if wants else 0), strategy.stats
+            equal(load(few(wants, False), folder), ours)
+            got, missing, unexpected = load(few(wants, False), folder, strict="return_all")
+            equal(got, ours)
+            assert missing == ({"norm.weight"} if tensor and not wants else set()) and unexpected == set(), (missing, unexpected)
+        has = {"norm.weight"} if tensor else set()
+        assert set(LoadShardedStrategy().load_tensors_metadata(folder)) == set(dist_checkpointing.load_tensors_metadata(folder)) == has
+    only_common = made_on_rank_0(top, "common")
+    dist_checkpointing.save({"common": (3, 5)}, only_common, ("torch_dist", 1))
+    dist.barrier()
+    equal(dist_checkpointing.load({}, only_common), dist_checkpointing.load({}, only_common, LoadShardedStrategy()))
+    try:
+        LoadShardedStrategy().load_tensors_metadata(os.path.join(top, "nowhere"))
+    except Exception as e:
+        assert "nowhere" in str(e), e
+    else:
+        raise AssertionError("no error")
+
+
+def without_config(top):
+    """A load strategy that is called without dist_checkpointing reads a folder without metadata.json, and says that it is missing. Other views refuse it."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+    import ckptfs
+    from ckptfs.megatron import LoadShardedStrategy
+    folder, empty = made_on_rank_0(top, "saved"), made_on_rank_0(top, "empty")
+
+    def wanted(fill=False):
+        state = few(True, fill)
+        word = whole("words", 96, 16).chunk(2, 0)[dist.get_rank()].clone()
+        state["words"] = ShardedTensor.from_rank_offsets("embedding.word_embeddings.weight", word if fill else torch.full_like(word, 7.0),
+                                                         (0, dist.get_rank(), 2))
+        if not fill:
+            del state["step"]
+        return state
+    dist_checkpointing.save(wanted(True), folder, ("torch_dist", 1))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.remove(os.path.join(folder, "metadata.json"))
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        LoadShardedStrategy(readers="once").load(wanted(), folder)
+    assert any("metadata.json is missing" in str(w.message) for w in said) == (dist.get_rank() == 0), [str(w.message) for w in said]
+    try:
+        ckptfs.open(folder)
+    except ckptfs.NotFoundError as e:
+        assert "the save was not finished: metadata.json is missing" in str(e), e
+    else:
+        raise AssertionError("no error")
+    equal(TorchDistLoadShardedStrategy().load(wanted(), folder), LoadShardedStrategy(readers="once").load(wanted(), folder))
+    assert {k: type(v) for k, v in LoadShardedStrategy().load_sharded_metadata(folder).items()} == \
+        {k: type(v) for k, v in TorchDistLoadShardedStrategy().load_sharded_metadata(folder).items()}
+    try:
+        LoadShardedStrategy().load(wanted(), empty)
+    except CheckpointingException as e:
+        assert empty in str(e) and "neither metadata.json nor .metadata" in str(e), e
+    else:
+        raise AssertionError("no error")
+
+
 def zarr(top):
     from megatron.core.dist_checkpointing.core import CheckpointingException
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
@@ -200,7 +304,7 @@ if __name__ == "__main__":
         numpy.product = numpy.prod  # 0.15 asks for numpy 1
         if not torch.cuda.is_available():  # Megatron waits for a device that is not there
             torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
-        {"torch_dist": torch_dist, "zarr": zarr}[sys.argv[-2]](sys.argv[-1])
+        {"torch_dist": torch_dist, "objects": objects, "without_config": without_config, "zarr": zarr}[sys.argv[-2]](sys.argv[-1])
         dist.barrier()
         end_rank()
-    run_in_folders((torch_dist_as_megatron_reads_it, zarr_which_megatron_no_longer_reads, without_megatron_it_says_what_to_install))
+    run_in_folders((torch_dist_as_megatron_reads_it, state_dicts_without_tensors, what_a_save_strategy_writes_by_itself, zarr_which_megatron_no_longer_reads, without_megatron_it_says_what_to_install))

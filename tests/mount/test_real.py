@@ -113,6 +113,30 @@ class Real(Case):
                 self.assertGreater(json.load(f)["source"]["read_bytes"], 16000000)
         self.assertEqual(ckpt("verify", self.run_dir, out).returncode, 0)
 
+    def test_shards_in_folders_stay_there(self):
+        """An index may name files in folders: a mount and an export have the same folders, and every file is the same one."""
+        folder = os.path.join(self.run_dir, "model")
+        tensors = write_model(folder, 1, 40)
+        os.remove(os.path.join(folder, "model.safetensors"))
+        where = {name: f"shards/{'ab'[k % 2]}/model.safetensors" for k, name in enumerate(sorted(tensors))}
+        for file in sorted(set(where.values())):
+            os.makedirs(os.path.dirname(os.path.join(folder, file)))
+            write_safetensors(os.path.join(folder, file), {k: v for k, v in tensors.items() if where[k] == file})
+        total = sum(len(data) for _, _, data in tensors.values())
+        head = {"total_parameters": total // 2, "total_size": total}
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            f.write(json.dumps({"metadata": head, "weight_map": where}, indent=2) + "\n")
+        want = digests(folder)
+        del want["config.json"]  # it is written anew
+        out = os.path.join(self.tmp, "out")
+        self.assertEqual(ckpt("export", folder, out).returncode, 0)
+        exported = digests(out)
+        with self.mount(folder):
+            self.assertEqual(digests(self.mnt), exported)
+        exported.pop("config.json")
+        self.assertEqual(exported, want)
+        self.assertEqual(ckpt("verify", folder, out).returncode, 0)
+
     def test_golden_nanotron_equals_the_official_conversion(self):
         with open(os.path.join(GOLDEN + ".expected", "model.safetensors"), "rb") as f:
             want = f.read()

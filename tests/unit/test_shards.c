@@ -222,15 +222,46 @@ TEST(shards, a_map_decides_and_the_rest_goes_to_its_last_file)
     ckpt_shards_release(&s);
 }
 
+TEST(shards, a_map_may_name_files_in_folders)
+{
+    struct ckpt_shards s;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(map_split("{\"t0\": \"z.safetensors\", \"t1\": \"a/b/x.safetensors\", "
+                       "\"t2\": \"a/y.safetensors\", \"t3\": \"a/b/x.safetensors\"}",
+                       &s, &err));
+    CHECK_EQ(s.nfile, 3);
+    CHECK_STR(s.name[0], "a/b/x.safetensors");
+    CHECK_STR(s.name[1], "a/y.safetensors");
+    CHECK(s.file[0] == 2 && s.file[1] == 0 && s.file[2] == 1 && s.file[3] == 0);
+    ckpt_shards_release(&s);
+}
+
 TEST(shards, a_map_with_strange_files_is_refused)
 {
     struct ckpt_shards s;
     struct ckpt_err err = {0};
 
-    CHECK_FAILS(map_split("{\"t0\": \"../a.safetensors\"}", &s, &err), CKPT_FORMAT, "plain name");
-    CHECK_FAILS(map_split("{\"t0\": \"/a.safetensors\"}", &s, &err), CKPT_FORMAT, "plain name");
-    CHECK_FAILS(map_split("{\"t0\": \".safetensors\"}", &s, &err), CKPT_FORMAT, "plain name");
-    CHECK_FAILS(map_split("{\"t0\": \"config.json\"}", &s, &err), CKPT_FORMAT, "plain name");
+    static const char *const strange[] = {"../a.safetensors",
+                                          "/a.safetensors",
+                                          ".safetensors",
+                                          "config.json",
+                                          "a/../b.safetensors",
+                                          "a//b.safetensors",
+                                          "./b.safetensors",
+                                          ".hidden/b.safetensors",
+                                          "a/.safetensors",
+                                          "a.safetensors/",
+                                          "",
+                                          "a/b.bin"};
+    char json[100];
+
+    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
+        (void)snprintf(json, sizeof json, "{\"t0\": \"%s\"}", strange[i]);
+        err = (struct ckpt_err){0};
+        CHECK_FAILS(map_split(json, &s, &err), CKPT_FORMAT,
+                    "in the model's directory or in a folder");
+    }
     CHECK_FAILS(map_split("{\"t0\": \"pytorch_model.bin\"}", &s, &err), CKPT_FORMAT, "t0");
     CHECK_FAILS(map_split("{\"x\": \"a.safetensors\"}", &s, &err), CKPT_MISSING, "none");
     CHECK_FAILS(map_split("{}", &s, &err), CKPT_MISSING, "none");
@@ -268,4 +299,4 @@ TESTS(T(shards, sizes_are_decimal), T(shards, tensors_fill_files_in_order),
       T(shards, names_are_ordered_as_a_saved_state_dict),
       T(shards, sorting_moves_blocks_as_a_whole),
       T(shards, a_map_decides_and_the_rest_goes_to_its_last_file),
-      T(shards, a_map_with_strange_files_is_refused))
+      T(shards, a_map_may_name_files_in_folders), T(shards, a_map_with_strange_files_is_refused))

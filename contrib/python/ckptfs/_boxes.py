@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from ._library import CkptError
+from ._library import CkptError, Stats
 from ._load import make_options, run_together
 from ._state_dict import Spec, together
 from ._targets import Copy, Entry, device_of
@@ -153,10 +153,12 @@ def fill_boxes(
     load_options: Mapping[str, Any] | None,
     progress: bool | Callable[[int, int], None],
     check: Callable[[View], None] | None = None,
+    may_be_empty: bool = False,
 ) -> dict[str, int | float]:
     """Do what load_boxes does, for a view that is opened by Spec(*source).
 
     check(view) is called on every rank before anything is read; what it raises fails all ranks.
+    With may_be_empty the view is not opened if no rank has a box: statistics are zeros then.
     """
 
     def prepare():
@@ -165,6 +167,8 @@ def fill_boxes(
         return native, spec, mine, device_of([mine])
 
     with together(process_group, no_dist, prepare) as (comm, native, spec, mine):
+        if may_be_empty and not comm.share(lambda: bool(mine.boxes), any):
+            return Stats().as_dict()
         return run_together(
             comm,
             lambda: next(spec.views(comm)),

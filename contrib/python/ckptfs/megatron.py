@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ._boxes import fill_boxes
 from ._comm import joined
 from ._frameworks import unusable
+from ._library import NotFoundError
 from ._state_dict import step_folder
 from ._view import View
 
@@ -49,6 +50,7 @@ try:
     from megatron.core.dist_checkpointing.strategies.torch import (
         TorchDistLoadShardedStrategy as _Base,
     )
+    from torch.distributed.checkpoint import FileSystemReader
 
     _problem: ImportError | None = None
 except ImportError as e:
@@ -56,6 +58,7 @@ except ImportError as e:
 
 
 CONFIG = "metadata.json"  # a distributed checkpoint of Megatron's has it
+METADATA = ".metadata"  # torch's, of torch_dist
 
 
 class LoadShardedStrategy(_Base):
@@ -135,6 +138,8 @@ class LoadShardedStrategy(_Base):
     def load(self, sharded_state_dict, checkpoint_dir, *async_strategy):
         """Load a sharded state dict, on all ranks of the group together.
 
+        Where no rank has a tensor to fill, the checkpoint is not opened for tensors.
+
         Args:
             sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
             checkpoint_dir: The folder of one iteration.
@@ -163,6 +168,7 @@ class LoadShardedStrategy(_Base):
             self._group,
             clip=True,
             check=check,
+            may_be_empty=True,
             **self._load,
         )
         for t, (name, offset, data) in zip(tensors, boxes):
@@ -178,11 +184,18 @@ class LoadShardedStrategy(_Base):
 
         Args:
             checkpoint_dir: The folder of one iteration.
-            metadata: Not used.
+            metadata: What torch has read of it, or None. It is asked for nothing but whether there
+                are tensors at all.
         """
         from ._view import torch_dtype
 
-        with View(os.fspath(checkpoint_dir), view="raw") as view:
+        try:
+            view = View(os.fspath(checkpoint_dir), view="raw")
+        except NotFoundError:
+            if _has_tensors(checkpoint_dir, metadata):
+                raise
+            return {}
+        with view:
             return {
                 i.name: ShardedTensor.from_rank_offsets(
                     i.name,
@@ -199,10 +212,20 @@ class LoadShardedStrategy(_Base):
         return super().load_sharded_metadata(checkpoint_dir)
 
     def _check(self, checkpoint_dir):
-        """Check the format, as Megatron does up to 0.16."""
+        """Check the format, as Megatron does up to 0.16.
+
+        dist_checkpointing.save writes metadata.json when all else is there; what a save strategy
+        writes by itself has none, and is torch_dist if it has a .metadata.
+        """
         config = maybe_load_config(checkpoint_dir)
         if config is None:
-            raise CheckpointingException(f"'{checkpoint_dir}' has no {CONFIG}")
+            if not os.path.exists(os.path.join(checkpoint_dir, METADATA)):
+                raise CheckpointingException(
+                    f"'{checkpoint_dir}' has neither {CONFIG} nor {METADATA}: expected the folder "
+                    "of one iteration, of which the save is complete"
+                )
+            self._backend = "torch_dist"
+            return
         self.check_backend_compatibility(config.sharded_backend)
         self.check_version_compatibility(config.sharded_backend_version)
 
@@ -314,7 +337,7 @@ def _laid_out(run: str, options: Mapping[str, Any] | None, group: Group) -> Iter
 
 def _write_objects(view, below, folder):
     """Write what is not a tensor where the view's .distcp files have it."""
-    with open(os.path.join(folder, ".metadata"), "rb") as f:
+    with open(os.path.join(folder, METADATA), "rb") as f:
         metadata = pickle.load(f)  # the library has just written it
     for index, at in metadata.storage_data.items():
         if hasattr(metadata.state_dict_metadata[index.fqn], "chunks"):
@@ -323,6 +346,18 @@ def _write_objects(view, below, folder):
         with open(os.path.join(folder, at.relative_path), "r+b") as f:
             f.seek(at.offset)
             f.write(view._read_file(name, at.offset, at.length))
+
+
+def _has_tensors(checkpoint_dir, metadata):
+    """Return whether a checkpoint that has no tensors for a view has some for torch.
+
+    True where torch can't say it.
+    """
+    if metadata is None:
+        if not os.path.exists(os.path.join(checkpoint_dir, METADATA)):
+            return True
+        metadata = FileSystemReader(checkpoint_dir).read_metadata()
+    return any(hasattr(entry, "chunks") for entry in metadata.state_dict_metadata.values())
 
 
 def _is_theirs(value):

@@ -86,10 +86,19 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
         return -1;
     if (n.failed)
         return ckpt_nomem(err);
-    if (!finished && n.dist)
+    return !finished && n.dist ? ckpt_megatron_unmarked(dir, opt, cat, err) : 0;
+}
+
+int ckpt_megatron_unmarked(const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                           struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    if (!opt->states || !ckpt_dir_has_file(dir, ".metadata"))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s': the save was not finished: metadata.json is missing",
                          ckpt_dir_path(dir));
+    ckpt_catalog_warn(cat,
+                      "metadata.json is missing: the save was not finished, or a save strategy "
+                      "was called by itself; the tensors are those that .metadata names");
     return 0;
 }
 

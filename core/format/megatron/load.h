@@ -58,6 +58,12 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
+/* Decide about a torch_dist without metadata.json, which Megatron writes last: in a raw view it is
+ * read if it has torch's .metadata, which ends what a save strategy writes, with a warning; else it
+ * is MISSING. */
+int ckpt_megatron_unmarked(const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                           struct ckpt_catalog *cat, struct ckpt_err *err);
+
 /* The object of torch_dist that stands in place of common.pt, since Megatron-Core 0.19: a list of
  * one dict. */
 extern const char ckpt_megatron_common_state[];

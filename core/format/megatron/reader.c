@@ -48,14 +48,9 @@ static void load_release(struct load *l)
 
 static int refuse(const struct load *l, struct ckpt_err *err)
 {
-    const char *path = ckpt_dir_path(l->weights);
-
-    if (l->layout.format == CKPT_MEGATRON_UNFINISHED)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "'%s': the save was not finished: metadata.json is missing", path);
     return ckpt_fail(err, CKPT_UNSUPPORTED,
                      "'%s/metadata.json' names a back end that is neither torch_dist nor zarr",
-                     path);
+                     ckpt_dir_path(l->weights));
 }
 
 static int read_common(struct load *l, struct ckpt_err *err)
@@ -73,6 +68,11 @@ static int read_common(struct load *l, struct ckpt_err *err)
 
 static int read_weights(struct load *l, struct ckpt_err *err)
 {
+    if (l->layout.format == CKPT_MEGATRON_UNFINISHED) {
+        if (ckpt_megatron_unmarked(l->weights, l->opt, l->cat, err) < 0)
+            return -1;
+        l->layout.format = CKPT_MEGATRON_DIST;
+    }
     switch (l->layout.format) {
     case CKPT_MEGATRON_DIST:
     case CKPT_MEGATRON_DCP:

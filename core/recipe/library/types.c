@@ -41,12 +41,24 @@ const char *ckpt_config_class(const json_t *config)
     return json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
 }
 
-bool ckpt_config_is_quantized(const json_t *config)
+static const json_t *quantization_of(const json_t *config)
 {
     static const char key[] = "quantization_config";
+    const json_t *quant = json_object_get(config, key);
 
-    return json_object_get(config, key) ||
-           json_object_get(json_object_get(config, "text_config"), key);
+    return quant ? quant : json_object_get(json_object_get(config, "text_config"), key);
+}
+
+bool ckpt_config_is_quantized(const json_t *config) { return quantization_of(config) != NULL; }
+
+const char *ckpt_config_dequantized_by(const json_t *config)
+{
+    const char *method = ckpt_json_str(quantization_of(config), "quant_method");
+
+    return method && strcmp(method, "bitsandbytes") == 0
+               ? "transformers dequantises those of bitsandbytes: model = model.dequantize(), then "
+                 "model.save_pretrained(DIR, save_original_format=False)"
+               : NULL;
 }
 
 bool ckpt_config_is_model(const json_t *config)

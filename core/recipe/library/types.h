@@ -135,6 +135,10 @@ const char *ckpt_config_class(const json_t *config);
 /* Does the config, or that of its text model, say that the weights are quantised? */
 bool ckpt_config_is_quantized(const json_t *config);
 
+/* How weights that the option dequantize does not know are dequantised, by the quantization_config:
+ * what to do, a static text. NULL: nothing is known. */
+const char *ckpt_config_dequantized_by(const json_t *config);
+
 /* Is it a config of transformers, which says of which type, or of which class, the model is? */
 bool ckpt_config_is_model(const json_t *config);
 
