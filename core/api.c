@@ -312,6 +312,8 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->cat->about);
     ckpt_cleanup(ckpt_json_decrefp) json_t *bucket = bucket_info();
+    ckpt_cleanup(ckpt_freep) char *storage =
+        view->cat->sources.len ? ckpt_source_storage(view->cat->sources.ptr[0]) : NULL;
     json_t *config = view->config, *more;
     json_int_t parameters, bytes, pieces, stored;
     const json_int_t shards = count_shards(view->cat, &stored);
@@ -331,6 +333,7 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0 ||
         json_object_set_new(info, "dtypes", count_dtypes(view->cat, false)) < 0 ||
         json_object_set_new(info, "stored_dtypes", count_dtypes(view->cat, true)) < 0 ||
+        (storage && json_object_set_new(info, "storage", json_string(storage)) < 0) ||
         (bucket && json_object_set(info, "bucket", bucket) < 0))
         return ckpt_nomem(err);
     return dump(info, ret_json, err);

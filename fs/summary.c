@@ -197,6 +197,8 @@ static void put_weights(const json_t *info)
          " file%s of the checkpoint with %s",
          files, plural(files), shards, plural(shards),
          ckpt_out_size((uint64_t)number_of(info, "stored_bytes"), disk));
+    if (ckpt_json_str(info, "storage"))
+        line("storage", "%s", ckpt_json_str(info, "storage"));
 }
 
 void ckpt_summary_of_run(const json_t *info)

@@ -657,7 +657,7 @@ static int open_folder(const char *path, const struct ckpt_access *how, struct c
     ckpt_dir_set_far(dir, how->far);
     if (ckpt_dir_is_far(dir)) {
         ckpt_parallel_default(FAR_AT_ONCE);
-        if (ckpt_dir_keep_lists(dir, err) < 0)
+        if (!ckpt_dir_ignores_case(dir) && ckpt_dir_keep_lists(dir, err) < 0)
             return -1;
     }
     *ret = ckpt_steal(&dir);

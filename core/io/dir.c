@@ -243,6 +243,11 @@ bool ckpt_dir_is_far(const struct ckpt_dir *dir)
     return r->way.ops->read || ckpt_storage_is_far(r->storage, r->far);
 }
 
+bool ckpt_dir_ignores_case(const struct ckpt_dir *dir)
+{
+    return ckpt_storage_ignores_case(dir->root->storage);
+}
+
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
 
 const char *ckpt_dir_real_path(const struct ckpt_dir *dir) { return dir->root->top.real; }
@@ -420,6 +425,7 @@ static int open_within(const struct ckpt_dir *dir, const char *name, int *ret_fd
         check_regular(dir, name, ret->kind, -1, err) < 0 ||
         ckpt_dir_open_file(dir->root->folder, dir->root->file, ret_fd, &opened, err) < 0)
         return -1;
+    ret->device = opened.device;
     return ckpt_file_id_eq(&opened.id, &ret->id)
                ? 0
                : ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);

@@ -122,6 +122,9 @@ enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir);
  * for a bucket. */
 bool ckpt_dir_is_far(const struct ckpt_dir *dir);
 
+/* May an entry be found by a name that its list does not have, as on Windows' filesystems? */
+bool ckpt_dir_ignores_case(const struct ckpt_dir *dir);
+
 /* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
  * closes the directory. */
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);

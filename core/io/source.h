@@ -101,6 +101,10 @@ int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
 /* Are the bytes behind a network, where each request takes long? Then say what will be read. */
 bool ckpt_source_is_far(struct ckpt_source *s);
 
+/* Describe the filesystem of a file that is far or could be: "NFS: far, by its type", malloc'ed.
+ * NULL: it is an ordinary local one, or no file, or there is no memory. */
+char *ckpt_source_storage(struct ckpt_source *s);
+
 /* Are they an object's of a bucket? Small pieces of it are not read through a page cache. */
 bool ckpt_source_is_object(struct ckpt_source *s);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A regular file as a source. */
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -35,12 +36,56 @@ struct fdslot {
 };
 
 struct ckpt_fdpool {
+    struct ckpt_fdpool *link; /* the next one of this process; protected by pools_lock */
     atomic_uint refs;
     size_t max_open;
     pthread_mutex_t lock; /* everything below, and the slots' fields */
     CKPT_VEC(struct fdslot *) ring;
     size_t hand;
 };
+
+/* Threads of ours may hold a pool's lock for a moment at any time (io/far/files.h), so all of them
+ * are taken before a fork: in the child nobody would give them back. */
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ckpt_fdpool *pools;
+
+static void lock_pools(void)
+{
+    (void)pthread_mutex_lock(&pools_lock);
+    for (struct ckpt_fdpool *p = pools; p; p = p->link)
+        (void)pthread_mutex_lock(&p->lock);
+}
+
+static void unlock_pools(void)
+{
+    for (struct ckpt_fdpool *p = pools; p; p = p->link)
+        (void)pthread_mutex_unlock(&p->lock);
+    (void)pthread_mutex_unlock(&pools_lock);
+}
+
+static void watch_forks(void) { (void)pthread_atfork(lock_pools, unlock_pools, unlock_pools); }
+
+static void remember_pool(struct ckpt_fdpool *p)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, watch_forks);
+    (void)pthread_mutex_lock(&pools_lock);
+    p->link = pools;
+    pools = p;
+    (void)pthread_mutex_unlock(&pools_lock);
+}
+
+static void forget_pool(const struct ckpt_fdpool *p)
+{
+    struct ckpt_fdpool **at = &pools;
+
+    (void)pthread_mutex_lock(&pools_lock);
+    while (*at != p)
+        at = &(*at)->link;
+    *at = p->link;
+    (void)pthread_mutex_unlock(&pools_lock);
+}
 
 static size_t default_budget(void)
 {
@@ -62,6 +107,7 @@ int ckpt_fdpool_new(size_t max_open, struct ckpt_fdpool **ret, struct ckpt_err *
     atomic_init(&p->refs, 1);
     p->max_open = max_open ? max_open : default_budget();
     (void)pthread_mutex_init(&p->lock, NULL);
+    remember_pool(p);
     *ret = p;
     return 0;
 }
@@ -70,6 +116,7 @@ void ckpt_fdpool_unref(struct ckpt_fdpool *pool)
 {
     if (!pool || atomic_fetch_sub(&pool->refs, 1) != 1)
         return;
+    forget_pool(pool);
     (void)pthread_mutex_destroy(&pool->lock);
     ckpt_vec_release(&pool->ring);
     free(pool);
@@ -338,24 +385,39 @@ static int read_real(struct source_file *f, enum ckpt_read_how how,
  * small tensors here and there, and rows with holes between them. */
 enum { FAR_LEAST = 128 * 1024 };
 
+/* A read of which the storage's round trip is most of the time. */
+enum { SMALL = 64 * 1024 };
+
 static void *ref_file(void *file) { return ckpt_source_ref(file); }
 
 static void unref_file(void *file) { ckpt_source_unref(file); }
 
-/* Read a part with O_DIRECT. The end of the file is where the source ends, or later. */
-static bool fetch_direct(struct source_file *f, unsigned char *buf, size_t len, uint64_t off)
+enum direct_result { DIRECT_DONE, DIRECT_REFUSED, DIRECT_FAILED };
+
+/* Read a part with O_DIRECT, in one call: whole blocks, for which its memory has room. */
+static enum direct_result fetch_direct(struct source_file *f, unsigned char *buf, size_t len,
+                                       uint64_t off)
 {
-    const struct ckpt_bounce bounce = {buf, (len + CKPT_BOUNCE_ALIGN - 1) / CKPT_BOUNCE_ALIGN *
-                                                CKPT_BOUNCE_ALIGN};
-    struct iovec iov = {buf, len};
+    enum direct_result result = DIRECT_FAILED;
     uint32_t align;
+    ssize_t n;
     int fd;
 
     if (!(align = get_direct(f, &fd)))
-        return false;
-    const bool good = off % align == 0 && ckpt_direct_read(fd, align, &iov, 1, off, &bounce);
+        return DIRECT_REFUSED;
+    if (off % align != 0 || CKPT_PARTS_UNIT % align != 0) {
+        result = DIRECT_REFUSED;
+    } else {
+        do
+            n = pread(fd, buf, (len + align - 1) / align * align, (off_t)off);
+        while (n < 0 && errno == EINTR);
+        if (n >= 0 && (size_t)n >= len)
+            result = DIRECT_DONE;
+        else if (n < 0 && (errno == EINVAL || errno == EOPNOTSUPP))
+            result = DIRECT_REFUSED;
+    }
     put_fd(f->pool, &f->direct);
-    return good;
+    return result;
 }
 
 static int fetch_buffered(struct source_file *f, unsigned char *buf, size_t len, uint64_t off,
@@ -384,10 +446,10 @@ static int fetch(void *file, bool shared, unsigned char *buf, size_t len, uint64
     if (!s || shared || !wants_direct(f, len, off - f->base, &cold))
         return fetch_buffered(f, buf, len, off, err);
     const struct ckpt_storage_read r = ckpt_storage_read_begins(s);
-    const bool done = r.direct && fetch_direct(f, buf, len, off);
-    if (r.direct && !done)
+    const enum direct_result direct = r.direct ? fetch_direct(f, buf, len, off) : DIRECT_FAILED;
+    if (direct == DIRECT_REFUSED)
         ckpt_storage_refused_direct(s);
-    const int rc = done ? 0 : fetch_buffered(f, buf, len, off, err);
+    const int rc = direct == DIRECT_DONE ? 0 : fetch_buffered(f, buf, len, off, err);
     ckpt_storage_read_ends(s, &r, len);
     return rc;
 }
@@ -440,6 +502,22 @@ static int read_and_keep(struct source_file *f, enum ckpt_read_how how,
     return 0;
 }
 
+/* Read, and tell how long a small read took that decides whether its filesystem answers at once. */
+static int read_timed(struct source_file *f, enum ckpt_read_how how,
+                      const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    struct ckpt_storage *s = atomic_load(&f->storage);
+    const uint64_t len = ckpt_iov_len(run->iov, run->n);
+    const bool counts = ckpt_storage_is_undecided(s) && len <= SMALL &&
+                        ckpt_source_resident(&f->source, run->off, len) == 0;
+    const uint64_t begin = ckpt_now_ns();
+    const int rc = read_real(f, how, run, err);
+
+    if (counts && rc == 0)
+        ckpt_storage_answered(s, ckpt_now_ns() - begin);
+    return rc;
+}
+
 /* Read a run, and wait for it. */
 static int read_run(struct source_file *f, const struct ckpt_source_way *way,
                     const struct ckpt_source_run *run, struct ckpt_err *err)
@@ -454,7 +532,7 @@ static int read_run(struct source_file *f, const struct ckpt_source_way *way,
         ckpt_dir_recall(f->dir, f->name, run->iov, run->n, f->base + run->off))
         return 0;
     const int rc = is_far_file(f) ? read_far(f, way, run, err) : 1;
-    return rc == 1 ? read_real(f, way->how, run, err) : rc;
+    return rc != 1 ? rc : read_timed(f, way->how, run, err);
 }
 
 /* Read runs if the page cache has them; 1 if not. Large reads may be cut anywhere: what came is
@@ -478,7 +556,7 @@ static int read_cached(struct source_file *f, const struct ckpt_source_run *run,
 static int read_held(struct source_file *f, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n)
 {
-    int rc = is_far_file(f) ? 0 : 1;
+    int rc = is_far_file(f) && ckpt_dir_memory(f->dir) == CKPT_DIR_FORGETS ? 0 : 1;
 
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = read_far(f, way, &run[i], NULL);
@@ -494,7 +572,9 @@ static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
 
     if (!f->tag && way->how == CKPT_READ_CACHED)
         return read_held(f, way, run, n);
-    if (!f->tag && !waits && !is_far_file(f)) /* prefetching is left to the kernel */
+    /* nothing is fetched for near files, which the kernel reads ahead, nor for what others recall
+     */
+    if (!f->tag && !waits && (!is_far_file(f) || ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS))
         return 0;
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = waits    ? read_run(f, way, &run[i], err)
@@ -650,6 +730,17 @@ bool ckpt_source_is_far(struct ckpt_source *s)
     const struct ckpt_source *file = ckpt_source_file_behind(s);
 
     return file && (self(file)->tag || is_far_file(self(file)));
+}
+
+char *ckpt_source_storage(struct ckpt_source *s)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+    const struct ckpt_storage *storage = file ? atomic_load(&self(file)->storage) : NULL;
+    const enum ckpt_far_rule rule = file ? ckpt_dir_far_rule(self(file)->dir) : CKPT_FAR_AUTO;
+
+    return storage && (rule != CKPT_FAR_AUTO || ckpt_storage_is_shared(storage))
+               ? ckpt_storage_describe(storage, rule)
+               : NULL;
 }
 
 bool ckpt_source_is_object(struct ckpt_source *s)

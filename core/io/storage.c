@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of a filesystem is found out once for each device number. */
+/* Filesystems are told apart by their device numbers. */
 #include "io/storage.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/vfs.h>
 
 #include "base/clock.h"
@@ -79,6 +80,12 @@ struct ckpt_storage *ckpt_storage_of(int fd, uint64_t device)
 }
 
 bool ckpt_storage_is_shared(const struct ckpt_storage *s) { return s && s->kind; }
+
+bool ckpt_storage_ignores_case(const struct ckpt_storage *s)
+{
+    return s && s->kind && (*s->kind == 'S' || *s->kind == 'C' || *s->kind == 'v') &&
+           strcmp(s->kind, "Ceph") != 0;
+}
 
 bool ckpt_storage_is_undecided(const struct ckpt_storage *s)
 {

@@ -10,7 +10,7 @@
  * reads show that it answers at once. */
 enum ckpt_far_rule { CKPT_FAR_AUTO, CKPT_FAR_ALWAYS, CKPT_FAR_NEVER };
 
-/* What is known of one filesystem. Lives as long as the process; safe from many threads. */
+/* A filesystem. Lives as long as the process; safe from many threads. */
 struct ckpt_storage;
 
 /* The filesystem of an open file, or of a directory; `device` is its number (st_dev). NULL: nothing
@@ -20,25 +20,35 @@ struct ckpt_storage *ckpt_storage_of(int fd, uint64_t device);
 /* Is it one that several machines share, or a FUSE daemon's, by its type? */
 bool ckpt_storage_is_shared(const struct ckpt_storage *s);
 
+/* Does its kind find names that differ in upper and lower case? */
+bool ckpt_storage_ignores_case(const struct ckpt_storage *s);
+
 /* Are files of it far? s may be NULL, which is near. */
 bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far_rule rule);
 
 /* Has it not been decided yet whether a shared filesystem answers at once? Then
  * ckpt_storage_answered is to be told of small reads of what was in no cache. */
 bool ckpt_storage_is_undecided(const struct ckpt_storage *s);
+
+/* Tell how long such a read took. */
 void ckpt_storage_answered(struct ckpt_storage *s, uint64_t ns);
 
-/* A large part is read, of which nothing is in the page cache: should it be with O_DIRECT? The
- * first ones that are read alone, beside no other, are read in both ways, and the faster one is
- * used from then on. ckpt_storage_read_ends follows, after ckpt_storage_refused_direct if it was
- * refused. */
+/* A read of a large part, of which nothing is in the page cache. */
 struct ckpt_storage_read {
     uint64_t began, begin_ns;
-    bool direct, was_alone;
+    bool direct; /* read with O_DIRECT */
+    bool was_alone;
 };
+
+/* Begin to read a large part, and say how. The first ones that are read alone, beside no other, are
+ * read in both ways, and the faster one is used from then on. */
 struct ckpt_storage_read ckpt_storage_read_begins(struct ckpt_storage *s);
+
+/* End it: len bytes have come, or it has failed. */
 void ckpt_storage_read_ends(struct ckpt_storage *s, const struct ckpt_storage_read *r,
                             uint64_t len);
+
+/* Note that O_DIRECT was refused, or came short: it is not used again. */
 void ckpt_storage_refused_direct(struct ckpt_storage *s);
 
 /* The kind of filesystem, and why it is far or near: "NFS: far by its type", malloc'ed. NULL: no

@@ -202,9 +202,19 @@ static void compare_held(struct ckpt_run *run)
     }
 }
 
-int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
+/* Let the run's directory, and those around it, look again. */
+static void refresh(const struct ckpt_run *run)
 {
     ckpt_dir_refresh(run->dir);
+    if (run->above)
+        ckpt_dir_refresh(run->above);
+    if (run->around)
+        ckpt_dir_refresh(run->around);
+}
+
+int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
+{
+    refresh(run);
     if (scan(run, &run->shared->opt->log, ret_changed, err) < 0)
         return -1;
     compare_held(run);
@@ -657,9 +667,12 @@ static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_s
         last = (struct ckpt_err){0};
         if (ckpt_checkpoint_open(run->shared, &at, before, ret, &last) == 0)
             return 0;
-        if (last.code != CKPT_STALE)
+        /* a list may be older than the step's files */
+        const bool may_be_old = i == 0 && ckpt_dir_is_far(run->dir) &&
+                                (last.code == CKPT_MISSING || last.code == CKPT_CONFLICT);
+        if (last.code != CKPT_STALE && !may_be_old)
             break;
-        ckpt_dir_refresh(run->dir);
+        refresh(run);
     }
     return ckpt_err_move(err, &last);
 }

@@ -5,7 +5,7 @@
  *
  * A reader that has read n bytes in a row will probably read as many again. So the distance that is
  * fetched ahead grows with what a stream has read (EAGER times as much), up to a limit that all
- * streams which are being read share (AHEAD). A read here and a read there are no stream, and
+ * streams which are being read share (AHEAD_...). A read here and a read there are no stream, and
  * nothing is fetched for them. */
 #include "view/ahead.h"
 
@@ -34,10 +34,12 @@ enum {
     EAGER = 8,
 
     /* Bytes that are fetched ahead of all streams together: what a fast network delivers within a
-     * few round trips. It is less than the memory for parts of far files, which holds them. */
-    AHEAD = 256 << 20,
+     * few round trips. In a bucket each of 32 connections has a part under way; for files, of which
+     * parts are half as large, it is half of the memory for them. */
+    AHEAD_OBJECTS = 256 << 20,
+    AHEAD_FILES = 128 << 20,
 
-    /* A stream counts as being read, and so shares AHEAD, for so many reads after its last one. */
+    /* A stream counts as being read, and so shares that, for so many reads after its last one. */
     RECENT = 512,
 };
 
@@ -53,20 +55,24 @@ struct stream {
 struct ckpt_ahead {
     pthread_mutex_t lock;
     uint64_t tick; /* the number of reads so far */
+    uint64_t most; /* bytes ahead of all streams together */
     struct stream stream[NSTREAM];
 };
 
 int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, struct ckpt_err *err)
 {
-    bool far = false;
+    struct ckpt_source *far = NULL;
 
     *ret = NULL;
     for (size_t i = 0; i < cat->sources.len && !far; i++)
-        far = ckpt_source_is_far(cat->sources.ptr[i]);
-    if (far && !(*ret = calloc(1, sizeof **ret)))
+        if (ckpt_source_is_far(cat->sources.ptr[i]))
+            far = cat->sources.ptr[i];
+    if (!far)
+        return 0;
+    if (!(*ret = calloc(1, sizeof **ret)))
         return ckpt_nomem(err);
-    if (far)
-        (void)pthread_mutex_init(&(*ret)->lock, NULL);
+    (*ret)->most = ckpt_source_is_object(far) ? AHEAD_OBJECTS : AHEAD_FILES;
+    (void)pthread_mutex_init(&(*ret)->lock, NULL);
     return 0;
 }
 
@@ -103,7 +109,7 @@ static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uin
     /* At least half of what lies between its first and its last byte was read: it is a stream. */
     if (mine->first != off && mine->read_bytes >= LEAST &&
         2 * mine->read_bytes >= mine->next - mine->first) {
-        const uint64_t distance = ckpt_min_u64(EAGER * mine->read_bytes, AHEAD / active);
+        const uint64_t distance = ckpt_min_u64(EAGER * mine->read_bytes, a->most / active);
         mine->fetched_to = ckpt_max_u64(mine->fetched_to, end);
         /* A quarter of the distance is asked for at once, not a little at each read. */
         if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - distance / 4)
@@ -198,10 +204,10 @@ void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size
 
     for (size_t i = 0; a && i < ntensor && !(file && file->at == 0); i++)
         ckpt_vtree_place(tree, i, &file, &ignored);
-    if (!file || file->at || !fetch(rd, file, 0, AHEAD))
+    if (!file || file->at || !fetch(rd, file, 0, a->most))
         return;
     (void)pthread_mutex_lock(&a->lock);
     a->stream[0] =
-        (struct stream){.read_bytes = AHEAD / EAGER, .fetched_to = AHEAD, .tick = ++a->tick};
+        (struct stream){.read_bytes = a->most / EAGER, .fetched_to = a->most, .tick = ++a->tick};
     (void)pthread_mutex_unlock(&a->lock);
 }

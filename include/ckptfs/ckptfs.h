@@ -331,7 +331,8 @@ CKPT_PUBLIC int ckpt_view_at_rest(struct ckpt_view *view, uint32_t quiet_ms, boo
  * "warnings": [...], "notes": [...] (lines that tell of nothing wrong), "view": the word of that
  * option, "tied": {other name in the model's class: the tensor that it is tied to}, "dtype" and
  * "stored_dtype": of most elements, in torch's spelling, "dtypes" and "stored_dtypes": {dtype:
- * number of tensors}, ...} */
+ * number of tensors}, "storage": the filesystem, if it is or could be far, and why ("NFS: far, by
+ * its type"), ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
 /* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are

@@ -15,7 +15,7 @@
 #include "random.h"
 #include "tree.h"
 
-enum { SIZE = 20 * 1024 * 1024 + 4321, READS = 400, THREADS = 8 };
+enum { SIZE = 21 * 1024 * 1024 + 4321, READS = 400, THREADS = 8 };
 
 struct fixture {
     struct tree t;
@@ -30,6 +30,13 @@ static void write_file(struct fixture *f, uint64_t seed)
     for (size_t i = 0; i < SIZE; i++)
         f->data[i] = (unsigned char)(i % 8 ? f->data[i - 1] * 5U + 1 : random_next(&seed));
     tree_put(&f->t, "file", f->data, SIZE);
+
+    /* out of the page cache, so that O_DIRECT is used where the filesystem has it */
+    char path[5000];
+    (void)snprintf(path, sizeof path, "%s/file", f->t.path);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    TREE_MUST(fd >= 0 && fsync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    (void)close(fd);
 }
 
 static void begin(struct fixture *f, enum ckpt_far_rule rule)
@@ -172,6 +179,25 @@ TEST(far, a_file_that_shrank_names_itself)
     end(&f);
 }
 
+/* The last part is no whole number of blocks; a source may end before its file does, as in an
+ * archive. */
+TEST(far, the_last_part_is_read_whole)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+
+    begin(&f, CKPT_FAR_ALWAYS);
+    const size_t len = SIZE % (4 << 20);
+    unsigned char *buf = malloc(len);
+    assert_non_null(buf);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(ckpt_source_pread(f.s, buf, len, SIZE - len, &err));
+        CHECK_EQ(memcmp(buf, f.data + SIZE - len, len), 0);
+    }
+    free(buf);
+    end(&f);
+}
+
 TEST(far, local_files_are_near_unless_the_rule_says_otherwise)
 {
     struct fixture f;
@@ -264,6 +290,6 @@ TESTS(T(far, all_reads_by_many_threads_give_the_bytes_of_the_file),
       T(far, what_is_fetched_ahead_is_read_without_waiting),
       T(far, a_child_reads_what_its_parent_was_fetching),
       T(far, a_file_that_was_rewritten_is_stale_and_the_new_one_has_its_own_bytes),
-      T(far, a_file_that_shrank_names_itself),
+      T(far, a_file_that_shrank_names_itself), T(far, the_last_part_is_read_whole),
       T(far, local_files_are_near_unless_the_rule_says_otherwise),
       T(listed, what_appears_is_there_after_a_refresh), T(listed, many_folders_are_as_they_are))

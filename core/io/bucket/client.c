@@ -426,13 +426,13 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
         return -1;
     while (!c->far.dead &&
            !(s = ckpt_parts_add(&c->far.parts, NO_OBJECT, 0, CKPT_WIRE_LIST, false)))
-        ckpt_far_wait_for_room(&c->far);
+        (void)ckpt_far_wait_for_room(&c->far, 0, err); /* it always ends: timeout_ms is 0 */
     if (!s)
         return begin(&c->far, err);
     int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE}, bucket, prefix,
                  delimiter, *more, err);
     if (rc > 0)
-        ckpt_far_wait_for_room(&c->far);
+        (void)ckpt_far_wait_for_room(&c->far, 0, err); /* it always ends: timeout_ms is 0 */
     if (rc != 0)
         return rc;
     s->pins++;

@@ -24,7 +24,7 @@ enum {
 struct folder {
     const char *list; /* ckpt_listed_next */
     size_t len;
-    int rc; /* 0, or the errno of listing it: there is no such folder */
+    int rc; /* 0, or the errno of listing it */
 };
 
 struct listed {
@@ -77,6 +77,9 @@ static size_t above(const char *path, size_t len)
     return slash ? (size_t)(slash - path) : 0;
 }
 
+/* Is there no such folder, or may it only not be listed? */
+static bool is_absent(int rc) { return rc == ENOENT || rc == ENOTDIR; }
+
 /* Does a list say that this path leads nowhere? An errno, or 0. */
 static int says_no(const struct listed *l, const char *path)
 {
@@ -86,7 +89,7 @@ static int says_no(const struct listed *l, const char *path)
         up = above(path, len);
         const struct folder *f = up ? find(l, path, up) : find(l, ".", 1);
         if (f && f->rc)
-            return f->rc;
+            return is_absent(f->rc) ? f->rc : 0;
         if (f && !ckpt_map_get(&l->entries, path, len, &kind))
             return ENOENT;
         if (f) /* a folder above it, too, is in a list then, or is reached by a link */
@@ -144,7 +147,7 @@ static int list_one(struct listed *l, const char *path, struct ckpt_err *err)
     if (known)
         return rc;
     rc = l->under.ops->list(l->under.ctx, path, &list, err);
-    if (rc && rc != ENOENT && rc != ENOTDIR)
+    if (rc && !is_absent(rc) && rc != EACCES && rc != EPERM)
         return rc;
     if (list.failed)
         return ckpt_nomem(err);
@@ -253,6 +256,13 @@ static int need(struct listed *l, const char *path, struct ckpt_err *err)
     return list_one(l, path, err);
 }
 
+/* Is it the root, or a path that goes by "."? Lists have no such names. */
+static bool has_dot(const char *below)
+{
+    return strcmp(below, ".") == 0 || ckpt_has_prefix(below, "./") || strstr(below, "/./") ||
+           ckpt_has_suffix(below, "/.");
+}
+
 /* Is there no such entry, by the list of its folder? An errno, or 0. */
 static int look_up(struct listed *l, const char *below)
 {
@@ -261,7 +271,7 @@ static int look_up(struct listed *l, const char *below)
     struct ckpt_err ignored = {0};
     int rc;
 
-    if (strcmp(below, ".") == 0 || !folder)
+    if (has_dot(below) || !folder)
         return 0;
     (void)pthread_mutex_lock(&l->lock);
     rc = says_no(l, below);
@@ -285,12 +295,15 @@ static int listed_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
     return rc ? rc : l->under.ops->look(l->under.ctx, below, ret, err);
 }
 
+/* Opening asks by itself whether there is such a file: nothing is listed for it. */
 static int listed_open(void *ctx, const char *below, int *ret_fd, struct ckpt_dir_found *ret,
                        struct ckpt_err *err)
 {
     struct listed *l = ctx;
-    const int rc = look_up(l, below);
 
+    (void)pthread_mutex_lock(&l->lock);
+    const int rc = has_dot(below) ? 0 : says_no(l, below);
+    (void)pthread_mutex_unlock(&l->lock);
     return rc ? rc : l->under.ops->open(l->under.ctx, below, ret_fd, ret, err);
 }
 

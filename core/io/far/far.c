@@ -3,7 +3,6 @@
 #include "io/far/far.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -29,6 +28,7 @@ static pthread_mutex_t *lock(pthread_mutex_t *m)
 
 void ckpt_far_arrived(struct ckpt_far *f, struct ckpt_part *part)
 {
+    f->answered_ms = ckpt_now_ms();
     part->state = CKPT_PART_READY;
     (void)pthread_cond_broadcast(&part->done);
     (void)pthread_cond_broadcast(&f->parts.freed);
@@ -37,6 +37,7 @@ void ckpt_far_arrived(struct ckpt_far *f, struct ckpt_part *part)
 void ckpt_far_failed(struct ckpt_far *f, struct ckpt_part *part, enum ckpt_code code,
                      const char *text)
 {
+    f->answered_ms = ckpt_now_ms();
     part->state = CKPT_PART_FAILED;
     part->code = code;
     part->text = strdup(text);
@@ -53,33 +54,37 @@ void ckpt_far_all_failed(struct ckpt_far *f, enum ckpt_code code, const char *te
     (void)pthread_cond_broadcast(&f->parts.freed);
 }
 
-/* Wait until this time. False: it has come. */
-static bool wait_until(struct ckpt_far *f, pthread_cond_t *cond, const struct timespec *until)
+/* Wait for a second, or until the condition is signalled. -1 and *err: nothing has come from the
+ * storage for too long, since `begin_ms`. */
+static int wait_a_while(struct ckpt_far *f, pthread_cond_t *cond, uint64_t begin_ms,
+                        struct ckpt_err *err)
 {
-    return pthread_cond_timedwait(cond, &f->lock, until) != ETIMEDOUT;
+    const struct timespec until = ckpt_deadline(1000);
+
+    (void)pthread_cond_timedwait(cond, &f->lock, &until);
+    const uint64_t since = ckpt_max_u64(begin_ms, f->answered_ms);
+    return f->ops->timeout_ms == 0 || ckpt_now_ms() < since + f->ops->timeout_ms
+               ? 0
+               : ckpt_fail(err, CKPT_IO, "the storage has given no answer for %u s",
+                           f->ops->timeout_ms / 1000);
 }
 
 int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, struct ckpt_err *err)
 {
-    const uint32_t ms = f->ops->timeout_ms;
-    const struct timespec until = ckpt_deadline(ms);
+    const uint64_t begin = ckpt_now_ms();
 
     while (part->state == CKPT_PART_FETCHING)
-        if (ms == 0)
-            (void)pthread_cond_wait(&part->done, &f->lock);
-        else if (!wait_until(f, &part->done, &until) && part->state == CKPT_PART_FETCHING)
-            return ckpt_fail(err, CKPT_IO, "the storage has given no answer for %u s", ms / 1000);
+        if (wait_a_while(f, &part->done, begin, err) < 0 && part->state == CKPT_PART_FETCHING)
+            return -1;
     if (part->state == CKPT_PART_READY || part->code == CKPT_OK)
         return part->state != CKPT_PART_READY;
     return part->text ? ckpt_fail(err, part->code, "%s", part->text) : ckpt_nomem(err);
 }
 
 /* Not for ever: the room may be elsewhere, as in the helper's socket. */
-void ckpt_far_wait_for_room(struct ckpt_far *f)
+int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, struct ckpt_err *err)
 {
-    const struct timespec until = ckpt_deadline(1000);
-
-    (void)wait_until(f, &f->parts.freed, &until);
+    return wait_a_while(f, &f->parts.freed, begin_ms, err);
 }
 
 /* ---- asking; all with the lock held ---- */
@@ -225,6 +230,7 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
 {
     ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&f->lock);
     const uint64_t end = off + ckpt_iov_len(iov, n), block = f->ops->block;
+    const uint64_t begin_ms = ckpt_now_ms();
     struct ckpt_iov_cursor to = {iov, 0};
 
     assert(end <= o->size);
@@ -242,9 +248,9 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
         if (want(f, o, off, stop, block, false, err) < 0)
             return -1;
         struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
-        if (!s)
-            ckpt_far_wait_for_room(f);
-        else if (copy(f, s, off, end, &to, &len, err) < 0)
+        if (!s && ckpt_far_wait_for_room(f, begin_ms, err) < 0)
+            return -1;
+        if (s && copy(f, s, off, end, &to, &len, err) < 0)
             return -1;
         if (f->dead)
             return f->ops->begin(f, err);

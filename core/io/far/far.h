@@ -53,15 +53,16 @@ struct ckpt_far_ops {
      * are fetched at the same time. */
     uint32_t least;
     uint32_t block;      /* the largest part */
-    uint32_t timeout_ms; /* of waiting for one part; 0: its answer always comes */
+    uint32_t timeout_ms; /* of waiting while nothing comes; 0: answers always come */
 };
 
 /* Whoever fetches embeds this first. */
 struct ckpt_far {
     const struct ckpt_far_ops *ops;
     pthread_mutex_t lock;
-    pid_t owner; /* the process whose parts these are */
-    bool dead;   /* no answers come any more: `begin` says why */
+    pid_t owner;          /* the process whose parts these are */
+    bool dead;            /* no answers come any more: `begin` says why */
+    uint64_t answered_ms; /* when the last part came or failed; ckpt_now_ms */
     struct ckpt_parts parts;
 };
 
@@ -87,5 +88,6 @@ void ckpt_far_all_failed(struct ckpt_far *f, enum ckpt_code code, const char *te
 
 /* Wait until the part, which the caller has pinned, is fetched; 1: it must be asked for again. */
 int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, struct ckpt_err *err);
-/* Wait until there may be room for a part. */
-void ckpt_far_wait_for_room(struct ckpt_far *f);
+/* Wait until there may be room for a part. -1 and *err: nothing has come since begin_ms
+ * (ckpt_now_ms), and for too long. */
+int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, struct ckpt_err *err);

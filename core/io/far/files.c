@@ -26,7 +26,7 @@ enum {
     UNITS = 256 * 1024 * 1024 / CKPT_PARTS_UNIT,
 
     IDLE_MS = 5000,          /* then threads end, and what is held is forgotten */
-    TIMEOUT_MS = 120 * 1000, /* of one part: what a server needs to come back */
+    TIMEOUT_MS = 120 * 1000, /* without any part: what a server needs to come back */
     STACK = 256 * 1024,
 };
 
@@ -89,14 +89,25 @@ static void begin_again(struct files *f)
 
 /* ---- threads ---- */
 
-/* Take the oldest task. With the lock held. */
+/* Take the oldest task that somebody waits for, else the oldest. With the lock held. */
 static bool take(struct files *f, struct task *ret)
 {
-    if (f->begun == f->queue.len)
+    struct task *const first = f->queue.ptr + f->begun, *const end = f->queue.ptr + f->queue.len;
+    struct task *t = first;
+
+    if (first == end)
         return false;
-    *ret = f->queue.ptr[f->begun++];
-    if (f->begun == f->queue.len)
-        f->queue.len = f->begun = 0;
+    while (t < end && t->part->pins == 0)
+        t++;
+    if (t == end)
+        t = first;
+    *ret = *t;
+    memmove(first + 1, first, (size_t)(t - first) * sizeof *first);
+    if (++f->begun == f->queue.len || f->begun == CKPT_PARTS) { /* the rest to the beginning */
+        f->queue.len -= f->begun;
+        memmove(f->queue.ptr, first + 1, f->queue.len * sizeof *first);
+        f->begun = 0;
+    }
     return true;
 }
 
