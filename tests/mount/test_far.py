@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage at a distance (tests/bench/slow_fs.c, a FUSE filesystem with a latency): every format has the same bytes and messages as on a local disk, by
+"""Storage at a distance (tests/mount/slow_fs.c, a FUSE filesystem with a latency): every format has the same bytes and messages as on a local disk, by
 digest, through a mount and in loads; opening takes few requests; a step that is added to a run appears, and one that is saved again is not mixed."""
 
 import contextlib
