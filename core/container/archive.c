@@ -645,8 +645,6 @@ bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir)
     return false;
 }
 
-enum { FAR_AT_ONCE = 32 }; /* headers that are read, on storage at a distance */
-
 static int open_folder(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                        struct ckpt_err *err)
 {
@@ -656,7 +654,7 @@ static int open_folder(const char *path, const struct ckpt_access *how, struct c
         return -1;
     ckpt_dir_set_far(dir, how->far);
     if (ckpt_dir_is_far(dir)) {
-        ckpt_parallel_default(FAR_AT_ONCE);
+        ckpt_parallel_default(CKPT_FAR_AT_ONCE);
         if (!ckpt_dir_ignores_case(dir) && ckpt_dir_keep_lists(dir, err) < 0)
             return -1;
     }

@@ -523,15 +523,16 @@ static int read_run(struct source_file *f, const struct ckpt_source_way *way,
                     const struct ckpt_source_run *run, struct ckpt_err *err)
 {
     const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
+    const bool far = is_far_file(f);
 
-    if (!is_far_file(f) && read_direct(f, way->route, run))
+    if (!far && read_direct(f, way->route, run))
         return 0;
     if (memory == CKPT_DIR_KEEPS)
         return read_and_keep(f, way->how, run, err);
     if (memory == CKPT_DIR_RECALLS &&
         ckpt_dir_recall(f->dir, f->name, run->iov, run->n, f->base + run->off))
         return 0;
-    const int rc = is_far_file(f) ? read_far(f, way, run, err) : 1;
+    const int rc = far ? read_far(f, way, run, err) : 1;
     return rc != 1 ? rc : read_timed(f, way->how, run, err);
 }
 

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/vfs.h>
 
 #include "base/clock.h"
@@ -19,8 +18,7 @@ enum {
 struct ckpt_storage {
     struct ckpt_storage *next;
     uint64_t device;
-    long type;
-    const char *kind;           /* of a shared one: its name; else NULL */
+    const struct kind *kind;    /* of a shared one; else NULL */
     atomic_uint samples, slow;  /* reads that were told of, and those that took long */
     atomic_ullong began, ended; /* reads of large parts */
     atomic_bool no_direct;
@@ -31,21 +29,23 @@ struct ckpt_storage {
 static const struct kind {
     long type;
     const char *name;
+    bool ignores_case;
 } kinds[] = {
-    {0x6969, "NFS"},        {0x517b, "SMB"},      {0xfe534d42, "SMB2"}, {0xff534d42, "CIFS"},
-    {0x0bd00bd0, "Lustre"}, {0x00c36400, "Ceph"}, {0x47504653, "GPFS"}, {0x19830326, "BeeGFS"},
-    {0x65735546, "FUSE"},   {0x01021997, "9P"},   {0x5346414f, "AFS"},  {0xaad7aaea, "PanFS"},
-    {0x786f4256, "vboxsf"},
+    {0x6969, "NFS", false},       {0x517b, "SMB", true},         {0xfe534d42, "SMB2", true},
+    {0xff534d42, "CIFS", true},   {0x0bd00bd0, "Lustre", false}, {0x00c36400, "Ceph", false},
+    {0x47504653, "GPFS", false},  {0x19830326, "BeeGFS", false}, {0x65735546, "FUSE", false},
+    {0x01021997, "9P", false},    {0x5346414f, "AFS", false},    {0xaad7aaea, "PanFS", false},
+    {0x786f4256, "vboxsf", true},
 };
 
 static struct ckpt_storage *all; /* only ever longer */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const char *kind_of(long type)
+static const struct kind *kind_of(long type)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (kinds[i].type == type)
-            return kinds[i].name;
+            return &kinds[i];
     return NULL;
 }
 
@@ -70,8 +70,7 @@ struct ckpt_storage *ckpt_storage_of(int fd, uint64_t device)
     (void)pthread_mutex_lock(&all_lock);
     if (!(s = find(device)) && (s = calloc(1, sizeof *s))) {
         s->device = device;
-        s->type = (long)fs.f_type;
-        s->kind = kind_of(s->type);
+        s->kind = kind_of((long)fs.f_type);
         s->next = all;
         all = s;
     }
@@ -83,8 +82,7 @@ bool ckpt_storage_is_shared(const struct ckpt_storage *s) { return s && s->kind;
 
 bool ckpt_storage_ignores_case(const struct ckpt_storage *s)
 {
-    return s && s->kind && (*s->kind == 'S' || *s->kind == 'C' || *s->kind == 'v') &&
-           strcmp(s->kind, "Ceph") != 0;
+    return s && s->kind && s->kind->ignores_case;
 }
 
 bool ckpt_storage_is_undecided(const struct ckpt_storage *s)
@@ -139,7 +137,7 @@ void ckpt_storage_refused_direct(struct ckpt_storage *s) { atomic_store(&s->no_d
 
 char *ckpt_storage_describe(const struct ckpt_storage *s, enum ckpt_far_rule rule)
 {
-    const char *kind = s && s->kind ? s->kind : "a local filesystem";
+    const char *kind = s && s->kind ? s->kind->name : "a local filesystem";
 
     if (!s || (rule == CKPT_FAR_AUTO && !s->kind))
         return ckpt_asprintf("%s: near", kind);

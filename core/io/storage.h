@@ -10,6 +10,10 @@
  * reads show that it answers at once. */
 enum ckpt_far_rule { CKPT_FAR_AUTO, CKPT_FAR_ALWAYS, CKPT_FAR_NEVER };
 
+/* Requests that storage at a distance gets at once: reads, lists, headers. With half as many, small
+ * ones leave a fast storage idle for a part of each round trip; more only wait for each other. */
+enum { CKPT_FAR_AT_ONCE = 32 };
+
 /* A filesystem. Lives as long as the process; safe from many threads. */
 struct ckpt_storage;
 

@@ -22,12 +22,13 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "mount")]
 import bench  # noqa: E402
 import bench_dcp  # noqa: E402
 import bench_deepspeed  # noqa: E402
 import bench_megatron  # noqa: E402
 import figures  # noqa: E402
+from storage import Storage  # noqa: E402
 
 NUMBERS = dict(num_attention_heads=bench_dcp.HEADS, num_key_value_heads=bench_dcp.KV, head_dim=bench_dcp.HIDDEN // bench_dcp.HEADS, model_type="llama",
                max_position_embeddings=4096, rms_norm_eps=1e-5)
@@ -41,38 +42,6 @@ for path in sorted(glob.glob(sys.argv[1] + "/*.safetensors")):
         for a, b in tensors:
             sum(m[8 + n + at] for at in range(a, b, step))
 """
-
-
-class Storage:
-    """A folder as storage at a distance, for the time of one command."""
-
-    def __init__(self, opt, folder):
-        self.at = tempfile.mkdtemp(dir=opt.dir)
-        self.server = subprocess.Popen([os.path.join(opt.build, "tests", "slow_fs"), folder, self.at, str(opt.latency_us), str(opt.rate)], stdout=subprocess.PIPE)
-        while not os.path.ismount(self.at):
-            if self.server.poll() is not None:
-                sys.exit("slow_fs ended")
-            time.sleep(0.01)
-
-    def close(self):
-        subprocess.run(["fusermount3", "-u", self.at], check=True)
-        counts = json.loads(self.server.communicate()[0])
-        os.rmdir(self.at)
-        return counts
-
-
-@contextlib.contextmanager
-def mounted(opt, run, options):
-    at = tempfile.mkdtemp(dir=opt.dir)
-    daemon = subprocess.Popen([os.path.join(opt.build, "fs", "ckptfs"), run, at, "-f", "-o", "ro"] + options, stderr=subprocess.DEVNULL)
-    while not os.path.ismount(at) and daemon.poll() is None:
-        time.sleep(0.002)
-    try:
-        yield at
-    finally:
-        subprocess.run(["fusermount3", "-u", at], check=True)
-        daemon.wait()
-        os.rmdir(at)
 
 
 def dcp(opt, at):
@@ -131,13 +100,13 @@ def export(opt, run, options):
 
 
 def copy(opt, run, options):
-    with mounted(opt, run, options) as at:
-        subprocess.run(["cp", "-r", at, opt.out], check=True)
+    with contextlib.closing(bench.Mount(opt, run, *options[1::2])) as mount:
+        subprocess.run(["cp", "-r", mount.at, opt.out], check=True)
 
 
 def mapped(opt, run, options):
-    with mounted(opt, run, options) as at:
-        subprocess.run([sys.executable, "-c", MAPPED, at], check=True)
+    with contextlib.closing(bench.Mount(opt, run, *options[1::2])) as mount:
+        subprocess.run([sys.executable, "-c", MAPPED, mount.at], check=True)
 
 
 def load(opt, run, options):
@@ -161,16 +130,13 @@ def measure(opt, name, top, options):
         for way in list(WAYS)[:: 1 if i % 2 == 0 else -1]:
             if opt.ways and way not in opt.ways and way != "floor":
                 continue
-            storage = Storage(opt, top)
-            begin = time.monotonic()
-            try:
+            with Storage(opt.build, top, opt.latency_us, opt.rate, opt.dir) as storage:
+                begin = time.monotonic()
                 WAYS[way](opt, os.path.join(storage.at, "run"), options)
                 took = time.monotonic() - begin
-            finally:
-                counts = storage.close()
-                shutil.rmtree(opt.out, ignore_errors=True)
+            shutil.rmtree(opt.out, ignore_errors=True)
             if way not in best or took < best[way][0]:
-                best[way] = took, counts
+                best[way] = took, storage.counts
     for way, (took, counts) in best.items():
         other = counts["opens"] + counts["attributes"] + counts["lists"]
         print(f"{name:12} {way:8} {took:7.2f} s  {best['floor'][0] / took:5.2f}  {counts['bytes'] / 1e9:5.2f} GB in {counts['reads']:6} reads, {other:5} others", flush=True)

@@ -15,31 +15,11 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "golden")]
 import case as cases  # noqa: E402
-from mountlib import BUILD, CKPTFS, SOURCE, Mount, need_fuse  # noqa: E402
+from mountlib import BUILD, CKPTFS, Mount, need_fuse  # noqa: E402
+from storage import Storage  # noqa: E402
 from test_first import NANOTRON, smallest_of_each_format  # noqa: E402
 
 CKPT = os.path.join(BUILD, "fs", "ckpt")
-SLOW = os.path.join(BUILD, "tests", "slow_fs")
-
-
-class Storage:
-    """A folder as storage at a distance, at `at`; `counts` are its requests once it has been closed."""
-
-    def __init__(self, folder, latency_us=1000):
-        self.at = tempfile.mkdtemp()
-        self.server = subprocess.Popen([SLOW, folder, self.at, str(latency_us), "1e9"], stdout=subprocess.PIPE)
-        end = time.monotonic() + 30
-        while not os.path.ismount(self.at):
-            assert self.server.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        subprocess.run(["fusermount3", "-u", self.at], check=True)
-        self.counts = json.loads(self.server.communicate()[0])
-        os.rmdir(self.at)
 
 
 def ckpt(*args):
@@ -53,14 +33,14 @@ def options(case):
 class Far(unittest.TestCase):
     def test_every_format_is_the_same(self):
         for kind, case, _ in smallest_of_each_format():
-            with self.subTest(kind), Storage(case["folder"]) as far:
+            with self.subTest(kind), Storage(BUILD, case["folder"]) as far:
                 near = ckpt("digest", os.path.join(case["folder"], case["open"]), *options(case), "-o", "far=never")
                 got = ckpt("digest", os.path.join(far.at, case["open"]), *options(case))
                 self.assertEqual(near.returncode, 0, near.stderr)
                 self.assertEqual((got.returncode, got.stdout), (0, near.stdout), got.stderr)
 
     def test_a_mount_of_it(self):
-        with Storage(NANOTRON) as far, tempfile.TemporaryDirectory() as top, Mount(far.at, top, program=CKPTFS):
+        with Storage(BUILD, NANOTRON) as far, tempfile.TemporaryDirectory() as top, Mount(far.at, top, program=CKPTFS):
             latest = os.path.join(top, "latest")
             got, want = cases.read_tensors(latest if os.path.exists(latest) else top), cases.read_tensors(NANOTRON + ".expected")
             self.assertEqual(cases.compare_tensors(got, want), [])
@@ -78,7 +58,7 @@ class Far(unittest.TestCase):
                     for k in range(20):
                         f.write(block[k:] + block[:k])
                     f.write(block[:700001])
-            with Storage(run, 3000) as far:
+            with Storage(BUILD, run, 3000) as far:
                 for command in (["digest"], ["export", "--weights-only"]):
                     out = [os.path.join(top, "out")] if command[0] == "export" else []
                     got = ckpt(*command[:1], far.at, *out, *command[1:])
@@ -97,7 +77,7 @@ class Far(unittest.TestCase):
             run = os.path.join(case["folder"], case["open"])
             files = sum(len(names) for _, _, names in os.walk(run))
             folders = sum(1 for _ in os.walk(run))
-            with self.subTest(kind), Storage(case["folder"], 0) as far:
+            with self.subTest(kind), Storage(BUILD, case["folder"], 0) as far:
                 got = ckpt("info", os.path.join(far.at, case["open"]), *options(case))
                 self.assertEqual(got.returncode, 0, got.stderr)
             self.assertLess(far.counts["opens"] + far.counts["attributes"] + far.counts["lists"], 40 + 6 * files + 6 * folders)
@@ -109,7 +89,7 @@ class Far(unittest.TestCase):
             os.makedirs(at)
             shutil.copytree(NANOTRON, run)
             step = next(name for name in os.listdir(run) if name.isdigit())
-            far = stack.enter_context(Storage(run))
+            far = stack.enter_context(Storage(BUILD, run))
             stack.enter_context(Mount(far.at, at, program=CKPTFS))
             before = cases.read_tensors(os.path.join(at, step))
             new = str(int(step) + 10)

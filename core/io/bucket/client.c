@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,6 +16,7 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "base/vec.h"
 #include "io/bucket/cache.h"
 #include "io/bucket/start.h"
@@ -59,15 +59,6 @@ static struct ckpt_client *all;
 static const XXH128_hash_t NO_OBJECT;
 static const char HAS_ENDED[] =
     "the helper process that reads from buckets (ckptfs-http) has ended";
-
-/* Take a lock until the end of the scope. */
-static pthread_mutex_t *lock(pthread_mutex_t *m)
-{
-    (void)pthread_mutex_lock(m);
-    return m;
-}
-
-static void unlockp(pthread_mutex_t **m) { (void)pthread_mutex_unlock(*m); }
 
 static const struct ckpt_far_ops client_ops;
 
@@ -112,9 +103,7 @@ static void take_answer(struct ckpt_client *c, const struct ckpt_wire_answer *a,
     } else {
         s->len = (uint32_t)a->len;
         s->text = is_list ? strdup(text) : NULL;
-        s->state = CKPT_PART_READY;
-        (void)pthread_cond_broadcast(&s->done);
-        (void)pthread_cond_broadcast(&c->far.parts.freed);
+        ckpt_far_arrived(&c->far, s);
     }
 }
 
@@ -249,7 +238,8 @@ bool ckpt_bucket_stats(struct ckpt_bucket_stats *ret)
     (void)pthread_mutex_lock(&all_lock);
     const bool any = all != NULL;
     for (struct ckpt_client *c = all; c; c = c->link) {
-        ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->far.lock); /* a child maps it anew */
+        ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held =
+            ckpt_lock(&c->far.lock); /* a child maps it anew */
         const struct ckpt_wire_shared *s = (const void *)c->memory;
         if (!s)
             continue;
@@ -295,11 +285,7 @@ static int begin(struct ckpt_far *f, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_IO, HAS_ENDED);
     if (c->has_thread)
         return 0;
-    sigset_t every, before; /* signals are for the program's own threads */
-    (void)sigfillset(&every);
-    (void)pthread_sigmask(SIG_SETMASK, &every, &before);
-    const int rc = pthread_create(&c->thread, NULL, take_answers, c);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int rc = ckpt_thread_start(&c->thread, NULL, take_answers, c);
     c->has_thread = rc == 0;
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
@@ -454,7 +440,7 @@ int ckpt_client_list(struct ckpt_client *c, const char *bucket, const char *pref
                      int (*fn)(void *ctx, const struct ckpt_listed *e, struct ckpt_err *err),
                      void *ctx, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&c->far.lock);
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&c->far.lock);
     ckpt_cleanup(ckpt_freep) char *more = strdup("");
     int rc = more ? 0 : ckpt_nomem(err);
 

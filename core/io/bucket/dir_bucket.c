@@ -14,6 +14,7 @@
 #include "base/par.h"
 #include "base/sort.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "base/vec.h"
 #include "io/dir.h"
 
@@ -65,15 +66,6 @@ static void bucket_free(void *ctx)
     free(b->url);
     free(b);
 }
-
-/* Take the lock until the end of the scope. */
-static struct bucket *lock(struct bucket *b)
-{
-    (void)pthread_mutex_lock(&b->lock);
-    return b;
-}
-
-static void unlockp(struct bucket **b) { (void)pthread_mutex_unlock(&(*b)->lock); }
 
 /* ---- the tree; with the lock held ---- */
 
@@ -262,7 +254,8 @@ static int find(struct bucket *b, const char *below, uint32_t *ret, struct ckpt_
 static int bucket_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
                        struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
+    struct bucket *b = ctx;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&b->lock);
     uint32_t at;
     const int rc = find(b, below, &at, err);
 
@@ -295,7 +288,8 @@ static int entry_cmp(const void *a, const void *b)
 
 static int bucket_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
+    struct bucket *b = ctx;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&b->lock);
     CKPT_VEC(struct ckpt_entry) all = {0};
     uint32_t at;
     int rc = find(b, below, &at, err);
@@ -334,7 +328,8 @@ static int bucket_read(void *ctx, const char *below, const char *tag, uint64_t s
 
 static void bucket_refresh(void *ctx)
 {
-    ckpt_cleanup(unlockp) struct bucket *b = lock(ctx);
+    struct bucket *b = ctx;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&b->lock);
 
     forget(b);
 }
@@ -406,7 +401,8 @@ static int check_itself(struct bucket *b, struct ckpt_err *err)
 
 static int check_any(struct bucket *bucket, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) struct bucket *b = lock(bucket);
+    struct bucket *b = bucket;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&b->lock);
 
     if (need_root(b, err) < 0)
         return -1;

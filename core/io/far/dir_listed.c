@@ -13,11 +13,11 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "base/vec.h"
 
 enum {
     FOLDERS = 8,            /* listed one by one, before all below their common folder are */
-    AT_ONCE = 32,           /* lists */
     MOST_ENTRIES = 1 << 20, /* of what is listed at once: beyond it, folders again */
 };
 
@@ -31,7 +31,7 @@ struct listed {
     struct ckpt_dir_way under;
     pthread_mutex_t lock;    /* protects what follows */
     struct ckpt_map index;   /* a folder's path -> folder */
-    struct ckpt_map entries; /* an entry's path -> its kind */
+    struct ckpt_map entries; /* the paths of all entries; values are not used */
     CKPT_VEC(struct folder) folders;
     struct ckpt_arena arena;
     uint64_t refreshed; /* how often: a list that was begun before is not kept */
@@ -50,15 +50,6 @@ static void forget(struct listed *l)
     l->one_by_one = 0;
     l->refreshed++;
 }
-
-/* Take the lock until the end of the scope. */
-static struct listed *lock(struct listed *l)
-{
-    (void)pthread_mutex_lock(&l->lock);
-    return l;
-}
-
-static void unlockp(struct listed **l) { (void)pthread_mutex_unlock(&(*l)->lock); }
 
 /* ---- what is known; with the lock held ---- */
 
@@ -83,14 +74,14 @@ static bool is_absent(int rc) { return rc == ENOENT || rc == ENOTDIR; }
 /* Does a list say that this path leads nowhere? An errno, or 0. */
 static int says_no(const struct listed *l, const char *path)
 {
-    uint32_t kind;
+    uint32_t ignored;
 
     for (size_t len = strlen(path), up; len; len = up) {
         up = above(path, len);
         const struct folder *f = up ? find(l, path, up) : find(l, ".", 1);
         if (f && f->rc)
             return is_absent(f->rc) ? f->rc : 0;
-        if (f && !ckpt_map_get(&l->entries, path, len, &kind))
+        if (f && !ckpt_map_get(&l->entries, path, len, &ignored))
             return ENOENT;
         if (f) /* a folder above it, too, is in a list then, or is reached by a link */
             return 0;
@@ -113,7 +104,7 @@ static int add(struct listed *l, const char *path, const struct ckpt_str *list, 
         ckpt_cleanup(ckpt_freep) char *whole =
             ckpt_asprintf("%s%s%s", is_root ? "" : path, is_root ? "" : "/", e.name);
         const char *kept = whole ? ckpt_arena_strdup(&l->arena, whole) : NULL;
-        if (!kept || ckpt_map_add(&l->entries, kept, (uint32_t)e.kind) == CKPT_NONE)
+        if (!kept || ckpt_map_add(&l->entries, kept, 0) == CKPT_NONE)
             return -1;
     }
     return 0;
@@ -151,9 +142,8 @@ static int list_one(struct listed *l, const char *path, struct ckpt_err *err)
         return rc;
     if (list.failed)
         return ckpt_nomem(err);
-    ckpt_cleanup(unlockp) struct listed *held = lock(l);
-    if (held->refreshed == refreshed && !find(l, path, strlen(path)) &&
-        add(l, path, &list, rc) < 0) {
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
+    if (l->refreshed == refreshed && !find(l, path, strlen(path)) && add(l, path, &list, rc) < 0) {
         forget(l); /* what is half there would be taken for all */
         return ckpt_nomem(err);
     }
@@ -185,7 +175,8 @@ static int list_nth(void *ctx, size_t i, struct ckpt_err *err)
 /* Add the folders in a folder. */
 static int descend(struct level *next, const char *path)
 {
-    ckpt_cleanup(unlockp) struct listed *l = lock(next->l);
+    struct listed *l = next->l;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
     const struct folder *f = find(l, path, strlen(path));
     struct ckpt_entry e;
 
@@ -215,7 +206,7 @@ static void list_below(struct listed *l, const char *top)
     }
     while (now.path.len) {
         struct level next = {.l = l};
-        (void)ckpt_parallel(now.path.len, AT_ONCE, list_nth, &now, NULL);
+        (void)ckpt_parallel(now.path.len, CKPT_FAR_AT_ONCE, list_nth, &now, NULL);
         for (size_t i = 0; i < now.path.len && descend(&next, now.path.ptr[i]) == 0; i++)
             ;
         level_release(&now);
@@ -228,10 +219,10 @@ static void list_below(struct listed *l, const char *top)
  * not yet. */
 static void note(struct listed *l, const char *path, char **ret)
 {
-    ckpt_cleanup(unlockp) struct listed *held = lock(l);
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
 
     *ret = NULL;
-    if (find(held, path, strlen(path)) || strcmp(path, ".") == 0)
+    if (find(l, path, strlen(path)) || strcmp(path, ".") == 0)
         return;
     if (l->common)
         meet(l->common, path);
@@ -263,25 +254,25 @@ static bool has_dot(const char *below)
            ckpt_has_suffix(below, "/.");
 }
 
+/* Is there no such entry, by the lists that there are? An errno, or 0. */
+static int ask_lists(struct listed *l, const char *below)
+{
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
+
+    return has_dot(below) ? 0 : says_no(l, below);
+}
+
 /* Is there no such entry, by the list of its folder? An errno, or 0. */
 static int look_up(struct listed *l, const char *below)
 {
     const size_t up = above(below, strlen(below));
     ckpt_cleanup(ckpt_freep) char *folder = up ? strndup(below, up) : strdup(".");
+    const int rc = ask_lists(l, below);
     struct ckpt_err ignored = {0};
-    int rc;
 
-    if (has_dot(below) || !folder)
-        return 0;
-    (void)pthread_mutex_lock(&l->lock);
-    rc = says_no(l, below);
-    (void)pthread_mutex_unlock(&l->lock);
-    if (rc || need(l, folder, &ignored) < 0)
+    if (rc || has_dot(below) || !folder || need(l, folder, &ignored) < 0)
         return rc;
-    (void)pthread_mutex_lock(&l->lock);
-    rc = says_no(l, below);
-    (void)pthread_mutex_unlock(&l->lock);
-    return rc;
+    return ask_lists(l, below);
 }
 
 /* ---- the functions ---- */
@@ -300,10 +291,8 @@ static int listed_open(void *ctx, const char *below, int *ret_fd, struct ckpt_di
                        struct ckpt_err *err)
 {
     struct listed *l = ctx;
+    const int rc = ask_lists(l, below);
 
-    (void)pthread_mutex_lock(&l->lock);
-    const int rc = has_dot(below) ? 0 : says_no(l, below);
-    (void)pthread_mutex_unlock(&l->lock);
     return rc ? rc : l->under.ops->open(l->under.ctx, below, ret_fd, ret, err);
 }
 
@@ -324,7 +313,8 @@ static int listed_list(void *ctx, const char *below, struct ckpt_str *ret, struc
 
 static void listed_refresh(void *ctx)
 {
-    ckpt_cleanup(unlockp) struct listed *l = lock(ctx);
+    struct listed *l = ctx;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
 
     forget(l);
 }

@@ -10,19 +10,11 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "io/iov.h"
 
 /* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie near. */
 enum { ITEM = 4096 };
-
-static void unlockp(pthread_mutex_t **m) { (void)pthread_mutex_unlock(*m); }
-
-/* Take a lock until the end of the scope. */
-static pthread_mutex_t *lock(pthread_mutex_t *m)
-{
-    (void)pthread_mutex_lock(m);
-    return m;
-}
 
 /* ---- answers ---- */
 
@@ -201,12 +193,15 @@ static int copy(struct ckpt_far *f, struct ckpt_part *s, uint64_t off, uint64_t 
     return rc;
 }
 
-/* Is all of it there? Nothing is fetched. */
-static bool is_held(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint64_t end)
+/* Is all of it there, or, unless it must be ready, on its way? Nothing is fetched. */
+static bool has_all(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off, uint64_t end,
+                    bool ready)
 {
+    if (f->owner != getpid())
+        return false;
     while (off < end) {
         const struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
-        if (!s || s->state != CKPT_PART_READY)
+        if (!s || (ready && s->state != CKPT_PART_READY))
             return false;
         off = s->off + s->len;
     }
@@ -216,25 +211,21 @@ static bool is_held(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_
 bool ckpt_far_has_all(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t off,
                       uint64_t end)
 {
-    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&f->lock);
-    const struct ckpt_part *s = NULL;
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&f->lock);
 
-    while (f->owner == getpid() && off < end &&
-           (s = ckpt_parts_find(&f->parts, o->name, off, NULL)))
-        off = s->off + s->len;
-    return off >= end;
+    return has_all(f, o, off, end, false);
 }
 
 int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const struct iovec *iov,
                   int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
 {
-    ckpt_cleanup(unlockp) pthread_mutex_t *held = lock(&f->lock);
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&f->lock);
     const uint64_t end = off + ckpt_iov_len(iov, n), block = f->ops->block;
     const uint64_t begin_ms = ckpt_now_ms();
     struct ckpt_iov_cursor to = {iov, 0};
 
     assert(end <= o->size);
-    if (how == CKPT_READ_CACHED && (f->owner != getpid() || !is_held(f, o, off, end)))
+    if (how == CKPT_READ_CACHED && !has_all(f, o, off, end, true))
         return 1;
     if (f->ops->begin(f, err) < 0)
         return -1;

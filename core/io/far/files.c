@@ -4,20 +4,16 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "base/vec.h"
 
 enum {
-    /* Reads at once. With half as many, small parts leave a fast storage idle for a part of each
-     * round trip; more only wait for each other. */
-    THREADS = 32,
-
     /* The largest part. A thread waits for the first byte of a part and then for all of it; several
      * threads hide that. Twice as much makes the first reader of a stream wait longer. */
     BLOCK = 4 << 20,
@@ -169,17 +165,13 @@ static void *read_parts(void *arg)
 
 static int start_thread(struct files *f, struct ckpt_err *err)
 {
-    sigset_t every, before; /* signals are for the program's own threads */
     pthread_attr_t attr;
     pthread_t thread;
 
-    (void)sigfillset(&every);
     (void)pthread_attr_init(&attr);
     (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     (void)pthread_attr_setstacksize(&attr, STACK);
-    (void)pthread_sigmask(SIG_SETMASK, &every, &before);
-    const int rc = pthread_create(&thread, &attr, read_parts, f);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int rc = ckpt_thread_start(&thread, &attr, read_parts, f);
     (void)pthread_attr_destroy(&attr);
     f->threads += rc == 0;
     /* fewer threads than there could be are enough */
@@ -210,7 +202,8 @@ static int ask(struct ckpt_far *far, struct ckpt_part *part, const struct ckpt_f
     struct files *f = self(far);
     struct task t = {part, *(const struct ckpt_far_file *)o->what};
 
-    if (f->idle <= f->queue.len - f->begun && f->threads < THREADS && start_thread(f, err) < 0) {
+    if (f->idle <= f->queue.len - f->begun && f->threads < CKPT_FAR_AT_ONCE &&
+        start_thread(f, err) < 0) {
         ckpt_parts_free(&far->parts, part);
         return -1;
     }
