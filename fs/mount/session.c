@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include <fuse_lowlevel.h>
 
@@ -133,6 +134,9 @@ static int serve(struct session *s, struct ckpt_err *err)
     struct ckptfs *fs = &s->fs;
     struct ckptfs_signals signals;
 
+    /* libfuse's threads say by perror(3) why they end, and are cancelled meanwhile. While nothing
+     * was written to stderr, perror opens it once more, and a cancelled thread would leak that. */
+    (void)fwide(stderr, -1);
     if (ckptfs_refresh_start(&fs->refresh, err) < 0)
         return -1;
     if (ckptfs_signals_start(&signals, fs, s->se, &s->mounter, err) < 0) {

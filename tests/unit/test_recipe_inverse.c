@@ -691,8 +691,9 @@ TEST(recipe_inverse, every_rule_of_every_recipe)
     for (size_t k = 0; k < sizeof format / sizeof *format; k++) {
         CHECK_OK(ckpt_recipes_of(all, format[k], &set, &err));
         for (size_t i = 0; i < set->recipes.len; i++) {
-            const struct ckpt_recipe *r = set->recipes.ptr[i];
+            struct ckpt_recipe *r = set->recipes.ptr[i];
             const bool back = r->backwards;
+            CHECK_OK(ckpt_recipes_finish(all, r, &err));
             CHECK(!r->format || back || strcmp(r->format, format[k]) == 0);
             nfile += !back;
             if (r->format)

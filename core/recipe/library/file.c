@@ -19,8 +19,12 @@ struct reader {
     struct ckpt_err *err;
 };
 
-/* Which parts of an included file are wanted. */
-enum parts { PART_RULES = 1, PART_REST = 2 };
+/* Which parts of a file are wanted. */
+enum parts {
+    PART_CHOICE = 1, /* by which the recipe is chosen */
+    PART_RULES = 2,
+    PART_REST = 4,
+};
 
 static int read_file(struct reader *r, const struct ckpt_file *file, unsigned parts,
                      const struct ckpt_rule_context *cx);
@@ -392,6 +396,14 @@ static int read_when(struct reader *r, const char *name, const json_t *j)
     return ckpt_vec_push(&r->out->when, when) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
+static int read_choice(struct reader *r, const char *name, const json_t *j)
+{
+    return read_when(r, name, j) < 0 || read_evidence(r, name, j, "has", &r->out->has) < 0 ||
+                   read_evidence(r, name, j, "lacks", &r->out->lacks) < 0
+               ? -1
+               : 0;
+}
+
 static int read_rest(struct reader *r, const char *name, const json_t *j)
 {
     if (read_list(r, name, j, "ties", read_tie) < 0 ||
@@ -401,9 +413,7 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
     if (json_object_get(j, "may_lack") &&
         ckpt_field_strings(r->arena, j, "may_lack", name, &r->out->may_lack, r->err) < 0)
         return -1;
-    if (read_when(r, name, j) < 0 || read_evidence(r, name, j, "has", &r->out->has) < 0 ||
-        read_evidence(r, name, j, "lacks", &r->out->lacks) < 0 ||
-        read_keys(r, &r->out->config, r->backwards, name, j, "config") < 0)
+    if (read_keys(r, &r->out->config, r->backwards, name, j, "config") < 0)
         return -1;
     if (r->backwards && (read_keys(r, &r->out->makes, false, name, j, "makes") < 0 ||
                          read_list(r, name, j, "pipeline", read_block) < 0 ||
@@ -420,8 +430,6 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 {
     json_t *model = json_object_get(j, "model");
 
-    if (r->includes > 0)
-        return 0;
     r->out->fallback = json_is_true(json_object_get(j, "fallback"));
     if (json_is_object(model))
         r->out->inline_model = json_incref(model);
@@ -444,58 +452,72 @@ static int read_file(struct reader *r, const struct ckpt_file *file, unsigned pa
         "note",    "format", "model",  "when",  "has",      "lacks",    "include",
         "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
         "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_incref(file->json);
     const char *name = file->name;
     const char *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     struct ckpt_texts included;
 
-    if (!where || ckpt_json_parse_strict(file->text, file->len, name, &j, r->err) < 0 ||
-        ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
+    if (!where || (!j && ckpt_json_parse_strict(file->text, file->len, name, &j, r->err) < 0) ||
+        ckpt_field_object(j, name, known, r->err) < 0 ||
         ckpt_field_strings(r->arena, j, "include", name, &included, r->err) < 0)
+        return -1;
+    if ((parts & PART_CHOICE) && r->includes == 0 && read_head(r, name, j) < 0)
         return -1;
     for (size_t i = 0; i < included.n; i++)
         if (include(r, name, included.text[i], parts, cx) < 0)
             return -1;
+    if ((parts & PART_CHOICE) && read_choice(r, name, j) < 0)
+        return -1;
     if ((parts & PART_REST) && read_rest(r, name, j) < 0)
         return -1;
     return parts & PART_RULES ? read_rules(r, where, json_object_get(j, "rules"), cx, 0) : 0;
 }
 
-int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
+/* Read those parts of the recipe's file, and of what it includes. */
+static int read_recipe(struct ckpt_recipe *out, unsigned parts, struct ckpt_err *err)
+{
+    struct reader r = {.arena = out->arena,
+                       .out = out,
+                       .beside = &out->beside,
+                       .current = out->name,
+                       .backwards = out->backwards,
+                       .err = err};
+    const struct ckpt_rule_context cx = {.arena = out->arena,
+                                         .where = out->name,
+                                         .from_at = "",
+                                         .to_at = "",
+                                         .backwards = out->backwards};
+
+    return read_file(&r, &out->file, parts, &cx);
+}
+
+int ckpt_recipe_begin(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
                       const struct ckpt_beside *beside, struct ckpt_recipe **ret,
                       struct ckpt_err *err)
 {
     struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
-    struct ckpt_file own = *file;
-    struct reader r = {.arena = arena,
-                       .out = out,
-                       .beside = beside,
-                       .current = file->name,
-                       .backwards = backwards,
-                       .err = err};
-    const struct ckpt_rule_context cx = {
-        .arena = arena, .where = file->name, .from_at = "", .to_at = "", .backwards = backwards};
 
     if (!out)
         return ckpt_nomem(err);
-    *out = (struct ckpt_recipe){.given = file->given, .backwards = backwards};
-    out->name = own.name = ckpt_arena_strdup(arena, file->name);
-    out->keep = json_array();
-    if (!out->name || !out->keep || read_file(&r, &own, PART_RULES | PART_REST, &cx) < 0) {
+    *out = (struct ckpt_recipe){.given = file->given,
+                                .backwards = backwards,
+                                .arena = arena,
+                                .file = *file,
+                                .beside = *beside,
+                                .keep = json_array()};
+    out->name = out->file.name = ckpt_arena_strdup(arena, file->name);
+    if (!out->name || !out->keep || read_recipe(out, PART_CHOICE, err) < 0) {
         ckpt_recipe_release(out);
         return ckpt_nomem(err);
     }
+    out->file.json = NULL;
     *ret = out;
     return 0;
 }
 
-void ckpt_recipe_release(struct ckpt_recipe *r)
+/* Release what ckpt_recipe_finish parsed. */
+static void rest_release(struct ckpt_recipe *r)
 {
-    if (!r)
-        return;
-    ckpt_vec_release(&r->when);
-    ckpt_vec_release(&r->has);
-    ckpt_vec_release(&r->lacks);
     ckpt_vec_release(&r->config);
     ckpt_vec_release(&r->makes);
     ckpt_vec_release(&r->pipeline);
@@ -508,21 +530,44 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     for (size_t i = 0; i < r->ignores.len; i++)
         ckpt_regex_free(r->ignores.ptr[i].names);
     ckpt_vec_release(&r->ignores);
-    json_decref(r->keep);
-    json_decref(r->inline_model);
-    r->keep = r->inline_model = NULL;
 }
 
-int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err)
+/* Every size whose name has two letters or more must be one of the family's dims. */
+static int check_dims(const struct ckpt_recipe *r, struct ckpt_err *err)
 {
-    r->family = f;
     for (size_t i = 0; i < r->rules.len; i++) {
         const struct ckpt_rule *rule = &r->rules.ptr[i];
         for (uint32_t v = 0; v < rule->scope->nvar; v++)
-            if (rule->scope->var[v].dim && !ckpt_family_has_dim(f, rule->scope->var[v].name))
+            if (rule->scope->var[v].dim &&
+                !ckpt_family_has_dim(r->family, rule->scope->var[v].name))
                 return ckpt_fail(err, CKPT_FORMAT,
                                  "%s: '%.200s': '%s' is not one of the dims of %s", rule->where,
-                                 rule->from[0].text, rule->scope->var[v].name, f->name);
+                                 rule->from[0].text, rule->scope->var[v].name, r->family->name);
     }
     return 0;
+}
+
+int ckpt_recipe_finish(struct ckpt_recipe *r, struct ckpt_err *err)
+{
+    if (r->finished)
+        return 0;
+    if (read_recipe(r, PART_RULES | PART_REST, err) < 0 || (r->family && check_dims(r, err) < 0)) {
+        rest_release(r);
+        return ckpt_nomem(err);
+    }
+    r->finished = true;
+    return 0;
+}
+
+void ckpt_recipe_release(struct ckpt_recipe *r)
+{
+    if (!r)
+        return;
+    ckpt_vec_release(&r->when);
+    ckpt_vec_release(&r->has);
+    ckpt_vec_release(&r->lacks);
+    rest_release(r);
+    json_decref(r->keep);
+    json_decref(r->inline_model);
+    r->keep = r->inline_model = NULL;
 }

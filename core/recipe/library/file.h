@@ -98,19 +98,23 @@ struct ckpt_recipe {
     CKPT_VEC(struct ckpt_prefix) prefixes; /* the first match counts */
     CKPT_VEC(struct ckpt_tie) ties;        /* read backwards only */
     json_t *keep;                          /* literals of the config */
+    bool finished;                         /* its rules and all the rest are parsed, too */
+    struct ckpt_arena *arena;              /* from here on: for ckpt_recipe_finish */
+    struct ckpt_file file;
+    struct ckpt_beside beside;
 };
 
-/* Parse a recipe, whose includes are `beside` it, except for the model file, which the caller finds
- * by ret->model; call ckpt_recipe_set_family afterwards. backwards: sources and targets are
- * exchanged, the format is ret->back, and the names in "has" and "lacks" are evidence of what is
- * made, not of what is read.
- */
-int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
+/* Parse of a recipe what it is chosen by: format, back, fallback, model, "when", "has" and "lacks".
+ * Its includes are `beside` it, except for the model file, which the caller finds by ret->model,
+ * and then sets ret->family. What `file` and `beside` point to stays until ckpt_recipe_finish.
+ * backwards: sources and targets are exchanged, the format is ret->back, and the names in "has" and
+ * "lacks" are evidence of what is made, not of what is read. */
+int ckpt_recipe_begin(struct ckpt_arena *arena, const struct ckpt_file *file, bool backwards,
                       const struct ckpt_beside *beside, struct ckpt_recipe **ret,
                       struct ckpt_err *err);
-void ckpt_recipe_release(struct ckpt_recipe *r);
 
-/* Set the family, and check the rules: every size whose name has two letters or more must be one of
- * its dims. */
-int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f,
-                           struct ckpt_err *err);
+/* Parse all the rest, unless that was done, and check the rules: every size whose name has two
+ * letters or more must be one of the family's dims. Threads do not call this for one recipe at
+ * once. */
+int ckpt_recipe_finish(struct ckpt_recipe *r, struct ckpt_err *err);
+void ckpt_recipe_release(struct ckpt_recipe *r);

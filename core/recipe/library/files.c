@@ -81,11 +81,20 @@ int ckpt_files_load(struct ckpt_files *f, const char *dir, struct ckpt_err *err)
         return -1;
     for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
         const struct ckpt_recipe_blob *b = &ckpt_recipe_blobs[i];
-        const struct ckpt_file file = {b->name, (const char *)b->data, b->len, false};
+        const struct ckpt_file file = {
+            .name = b->name, .text = (const char *)b->data, .len = b->len};
         if (!(dir && ckpt_files_find(f, "", b->name)) && ckpt_vec_push(&f->list, file) < 0)
             return ckpt_nomem(err);
     }
     return 0;
+}
+
+void ckpt_files_forget_json(struct ckpt_files *f)
+{
+    for (size_t i = 0; i < f->list.len; i++) {
+        json_decref(f->list.ptr[i].json);
+        f->list.ptr[i].json = NULL;
+    }
 }
 
 void ckpt_files_release(struct ckpt_files *f)

@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/vec.h"
 
@@ -26,10 +27,11 @@ struct ckpt_file {
     const char *name; /* "models/llama" */
     const char *text;
     size_t len;
-    bool given; /* it is of the user's directory */
+    bool given;   /* it is of the user's directory */
+    json_t *json; /* the text, parsed, while many files of the set are; or NULL */
 };
 
-/* Immutable once it is filled. An all-zero struct is an empty set. */
+/* Its texts do not change once it is filled. An all-zero struct is an empty set. */
 struct ckpt_files {
     CKPT_VEC(struct ckpt_file) list; /* given ones first, each part sorted by name */
     struct ckpt_arena arena;
@@ -40,6 +42,9 @@ struct ckpt_files {
  * many or too large. Release the set after a failure too. */
 int ckpt_files_load(struct ckpt_files *f, const char *dir, struct ckpt_err *err);
 void ckpt_files_release(struct ckpt_files *f);
+
+/* Release the parsed texts. */
+void ckpt_files_forget_json(struct ckpt_files *f);
 
 /* The file `folder` + `name` ("models/", "llama"), or NULL. */
 const struct ckpt_file *ckpt_files_find(const struct ckpt_files *f, const char *folder,
@@ -53,8 +58,8 @@ struct ckpt_beside {
     const char *folder;         /* "nanotron/"; "": none */
 };
 
-/* Find the file NAME.json. Its name is not set, and its text is *ret_free, which the caller frees,
- * if that is not NULL. MISSING: there is none. */
+/* Find the file NAME.json. Its name is not set, its JSON is the set's, and its text is *ret_free,
+ * which the caller frees, if that is not NULL. MISSING: there is none. */
 int ckpt_beside_find(const struct ckpt_beside *b, const char *name, struct ckpt_file *ret,
                      char **ret_free, struct ckpt_err *err);
 

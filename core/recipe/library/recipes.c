@@ -37,12 +37,12 @@ enum { MODELS, NFORMAT = sizeof formats / sizeof *formats };
 /* A set of recipes keeps here what was parsed so far. */
 struct parsed {
     pthread_mutex_t lock; /* of folders that are being parsed; parsed ones do not change */
+    struct ckpt_files files;
     struct ckpt_recipe_folder folder[NFORMAT]; /* the first format of each folder has it */
     struct ckpt_recipe_folder given; /* a recipe that was given by its path, and its model file */
 };
 
 struct ckpt_recipes {
-    struct ckpt_files files;
     struct ckpt_types *types; /* NULL for a recipe from memory */
     struct parsed *parsed;
     bool given; /* a recipe was given: the only candidate, without checking its conditions */
@@ -93,22 +93,25 @@ static int add_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b
             return -1;
         f = to->families.ptr[to->families.len++] = own;
     }
-    return ckpt_recipe_set_family(r, f, err);
+    r->family = f;
+    return 0;
 }
 
-/* Add a recipe, and the same read backwards if it says so. */
+/* Add a recipe, and the same read backwards if it says so. A user's is parsed to its end, so that
+ * he sees its errors at once; of ours, of which a folder has a hundred, only the one that is
+ * chosen. */
 static int add_recipe(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
-                      const struct ckpt_file *file, struct ckpt_err *err)
+                      const struct ckpt_file *file, bool is_users, struct ckpt_err *err)
 {
     struct ckpt_recipe *r = NULL;
 
     for (int backwards = 0; backwards < (r && r->back ? 2 : 1); backwards++) {
         if (ckpt_vec_reserve(&to->recipes, 1) < 0)
             return ckpt_nomem(err);
-        if (ckpt_recipe_parse(&to->arena, file, backwards, b, &r, err) < 0)
+        if (ckpt_recipe_begin(&to->arena, file, backwards, b, &r, err) < 0)
             return -1;
         to->recipes.ptr[to->recipes.len++] = r;
-        if (add_family(to, b, r, err) < 0)
+        if (add_family(to, b, r, err) < 0 || (is_users && ckpt_recipe_finish(r, err) < 0))
             return -1;
     }
     return 0;
@@ -156,22 +159,46 @@ static int add_file(struct ckpt_recipe_folder *to, const struct ckpt_files *file
 
     if (!b.folder)
         return -1;
-    return is_model ? find_family(to, &b, f->name + n, &ignored, err) : add_recipe(to, &b, f, err);
+    return is_model ? find_family(to, &b, f->name + n, &ignored, err)
+                    : add_recipe(to, &b, f, f->given, err);
+}
+
+/* Parse the folder's files as JSON, each once: many recipes include the same. */
+static int parse_json(struct ckpt_files *files, size_t folder, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < files->list.len; i++) {
+        struct ckpt_file *f = &files->list.ptr[i];
+        if (belongs(f, folder) &&
+            ckpt_json_parse_strict(f->text, f->len, f->name, &f->json, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int parse_files(struct ckpt_recipe_folder *to, struct ckpt_files *files, size_t folder,
+                       struct ckpt_err *err)
+{
+    if (folder != MODELS && parse_json(files, folder, err) < 0)
+        return -1;
+    for (size_t i = 0; i < files->list.len; i++) {
+        const struct ckpt_file *f = &files->list.ptr[i];
+        if (belongs(f, folder) && add_file(to, files, f, folder == MODELS, err) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 /* Parse a folder's files. Called with the lock held. */
-static int parse_folder(struct ckpt_recipe_folder *to, const struct ckpt_files *files,
-                        size_t folder, struct ckpt_err *err)
+static int parse_folder(struct ckpt_recipe_folder *to, struct ckpt_files *files, size_t folder,
+                        struct ckpt_err *err)
 {
-    for (size_t i = 0; i < files->list.len; i++) {
-        const struct ckpt_file *f = &files->list.ptr[i];
-        if (belongs(f, folder) && add_file(to, files, f, folder == MODELS, err) < 0) {
-            folder_release(to);
-            return -1;
-        }
-    }
-    to->parsed = true;
-    return 0;
+    const int rc = parse_files(to, files, folder, err);
+
+    ckpt_files_forget_json(files);
+    if (rc < 0)
+        folder_release(to);
+    to->parsed = rc == 0;
+    return rc;
 }
 
 static int get_folder(const struct ckpt_recipes *set, size_t folder,
@@ -183,7 +210,7 @@ static int get_folder(const struct ckpt_recipes *set, size_t folder,
     *ret = &p->folder[folder];
     (void)pthread_mutex_lock(&p->lock);
     if (!(*ret)->parsed)
-        rc = parse_folder(&p->folder[folder], &set->files, folder, err);
+        rc = parse_folder(&p->folder[folder], &p->files, folder, err);
     (void)pthread_mutex_unlock(&p->lock);
     return rc;
 }
@@ -211,6 +238,14 @@ int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
         return 0;
     const size_t folder = folder_of(format);
     return folder < NFORMAT ? get_folder(set, folder, ret, err) : 0;
+}
+
+int ckpt_recipes_finish(const struct ckpt_recipes *set, struct ckpt_recipe *r, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&set->parsed->lock);
+    const int rc = ckpt_recipe_finish(r, err);
+    (void)pthread_mutex_unlock(&set->parsed->lock);
+    return rc;
 }
 
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe_folder **ret,
@@ -264,7 +299,7 @@ static int new_set(const char *dir, struct ckpt_recipes **ret, struct ckpt_err *
     if (!set || !(set->parsed = calloc(1, sizeof *set->parsed)))
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&set->parsed->lock, NULL);
-    if (ckpt_files_load(&set->files, dir, err) < 0)
+    if (ckpt_files_load(&set->parsed->files, dir, err) < 0)
         return -1;
     *ret = ckpt_steal(&set);
     return 0;
@@ -275,9 +310,9 @@ static int add_given(struct ckpt_recipes *set, const struct ckpt_dir *dir,
                      const struct ckpt_file *file, struct ckpt_err *err)
 {
     struct ckpt_recipe_folder *given = &set->parsed->given;
-    const struct ckpt_beside b = {&set->files, dir, ""};
+    const struct ckpt_beside b = {&set->parsed->files, dir, ""};
 
-    if (add_recipe(given, &b, file, err) < 0)
+    if (add_recipe(given, &b, file, true, err) < 0)
         return -1;
     if (!given->recipes.ptr[0]->format)
         return ckpt_fail(err, CKPT_FORMAT, "%s: 'format' is missing: this is a fragment",
@@ -296,7 +331,7 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
     struct ckpt_file file = {.name = path};
 
     if (new_set(is_dir ? path : NULL, &set, err) < 0 ||
-        ckpt_types_load(&set->files, &set->types, err) < 0)
+        ckpt_types_load(&set->parsed->files, &set->types, err) < 0)
         return is_dir ? ckpt_err_in(err, "recipe '%s'", path) : -1;
     if (path && !is_dir) {
         if (ckpt_file_read(path, &dir, &text, &file.len, err) < 0)
@@ -313,7 +348,7 @@ int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ck
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
-    const struct ckpt_file file = {name, text, len, false};
+    const struct ckpt_file file = {.name = name, .text = text, .len = len};
 
     if (new_set(NULL, &set, err) < 0 || add_given(set, NULL, &file, err) < 0)
         return -1;
@@ -329,11 +364,11 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
         folder_release(&set->parsed->folder[i]);
     if (set->parsed) {
         folder_release(&set->parsed->given);
+        ckpt_files_release(&set->parsed->files);
         (void)pthread_mutex_destroy(&set->parsed->lock);
     }
     free(set->parsed);
     ckpt_types_free(set->types);
-    ckpt_files_release(&set->files);
     free(set);
 }
 
@@ -526,7 +561,7 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
                         struct ckpt_err *err)
 {
     const struct ckpt_recipe_folder *all;
-    const struct ckpt_recipe *found = NULL;
+    struct ckpt_recipe *found = NULL;
     size_t n = 0;
     int tier = -1;
 
@@ -538,7 +573,7 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
     }
     while (n == 0 && ++tier < NTIER)
         for (size_t i = 0; i < all->recipes.len; i++) {
-            const struct ckpt_recipe *r = all->recipes.ptr[i];
+            struct ckpt_recipe *r = all->recipes.ptr[i];
             if (tier_of(r, opt) == tier && fits(r, src, opt) && suits_base(r, opt)) {
                 found = r;
                 n++;
@@ -547,5 +582,5 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
     if (n != 1)
         return choice_error(all, src, opt, tier, err);
     *ret = found;
-    return 0;
+    return ckpt_recipes_finish(set, found, err);
 }

@@ -10,7 +10,8 @@
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 
-/* The parsed recipes of one folder of files, and the model files that they name. */
+/* The recipes of one folder of files, parsed as far as they are chosen by (ckpt_recipe_begin), and
+ * the model files that they name. */
 struct ckpt_recipe_folder {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_recipe *) recipes;
@@ -22,6 +23,10 @@ struct ckpt_recipe_folder {
  * was given, that one. Safe from many threads; the result is valid as long as the set. */
 int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
                     const struct ckpt_recipe_folder **ret, struct ckpt_err *err);
+
+/* Parse the rest of one of the set's recipes, if that was not done. Safe from many threads. */
+int ckpt_recipes_finish(const struct ckpt_recipes *set, struct ckpt_recipe *r,
+                        struct ckpt_err *err);
 
 /* Get all model files; if a recipe was given, its own. */
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipe_folder **ret,
@@ -41,7 +46,8 @@ int ckpt_recipes_common(const struct ckpt_recipes *set, const struct ckpt_family
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err);
 
-/* Choose the only recipe that matches. MISSING: none does. CONFLICT: several do. */
+/* Choose the only recipe that matches, and parse all of it. MISSING: none does. CONFLICT: several
+ * do. */
 int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err);
