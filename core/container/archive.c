@@ -654,7 +654,7 @@ static int open_folder(const char *path, const struct ckpt_access *how, struct c
         return -1;
     ckpt_dir_set_far(dir, how->far);
     if (ckpt_dir_is_far(dir)) {
-        ckpt_parallel_default(CKPT_FAR_AT_ONCE);
+        ckpt_parallel_default(CKPT_FAR_QUESTIONS);
         if (!ckpt_dir_ignores_case(dir) && ckpt_dir_keep_lists(dir, err) < 0)
             return -1;
     }

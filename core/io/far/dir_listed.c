@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/ckd.h"
 #include "base/map.h"
@@ -21,15 +22,24 @@ enum {
     MOST_ENTRIES = 1 << 20, /* of what is listed at once: beyond it, folders again */
 };
 
+enum state {
+    NOT_LISTED, /* it could not be */
+    ASKED,      /* a thread lists it; others wait */
+    LISTED,
+};
+
 struct folder {
+    enum state state;
+    int rc;           /* 0, or the errno of listing it */
     const char *list; /* ckpt_listed_next */
     size_t len;
-    int rc; /* 0, or the errno of listing it */
 };
 
 struct listed {
     struct ckpt_dir_way under;
     pthread_mutex_t lock;    /* protects what follows */
+    pthread_cond_t answered; /* a folder that was asked for */
+    pid_t owner;             /* the process whose threads ask */
     struct ckpt_map index;   /* a folder's path -> folder */
     struct ckpt_map entries; /* the paths of all entries; values are not used */
     CKPT_VEC(struct folder) folders;
@@ -37,6 +47,7 @@ struct listed {
     uint64_t refreshed; /* how often: a list that was begun before is not kept */
     char *common;       /* folder of all that were listed one by one; NULL: there was none */
     unsigned one_by_one;
+    bool walks; /* a thread lists all below a folder */
 };
 
 static void forget(struct listed *l)
@@ -53,11 +64,18 @@ static void forget(struct listed *l)
 
 /* ---- what is known; with the lock held ---- */
 
-static const struct folder *find(const struct listed *l, const char *path, size_t len)
+static struct folder *find_any(const struct listed *l, const char *path, size_t len)
 {
     uint32_t at;
 
     return ckpt_map_get(&l->index, path, len, &at) ? &l->folders.ptr[at] : NULL;
+}
+
+static const struct folder *find(const struct listed *l, const char *path, size_t len)
+{
+    const struct folder *f = find_any(l, path, len);
+
+    return f && f->state == LISTED ? f : NULL;
 }
 
 /* Length of the path of the folder that an entry is in; 0: the root. */
@@ -89,25 +107,60 @@ static int says_no(const struct listed *l, const char *path)
     return 0;
 }
 
+/* Keep the answer about a folder that was asked for. -1: out of memory. */
 static int add(struct listed *l, const char *path, const struct ckpt_str *list, int rc)
 {
     const bool is_root = strcmp(path, ".") == 0;
-    const char *own = ckpt_arena_strdup(&l->arena, path);
-    const struct folder f = {ckpt_arena_dup(&l->arena, ckpt_str_get(list), list->len), list->len,
-                             rc};
+    struct folder *f = find_any(l, path, strlen(path));
     struct ckpt_entry e;
 
-    if (!own || (list->len && !f.list) || ckpt_vec_push(&l->folders, f) < 0 ||
-        ckpt_map_add(&l->index, own, (uint32_t)l->folders.len - 1) == CKPT_NONE)
+    f->list = ckpt_arena_dup(&l->arena, ckpt_str_get(list), list->len);
+    f->len = list->len;
+    if (list->len && !f->list)
         return -1;
-    for (const char *at = f.list, *end = at + f.len; at && ckpt_listed_next(&at, end, &e);) {
+    for (const char *at = f->list, *end = at + f->len; at && ckpt_listed_next(&at, end, &e);) {
         ckpt_cleanup(ckpt_freep) char *whole =
             ckpt_asprintf("%s%s%s", is_root ? "" : path, is_root ? "" : "/", e.name);
         const char *kept = whole ? ckpt_arena_strdup(&l->arena, whole) : NULL;
         if (!kept || ckpt_map_add(&l->entries, kept, 0) == CKPT_NONE)
             return -1;
     }
+    f->rc = rc;
+    f->state = LISTED;
     return 0;
+}
+
+/* Note that a folder is asked for. */
+static int add_asked(struct listed *l, const char *path)
+{
+    struct folder *f = find_any(l, path, strlen(path));
+    const struct folder asked = {.state = ASKED};
+    const char *own;
+
+    if (f) {
+        f->state = ASKED;
+        return 0;
+    }
+    return !(own = ckpt_arena_strdup(&l->arena, path)) || ckpt_vec_push(&l->folders, asked) < 0 ||
+                   ckpt_map_add(&l->index, own, (uint32_t)l->folders.len - 1) == CKPT_NONE
+               ? -1
+               : 0;
+}
+
+/* Wait while another thread lists the folder. A child of a fork has none of the parent's threads. */
+static const struct folder *wait_for(struct listed *l, const char *path)
+{
+    const struct folder *f;
+
+    if (l->owner != getpid()) {
+        forget(l);
+        (void)pthread_cond_init(&l->answered, NULL);
+        l->walks = false;
+        l->owner = getpid();
+    }
+    while ((f = find_any(l, path, strlen(path))) && f->state == ASKED)
+        (void)pthread_cond_wait(&l->answered, &l->lock);
+    return f && f->state == LISTED ? f : NULL;
 }
 
 /* Shorten `common` to the folder of both. */
@@ -125,29 +178,55 @@ static void meet(char *common, const char *path)
 
 /* ---- asking ---- */
 
-/* List a folder, unless that was done. 0, an errno, or -1 and *err. */
-static int list_one(struct listed *l, const char *path, struct ckpt_err *err)
+/* Is another thread's answer to be had, or is this one to ask? 1: it asks. 0: *ret_known is the
+ * answer. -1: out of memory. */
+static int ask(struct listed *l, const char *path, uint64_t *ret_refreshed, int *ret_known,
+               struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str list = {0};
-
-    (void)pthread_mutex_lock(&l->lock);
-    const struct folder *known = find(l, path, strlen(path));
-    const uint64_t refreshed = l->refreshed;
-    int rc = known ? known->rc : 0;
-    (void)pthread_mutex_unlock(&l->lock);
-    if (known)
-        return rc;
-    rc = l->under.ops->list(l->under.ctx, path, &list, err);
-    if (rc && !is_absent(rc) && rc != EACCES && rc != EPERM)
-        return rc;
-    if (list.failed)
-        return ckpt_nomem(err);
     ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
-    if (l->refreshed == refreshed && !find(l, path, strlen(path)) && add(l, path, &list, rc) < 0) {
+    const struct folder *known = wait_for(l, path);
+
+    *ret_refreshed = l->refreshed;
+    *ret_known = known ? known->rc : 0;
+    if (known)
+        return 0;
+    return add_asked(l, path) < 0 ? ckpt_nomem(err) : 1;
+}
+
+/* Keep the answer, if it is one, and the lists were not forgotten meanwhile. */
+static int answer(struct listed *l, const char *path, uint64_t refreshed,
+                  const struct ckpt_str *list, int rc, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
+    const bool is_answer = rc == 0 || is_absent(rc) || rc == EACCES || rc == EPERM;
+
+    (void)pthread_cond_broadcast(&l->answered);
+    if (l->refreshed != refreshed)
+        return rc;
+    if (!is_answer || list->failed) {
+        find_any(l, path, strlen(path))->state = NOT_LISTED;
+        return is_answer ? ckpt_nomem(err) : rc;
+    }
+    if (add(l, path, list, rc) < 0) {
         forget(l); /* what is half there would be taken for all */
         return ckpt_nomem(err);
     }
     return rc;
+}
+
+/* List a folder, unless that was done; if another thread does so, wait for it. 0, an errno, or -1
+ * and *err. */
+static int list_one(struct listed *l, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str list = {0};
+    uint64_t refreshed;
+    int known;
+    const int asks = ask(l, path, &refreshed, &known, err);
+
+    if (asks <= 0)
+        return asks < 0 ? -1 : known;
+    const int rc = l->under.ops->list(l->under.ctx, path, &list, err);
+    return answer(l, path, refreshed, &list, rc, err);
 }
 
 /* Folders of one depth below a folder that is listed as a whole. */
@@ -206,7 +285,7 @@ static void list_below(struct listed *l, const char *top)
     }
     while (now.path.len) {
         struct level next = {.l = l};
-        (void)ckpt_parallel(now.path.len, CKPT_FAR_AT_ONCE, list_nth, &now, NULL);
+        (void)ckpt_parallel(now.path.len, CKPT_FAR_QUESTIONS, list_nth, &now, NULL);
         for (size_t i = 0; i < now.path.len && descend(&next, now.path.ptr[i]) == 0; i++)
             ;
         level_release(&now);
@@ -222,7 +301,7 @@ static void note(struct listed *l, const char *path, char **ret)
     ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
 
     *ret = NULL;
-    if (find(l, path, strlen(path)) || strcmp(path, ".") == 0)
+    if (l->walks || find(l, path, strlen(path)) || strcmp(path, ".") == 0)
         return;
     if (l->common)
         meet(l->common, path);
@@ -235,6 +314,7 @@ static void note(struct listed *l, const char *path, char **ret)
     free(l->common);
     l->common = NULL;
     l->one_by_one = 0;
+    l->walks = *ret != NULL;
 }
 
 static int need(struct listed *l, const char *path, struct ckpt_err *err)
@@ -242,8 +322,11 @@ static int need(struct listed *l, const char *path, struct ckpt_err *err)
     ckpt_cleanup(ckpt_freep) char *all = NULL;
 
     note(l, path, &all);
-    if (all)
+    if (all) {
         list_below(l, all);
+        ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&l->lock);
+        l->walks = false;
+    }
     return list_one(l, path, err);
 }
 
@@ -326,6 +409,7 @@ static void listed_free(void *ctx)
     forget(l);
     if (l->under.ops && l->under.ops->free)
         l->under.ops->free(l->under.ctx);
+    (void)pthread_cond_destroy(&l->answered);
     (void)pthread_mutex_destroy(&l->lock);
     free(l);
 }
@@ -343,6 +427,8 @@ int ckpt_dir_keep_lists(struct ckpt_dir *dir, struct ckpt_err *err)
     if (!l)
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&l->lock, NULL);
+    (void)pthread_cond_init(&l->answered, NULL);
+    l->owner = getpid();
     l->under = ckpt_dir_replace(dir, (struct ckpt_dir_way){&listed_ops, l});
     return 0;
 }
