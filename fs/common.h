@@ -39,7 +39,8 @@ int ckptfs_make_folder(const char *path, size_t *ret_made, struct ckpt_err *err)
 void ckptfs_remove_made(const char *path, size_t made);
 
 /* Milliseconds from a scan of a run for new steps, which took took_ms, to the next: lists of a
- * bucket are paid for, and those of a large one take long. */
+ * bucket are paid for, and those of a large one take long; storage is asked for a fifth of the time
+ * at most. */
 uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms);
 
 /* Add "bucket" to the object, with what ckpt_bucket_info tells; nothing if no bucket is read. */

@@ -123,8 +123,8 @@ static bool is_pointed_at(const struct pointers *p, const char *name)
 }
 
 /* Every scan looks again at so many of the known steps, and finds out of so many whether their
- * folders have changed. */
-enum { LOOKS = 16, STATS = 4096 };
+ * folders have changed. At a distance, where a look takes a dozen round trips, at fewer. */
+enum { LOOKS = 16, FAR_LOOKS = 1, STATS = 4096, FAR_STATS = 8 };
 
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
 
@@ -277,12 +277,14 @@ static bool has_turn(const struct ckpt_steps_found *known, const struct ckpt_fou
 static bool may_skip(const struct scan *s, const struct ckpt_found_step *step, const char *name)
 {
     const struct ckpt_steps_found *k = s->known;
+    const bool far = ckpt_dir_is_far(s->dir);
     struct ckpt_file_id folder;
 
-    if (!step->settled || s->found.config != k->config || has_turn(k, step, LOOKS) ||
+    if (!step->settled || s->found.config != k->config ||
+        has_turn(k, step, far ? FAR_LOOKS : LOOKS) ||
         is_pointed_at(&s->pointers, name) || (k->latest && strcmp(name, k->latest) == 0))
         return false;
-    return !has_turn(k, step, STATS) ||
+    return !has_turn(k, step, far ? FAR_STATS : STATS) ||
            (ckpt_dir_stat(s->dir, name, &folder) && ckpt_file_id_eq(&folder, &step->folder));
 }
 

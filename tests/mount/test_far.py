@@ -99,6 +99,25 @@ class Far(unittest.TestCase):
             self.assertLessEqual(far.counts["reads"], files + 4)
             self.assertLessEqual(far.counts["lists"], folders + 2)
 
+    def test_polls_of_many_steps_take_few_requests(self):
+        """A poll, one a second at most, looks at the latest step and at one other, not at all of them."""
+        def requests(seconds):
+            with Storage(BUILD, top, 1000) as far, Mount(os.path.join(far.at, "run"), at, program=CKPTFS):
+                self.assertIn("30", os.listdir(at))
+                time.sleep(seconds)
+            return sum(far.counts[what] for what in ("opens", "attributes", "lists", "reads"))
+
+        with tempfile.TemporaryDirectory() as top:
+            run, at = os.path.join(top, "run"), os.path.join(top, "at")
+            os.makedirs(at)
+            step = next(name for name in os.listdir(NANOTRON) if name.isdigit())
+            for k in range(30):
+                shutil.copytree(os.path.join(NANOTRON, step), os.path.join(run, str(k + 1)))
+            with open(os.path.join(run, "latest.txt"), "w", encoding="utf-8") as f:
+                f.write("30")
+            opening = requests(1)
+            self.assertLess(requests(9) - opening, 9 * 80)
+
     def test_steps_come(self):
         """A poll forgets the lists of folders."""
         with tempfile.TemporaryDirectory() as top, contextlib.ExitStack() as stack:
