@@ -63,7 +63,7 @@ char *ckptfs_log_json(const char *program, enum ckpt_log_severity severity, cons
 uint64_t ckptfs_scan_pause(const char *run, uint64_t took_ms)
 {
     return ckpt_has_prefix(run, "s3://") ? ckpt_max_u64(15000, 10 * took_ms)
-                                           : ckpt_max_u64(1000, 4 * took_ms);
+                                         : ckpt_max_u64(1000, 4 * took_ms);
 }
 
 void ckptfs_json_bucket(json_t *into)

@@ -281,8 +281,8 @@ static bool may_skip(const struct scan *s, const struct ckpt_found_step *step, c
     struct ckpt_file_id folder;
 
     if (!step->settled || s->found.config != k->config ||
-        has_turn(k, step, far ? FAR_LOOKS : LOOKS) ||
-        is_pointed_at(&s->pointers, name) || (k->latest && strcmp(name, k->latest) == 0))
+        has_turn(k, step, far ? FAR_LOOKS : LOOKS) || is_pointed_at(&s->pointers, name) ||
+        (k->latest && strcmp(name, k->latest) == 0))
         return false;
     return !has_turn(k, step, far ? FAR_STATS : STATS) ||
            (ckpt_dir_stat(s->dir, name, &folder) && ckpt_file_id_eq(&folder, &step->folder));

@@ -147,7 +147,8 @@ static int add_asked(struct listed *l, const char *path)
                : 0;
 }
 
-/* Wait while another thread lists the folder. A child of a fork has none of the parent's threads. */
+/* Wait while another thread lists the folder. A child of a fork has none of the parent's threads.
+ */
 static const struct folder *wait_for(struct listed *l, const char *path)
 {
     const struct folder *f;
