@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in a bucket into memory: `ckpt export`, a copy from the mount and ckptfs.open beside parallel ranged GETs by plain curl, and Run:ai's model
 streamer where its package for S3 is installed. Two runs: a model of four safetensors files, and what FSDP's 128 ranks save, which only ckptfs makes a model of
-(curl gets the same bytes). The server is that of the tests, a process of its own; it waits --latency seconds before each answer.
+(curl gets the same bytes). The server is that of the tests, a process of its own; it waits --latency seconds before each answer. Two more rows have the shape of
+a real store: the model at 20 ms with 25 MB/s for each connection, and a model of 1,000 files of 2 MiB at 20 ms.
 
-usage: tests/bench/bench_bucket.py [--build build/release] [--dir SCRATCH] [--latency 0 0.02] [--mib 1024] [--rounds 5] [--json FILE]
+usage: tests/bench/bench_bucket.py [--build build/release] [--dir SCRATCH] [--latency 0 0.02] [--mib 1024] [--rounds 5] [--rows ROW...] [--json FILE]
 
 Times are of whole programs, from their start to their end (in Python, of tensors in memory, without imports), rounds interleaved, medians; ratios are
 curl's time divided by theirs.
@@ -44,8 +45,8 @@ print(time.perf_counter() - begin)
 """
 
 
-def serve(pipe, folder, latency):
-    with Store(latency=latency, anonymous=True, verify=False) as s:
+def serve(pipe, folder, latency, rate):
+    with Store(latency=latency, anonymous=True, verify=False, rate=rate) as s:
         for run in os.listdir(folder):
             s.put_folder("b", run + "/", os.path.join(folder, run))
         pipe.send(s.url)
@@ -78,27 +79,36 @@ def main():
     p.add_argument("--latency", type=float, nargs="+", default=[0, 0.02])
     p.add_argument("--mib", type=int, default=1024)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rows", nargs="+", choices=["model", "fsdp", "model, 25 MB/s", "small"], help="these alone")
     figures.add_option(p)
     args = p.parse_args()
     runs, out, charts = os.path.join(args.dir, "runs"), os.path.join(args.dir, "out"), []
     shutil.rmtree(args.dir, True)
-    os.makedirs(os.path.join(runs, "model"))
-    for name, data in model_files(7, args.mib // 4, shards=4).items():
-        with open(os.path.join(runs, "model", name), "wb") as f:
-            f.write(data)
-    fsdp_run(os.path.join(runs, "fsdp"), 128, max(1, args.mib // 16), 128 * 64)
+    for run, mib, shards in (("model", args.mib // 4, 4), ("small", 2, 1000)):
+        if args.rows and not any(r.startswith(run) for r in args.rows):
+            continue
+        os.makedirs(os.path.join(runs, run))
+        for name, data in model_files(7, mib, shards=shards).items():
+            with open(os.path.join(runs, run, name), "wb") as f:
+                f.write(data)
+    if not args.rows or "fsdp" in args.rows:
+        fsdp_run(os.path.join(runs, "fsdp"), 128, max(1, args.mib // 16), 128 * 64)
     has_streamer = subprocess.run([sys.executable, "-c", "import runai_model_streamer_s3"], capture_output=True, check=False).returncode == 0
-    for latency in args.latency:
+    rows = [(("model", "fsdp"), latency, 0) for latency in args.latency] + [(("model",), 0.02, 25e6), (("small",), 0.02, 0)]
+    for names, latency, rate in rows:
+        names = [n for n in names if not args.rows or n + (", 25 MB/s" if rate else "") in args.rows]
+        if not names:
+            continue
         ours, theirs = multiprocessing.Pipe()
-        server = multiprocessing.Process(target=serve, args=(theirs, runs, latency))
+        server = multiprocessing.Process(target=serve, args=(theirs, runs, latency, rate))
         server.start()
         url = ours.recv()
         env = dict(os.environ, AWS_ENDPOINT_URL=url, AWS_ACCESS_KEY_ID="AKIDEXAMPLE", AWS_SECRET_ACCESS_KEY="secret/key+with=signs",
                    RUNAI_STREAMER_S3_ENDPOINT=url, RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0", AWS_EC2_METADATA_DISABLED="true", AWS_REGION="us-east-1", CKPTFS_LIBRARY_PATH=args.build,
                    PYTHONPATH=os.pathsep.join([os.path.join(HERE, "..", "..", "contrib", "python"), os.environ.get("PYTHONPATH", "")]))
-        for run in ("model", "fsdp"):
+        for run in names:
             files = {f: os.path.getsize(os.path.join(runs, run, f)) for f in sorted(os.listdir(os.path.join(runs, run)))}
-            args.view = "hf" if run == "model" else "raw"
+            args.view = "raw" if run == "fsdp" else "hf"
             export = [os.path.join(args.build, "fs", "ckpt"), "export", f"s3://b/{run}", out, "-q", "-o", "anonymous,cache=no,view=" + args.view]
             ways = {"curl": lambda: curl(out, f"{url}/b/{run}", files),
                     "ckpt export": lambda: subprocess.run(export, env=env, check=True, capture_output=True),
@@ -119,11 +129,12 @@ def main():
                     told = way()
                     times[name].append(told if isinstance(told, float) else time.perf_counter() - begin)
             first = statistics.median(times["curl"])
-            print(f"{run}, {sum(files.values()) >> 20} MiB in {len(files)} objects, {latency * 1000:.0f} ms")
+            what = f"{latency * 1000:.0f} ms" + (f", {rate / 1e6:.0f} MB/s for each connection" if rate else "")
+            print(f"{run}, {sum(files.values()) >> 20} MiB in {len(files)} objects, {what}")
             for name, all_ in times.items():
                 middle = statistics.median(all_)
                 print(f"  {name:22} {middle:6.2f} s  {first / middle:5.2f}   ({min(all_):.2f} to {max(all_):.2f})", flush=True)
-            charts.append(figures.chart(f"{run}, {latency * 1000:.0f} ms", "s", times, lambda name: name.startswith("ckpt")))
+            charts.append(figures.chart(f"{run}, {what}", "s", times, lambda name: name.startswith("ckpt")))
         ours.send(1)
         server.join(5)
         server.kill()

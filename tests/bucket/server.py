@@ -29,9 +29,11 @@ class Rule:
 
 
 class Store:
-    """The server, on a thread of its own, as a context. `page`: keys of a page; `latency`: seconds before each answer."""
+    """The server, on a thread of its own, as a context. `page`: keys of a page; `latency`: seconds before each answer; `rate`: bytes a second of
+    each connection (0: as fast as it goes)."""
 
-    def __init__(self, page=1000, latency=0.0, region="us-east-1", anonymous=False, tls=None, verify=True):
+    def __init__(self, page=1000, latency=0.0, region="us-east-1", anonymous=False, tls=None, verify=True, rate=0):
+        self.rate = rate
         self.page, self.latency, self.region, self.anonymous, self.tls, self.verify = page, latency, region, anonymous, tls, verify
         self.keys = {"AKIDEXAMPLE": ("secret/key+with=signs", None)}  # id: (secret, token or None)
         self.expired = set()  # tokens
@@ -311,6 +313,14 @@ class Store:
                 await asyncio.sleep(3600)
             writer.transport.close()
             return False
-        writer.write(part)
-        await writer.drain()
+        await self.send(writer, part)
         return True
+
+    async def send(self, writer, part):
+        step = 128 * 1024 if self.rate else len(part)
+        begin = time.monotonic()
+        for at in range(0, len(part), step or 1):
+            writer.write(part[at:at + step])
+            await writer.drain()
+            if self.rate:
+                await asyncio.sleep(max(0, begin + (at + step) / self.rate - time.monotonic()))
