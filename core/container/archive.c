@@ -673,8 +673,9 @@ int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ck
         ckpt_dir_set_far(*ret, how->far);
         return 0;
     }
-    if ((ckpt_is_bucket(path) ? ckpt_dir_open_bucket(path, &how->bucket, how->recording, &dir, err)
-                              : open_folder(path, how, &dir, err)) < 0 ||
+    if ((ckpt_is_bucket(path)
+             ? ckpt_dir_open_bucket(path, how->is_around, &how->bucket, how->recording, &dir, err)
+             : open_folder(path, how, &dir, err)) < 0 ||
         ckpt_dir_use(dir, how->recording, err) < 0)
         return -1;
     *ret = ckpt_steal(&dir);

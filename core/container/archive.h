@@ -15,6 +15,8 @@ struct ckpt_access {
     struct ckpt_bucket_settings bucket;
     struct ckpt_recording *recording; /* ckpt_dir_use; or NULL */
     enum ckpt_far_rule far;           /* of folders, and of archives that are files */
+    bool is_around; /* nobody has named it: a bucket's folder is not listed before something is
+                       looked for there, and is empty if it can't be */
 };
 
 /* Open a directory, an archive as if it were one, or s3://BUCKET/PREFIX. A file of torch.save, or

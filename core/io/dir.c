@@ -236,11 +236,13 @@ void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule)
 
 enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir) { return dir->root->far; }
 
+bool ckpt_dir_has_objects(const struct ckpt_dir *dir) { return dir->root->way.ops->read != NULL; }
+
 bool ckpt_dir_is_far(const struct ckpt_dir *dir)
 {
     const struct root *r = dir->root;
 
-    return r->way.ops->read || ckpt_storage_is_far(r->storage, r->far);
+    return ckpt_dir_has_objects(dir) || ckpt_storage_is_far(r->storage, r->far);
 }
 
 bool ckpt_dir_ignores_case(const struct ckpt_dir *dir)

@@ -118,6 +118,9 @@ int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_e
 void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule);
 enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir);
 
+/* Are its files objects of a bucket, which have no descriptors? */
+bool ckpt_dir_has_objects(const struct ckpt_dir *dir);
+
 /* Does each question about an entry take a round trip, so that many are to be asked at once? True
  * for a bucket. */
 bool ckpt_dir_is_far(const struct ckpt_dir *dir);
@@ -196,6 +199,10 @@ int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const cha
 /* Makes a directory forget the lists that it keeps, so that the next question looks again. Only
  * buckets keep any. */
 void ckpt_dir_refresh(const struct ckpt_dir *dir);
+
+/* Begin to fetch, all at once, what every reader of a bucket's folder needs at first: the files
+ * that describe others, and the first bytes of those of safetensors. Does nothing for others. */
+void ckpt_dir_small_soon(const struct ckpt_dir *dir);
 
 /* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
  * probes. */

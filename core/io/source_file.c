@@ -847,6 +847,58 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
 
 /* ---- small files of a directory, whole or their first bytes ---- */
 
+enum {
+    HEAD = 64 * 1024,         /* of a file of safetensors, in which its header lies mostly */
+    MOST_DESCRIBED = 4 << 20, /* of a file that describes others */
+    MOST_SOON = 64,           /* files */
+};
+
+/* How many of a file's first bytes does every reader of its folder need? */
+static uint64_t needed_of(const char *name, uint64_t size)
+{
+    if (ckpt_has_suffix(name, ".safetensors"))
+        return ckpt_min_u64(size, HEAD);
+    return (ckpt_has_suffix(name, ".json") || strcmp(name, ".metadata") == 0) &&
+                   size <= MOST_DESCRIBED
+               ? size
+               : 0;
+}
+
+/* Begin to fetch what of a file is needed at first; false: it is none that is. */
+static bool fetch_soon(const struct ckpt_dir *dir, const char *name)
+{
+    struct ckpt_dir_found found;
+
+    if (ckpt_dir_look(dir, name, &found, NULL) < 0 || !*found.tag)
+        return false;
+    const struct iovec iov = {NULL, (size_t)needed_of(name, found.extent.len)};
+    return iov.iov_len && ckpt_dir_read_object(dir, name, found.tag, found.extent.len, &iov, 1, 0,
+                                               CKPT_READ_PREFETCH, NULL) == 0;
+}
+
+struct soon {
+    const struct ckpt_dir *dir;
+    size_t n;
+};
+
+static int see_soon(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct soon *s = ctx;
+
+    (void)err;
+    if (s->n < MOST_SOON && e->kind == CKPT_ENTRY_FILE)
+        s->n += fetch_soon(s->dir, e->name);
+    return 0;
+}
+
+void ckpt_dir_small_soon(const struct ckpt_dir *dir)
+{
+    struct soon s = {dir, 0};
+
+    if (ckpt_dir_has_objects(dir) && ckpt_dir_memory(dir) != CKPT_DIR_RECALLS)
+        (void)ckpt_dir_list(dir, see_soon, &s, NULL);
+}
+
 /* The file, to be read once. */
 static int open_once(const struct ckpt_dir *dir, const char *name, struct ckpt_source **ret,
                      struct ckpt_err *err)

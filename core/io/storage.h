@@ -11,9 +11,9 @@
 enum ckpt_far_rule { CKPT_FAR_AUTO, CKPT_FAR_ALWAYS, CKPT_FAR_NEVER };
 
 /* Requests that storage at a distance gets at once: large reads; and questions, that is lists and
- * heads of files, of which one is asked in a chain of three round trips (name, open, read). With half
- * as many, small ones leave a fast storage idle for a part of each round trip; more only wait for
- * each other. */
+ * heads of files, of which one is asked in a chain of three round trips (name, open, read). With
+ * half as many, small ones leave a fast storage idle for a part of each round trip; more only wait
+ * for each other. */
 enum { CKPT_FAR_AT_ONCE = 32, CKPT_FAR_QUESTIONS = 64 };
 
 /* A filesystem. Lives as long as the process; safe from many threads. */

@@ -75,6 +75,7 @@ int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err)
 {
     if (!(o->name = strdup(*o->step ? o->step : ckpt_dir_real_name(o->dir))))
         return ckpt_nomem(err);
+    ckpt_dir_small_soon(o->dir);
     return (o->reader = ckpt_reader_probe(o->dir, err)) ? 0 : -1;
 }
 

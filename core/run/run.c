@@ -353,6 +353,7 @@ static int open_folder_of(const char *real, const struct ckpt_options *opt, stru
     struct ckpt_access how = ckpt_options_access(opt);
 
     how.links = CKPT_LINKS_BENEATH;
+    how.is_around = true;
     if (!slash || slash == real)
         return 0;
     ckpt_cleanup(ckpt_freep) char *folder = ckpt_asprintf("%.*s", (int)(slash - real), real);

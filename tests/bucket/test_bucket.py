@@ -19,7 +19,7 @@ import unittest
 from server import Store
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
-from mountlib import digests  # noqa: E402
+from mountlib import digests, wait_until  # noqa: E402
 
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
@@ -285,6 +285,21 @@ class Reading(Case):
             b = json.loads(run(s, "info", "--json", "s3://b/run").stdout)["bucket"]
             self.assertGreater(b["requests"], 40)
             self.assertEqual(b["retries"], 0)
+
+    def test_four_round_trips_before_the_first_byte(self):
+        """The list, the index, all headers and the config at once, data: headers come while there is no answer for the config."""
+        with Store() as s:
+            for name, data in model_files(3, 1, shards=4).items():
+                s.put("b", "m/" + name, data)
+            s.rule("stall", key="config.json")
+            p = subprocess.Popen([CKPT, "info", "s3://b/m", "-o", "cache=no"], env=s.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                wait_until(lambda: len(s.requests("get")) == 6, "headers")
+                self.assertEqual(len(s.requests("list")), 1)
+                self.assertTrue(s.requests("get")[0][2].endswith(".index.json"))
+            finally:
+                p.kill()
+                p.wait()
 
     def test_headers_are_one_request_each(self):
         """64 KiB of the right end, many at once."""

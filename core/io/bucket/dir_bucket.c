@@ -44,6 +44,7 @@ struct bucket {
     struct ckpt_arena arena;
     unsigned listed; /* folders that were listed one by one */
     bool too_many;   /* to be listed at once */
+    bool is_around;  /* nobody has named it: if it can't be listed, it is empty */
 };
 
 static void forget(struct bucket *b)
@@ -225,10 +226,14 @@ static int need_root(struct bucket *b, struct ckpt_err *err)
 
     if (b->nodes.len)
         return need_list(b, 0, err);
-    if (add(b, ".", 1, NULL, &root, err) == 0 && need_list(b, root, err) == 0)
+    if (add(b, ".", 1, NULL, &root, err) == 0 &&
+        need_list(b, root, b->is_around ? &(struct ckpt_err){0} : err) == 0)
         return 0;
     forget(b);
-    return -1;
+    if (!b->is_around || add(b, ".", 1, NULL, &root, err) < 0)
+        return -1;
+    b->nodes.ptr[root].is_listed = true;
+    return 0;
 }
 
 /* 0, an errno, or -1: as ckpt_dir_ops.look. */
@@ -414,7 +419,7 @@ static int check_any(struct bucket *bucket, struct ckpt_err *err)
                      b->url, b->prefix);
 }
 
-int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
+int ckpt_dir_open_bucket(const char *url, bool is_around, const struct ckpt_bucket_settings *s,
                          const struct ckpt_recording *rec, struct ckpt_dir **ret,
                          struct ckpt_err *err)
 {
@@ -424,8 +429,9 @@ int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
     if (!b)
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&b->lock, NULL);
+    b->is_around = is_around;
     if (parse(b, url, err) < 0 || ckpt_client_get(s, &b->client, err) < 0 ||
-        (!replays && check_any(b, err) < 0) ||
+        (!replays && !is_around && check_any(b, err) < 0) ||
         ckpt_dir_open_other(b->url, (struct ckpt_dir_way){&bucket_ops, b}, NULL, NULL, ret, err) <
             0) {
         bucket_free(b);

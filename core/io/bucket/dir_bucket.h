@@ -14,7 +14,9 @@
 bool ckpt_is_bucket(const char *path);
 
 /* Open s3://BUCKET/PREFIX, and list it unless a recording that is replayed (or NULL) answers for
- * it. MISSING: no key begins with it. */
-int ckpt_dir_open_bucket(const char *url, const struct ckpt_bucket_settings *s,
+ * it. MISSING: no key begins with it. is_around: nobody has named it, so it is listed when
+ * something is looked for there; if it can't be, as a key may be valid for some prefixes only, it
+ * is empty. */
+int ckpt_dir_open_bucket(const char *url, bool is_around, const struct ckpt_bucket_settings *s,
                          const struct ckpt_recording *rec, struct ckpt_dir **ret,
                          struct ckpt_err *err);
