@@ -25,8 +25,13 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLACE = os.path.join(SOURCE, "build", "mutate")
 SECONDS = 180  # of tests, for each change; what is not noticed by then counts as not noticed
 MEMORY = 16 << 30  # of addresses, for each process: a loop that allocates ends
-# what is quick first; then what reads whole checkpoints
-STAGES = ["unit|defects|golden", "first|mount", "load", "interop"]
+# what is quick first; then what reads whole checkpoints, beginning with what is nearest to the change
+STAGES = ["unit|defects|golden", "first"]
+NEAREST = [
+    ("core/(load|comm|device)|fs/load", ["load", "interop", "mount"]),
+    ("fs/mount|core/(run|view|io)", ["mount", "load", "interop"]),
+    ("", ["interop", "load", "mount"]),
+]
 
 # (pattern, what it becomes); a place is one match of one of them in code
 CHANGES = [
@@ -135,7 +140,7 @@ def judged(tree, place, log):
         if not run(["cmake", "--build", "build/release", "-j", str(os.cpu_count())], tree, 600, log):
             return "build"
         end = time.monotonic() + SECONDS
-        for stage in STAGES:
+        for stage in STAGES + next(stages for files, stages in NEAREST if re.match(files, place["file"])):
             args = ["ctest", "--test-dir", "build/release", "-L", stage, "--stop-on-failure", "--timeout", "120", "-j", str(os.cpu_count())]
             good = run(args, tree, max(1, end - time.monotonic()), log)
             if good is None:

@@ -199,7 +199,7 @@ tell_times() {
 touch build/began
 if ((strict)); then
   export CKPTFS_STRICT=1
-  # many of these wait, so there is one more than there are processors; those of release start processes of their own
+  # many of these wait, so there is one more than there are processors
   run asan -LE 'interop|bench|engines' -j $((jobs + 1))
   run tsan -LE interop -j $((jobs + 1))
   phase 'fuzzing'
@@ -212,7 +212,7 @@ if ((strict)); then
 fi
 if ((all)); then
   wait_for_frameworks
-  run release -LE bench
+  run release -LE bench -j $((jobs + strict))
 else
   run release -L 'lint|unit|defects|golden|fuzz|first'
 fi
