@@ -848,7 +848,6 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
 /* ---- small files of a directory, whole or their first bytes ---- */
 
 enum {
-    HEAD = 64 * 1024,         /* of a file of safetensors, in which its header lies mostly */
     MOST_DESCRIBED = 4 << 20, /* of a file that describes others */
     MOST_SOON = 64,           /* files */
 };
@@ -857,7 +856,7 @@ enum {
 static uint64_t needed_of(const char *name, uint64_t size)
 {
     if (ckpt_has_suffix(name, ".safetensors"))
-        return ckpt_min_u64(size, HEAD);
+        return ckpt_min_u64(size, CKPT_FAR_END);
     return (ckpt_has_suffix(name, ".json") || strcmp(name, ".metadata") == 0) &&
                    size <= MOST_DESCRIBED
                ? size

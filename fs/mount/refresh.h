@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The run behind a mount and a current list of its steps. A thread scans the run every second.
- * Requests use the last list and never wait for a scan, so a run on a dead file server stops only
- * the scans. */
+/* The run behind a mount and a current list of its steps. A thread scans the run once a
+ * second, or less often (ckptfs_scan_pause). Requests use the last list and never wait for a scan,
+ * so a run on a dead file server stops only the scans. */
 #pragma once
 
 #include <pthread.h>

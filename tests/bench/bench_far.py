@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on storage at a distance (slow_fs.c: a latency for every request, one rate for all bytes), beside 16 parallel readers of the same files, which is what
 the storage gives. Formats: torch's distributed checkpoint of 8 ranks, Megatron's of 4, nanotron's of 8, DeepSpeed's ZeRO 3 of 8 where --deepspeed names a
-folder with that package, and a Hugging Face directory of four files.
+folder with that package, and a Hugging Face directory of four files. `many` is only opened: nanotron's, --files small files in a third as many folders.
 
-usage: tests/bench/bench_far.py [--build build/release] [--dir SCRATCH] [--latency-us 3000] [--rate 3e8] [--gib 0.4] [--rounds 3] [FORMAT...]
+usage: tests/bench/bench_far.py [--build build/release] [--dir SCRATCH] [--latency-us 3000] [--rate 3e8] [--gib 0.4] [--files 4304] [--rounds 3] [FORMAT...]
 
 Each command sees a fresh mount of the storage, whose cache is empty. Times are of whole programs, the best of all rounds, which are interleaved; ratios are
-the parallel readers' time divided by ours (for ckpt load: of two ranks that need half each), so 1 is as fast as the storage. `requests` are those that the
+the parallel readers' time divided by ours (for ckpt load: of two ranks that need half each), so 1 is as fast as the storage; of `many`, those read the heads
+of all files that `find` names, 32 at once. `requests` are those that the
 storage saw: reads, and opens, attributes and lists together.
 """
 
@@ -83,16 +84,25 @@ def huggingface(opt, at):
     return []
 
 
+def many(opt, at):
+    bench.make_llama(at, opt.files, os.urandom(1 << 20))
+    return []
+
+
 def llama(opt):
     return dict(NUMBERS, architectures=["LlamaForCausalLM"], hidden_size=bench_dcp.HIDDEN, intermediate_size=bench_dcp.FFN, vocab_size=bench_dcp.VOCAB,
                 num_hidden_layers=opt.layers, tie_word_embeddings=False, dtype="bfloat16")
 
 
-FORMATS = {"dcp": dcp, "megatron": megatron, "nanotron": nanotron, "deepspeed": deepspeed, "huggingface": huggingface}
+FORMATS = {"dcp": dcp, "megatron": megatron, "nanotron": nanotron, "deepspeed": deepspeed, "huggingface": huggingface, "many": many}
 
 
 def floor(opt, run, options):
     subprocess.run(f"find {run} -type f -size +64k -print0 | xargs -0 -P16 -I@ dd if=@ of=/dev/null bs=4M status=none", shell=True, check=True)
+
+
+def heads(opt, run, options):
+    subprocess.run(f"find {run} -type f -print0 | xargs -0 -P32 -n32 head -qc 4096 >/dev/null", shell=True, check=True)
 
 
 def export(opt, run, options):
@@ -120,19 +130,26 @@ def info(opt, run, options):
     subprocess.run([os.path.join(opt.build, "fs", "ckpt"), "info", run] + options, check=True, stdout=subprocess.DEVNULL)
 
 
-WAYS = {"floor": floor, "export": export, "cp": copy, "mapped": mapped, "load": load, "info": info}
+def ls(opt, run, options):
+    with contextlib.closing(bench.Mount(opt, run, *options[1::2])) as mount:
+        os.listdir(mount.at)
+
+
+WAYS = {"floor": floor, "export": export, "cp": copy, "mapped": mapped, "load": load, "info": info, "ls": ls}
+OPENS = {"floor": heads, "info": info, "ls": ls}
 
 
 def measure(opt, name, top, options):
     """{way: (best seconds, counts of that round)}"""
     best = {}
+    ways = OPENS if name == "many" else WAYS
     for i in range(opt.rounds):
-        for way in list(WAYS)[:: 1 if i % 2 == 0 else -1]:
+        for way in list(ways)[:: 1 if i % 2 == 0 else -1]:
             if opt.ways and way not in opt.ways and way != "floor":
                 continue
             with Storage(opt.build, top, opt.latency_us, opt.rate, opt.dir) as storage:
                 begin = time.monotonic()
-                WAYS[way](opt, os.path.join(storage.at, "run"), options)
+                ways[way](opt, os.path.join(storage.at, "run"), options)
                 took = time.monotonic() - begin
             shutil.rmtree(opt.out, ignore_errors=True)
             if way not in best or took < best[way][0]:
@@ -152,6 +169,7 @@ def main():
     p.add_argument("--rate", type=float, default=3e8)
     p.add_argument("--gib", type=float, default=0.4)
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--files", type=int, default=4304)
     p.add_argument("--deepspeed", help="a folder with DeepSpeed's package")
     p.add_argument("--ways", nargs="*", choices=[w for w in WAYS if w != "floor"])
     p.add_argument("--keep", help="keep the runs in this folder, and take those that are there")

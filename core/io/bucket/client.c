@@ -25,10 +25,6 @@
 #include "io/iov.h"
 
 enum {
-    /* Bytes of an object's beginning or end that are fetched when some of them are read: headers
-     * and tables of contents lie there, and most fit. It takes about as long as the round trip. */
-    SMALL = 64 * 1024,
-
     /* The smallest part into which a load's read is cut so that several connections share it. */
     MIDDLE = 1 << 20,
 
@@ -348,7 +344,7 @@ static const struct ckpt_far_ops client_ops = {.begin = begin,
                                                .ask = ask_for_bytes,
                                                .recall = recall,
                                                .keep = keep,
-                                               .end = SMALL,
+                                               .end = CKPT_FAR_END,
                                                .around = AROUND,
                                                .align = 1,
                                                .least = MIDDLE,

@@ -222,15 +222,15 @@ static int need_list(struct bucket *b, uint32_t at, struct ckpt_err *err)
 
 static int need_root(struct bucket *b, struct ckpt_err *err)
 {
+    struct ckpt_err why = {0}; /* a folder around can't be listed */
     uint32_t root;
 
     if (b->nodes.len)
         return need_list(b, 0, err);
-    if (add(b, ".", 1, NULL, &root, err) == 0 &&
-        need_list(b, root, b->is_around ? &(struct ckpt_err){0} : err) == 0)
+    if (add(b, ".", 1, NULL, &root, err) == 0 && need_list(b, root, b->is_around ? &why : err) == 0)
         return 0;
     forget(b);
-    if (!b->is_around || add(b, ".", 1, NULL, &root, err) < 0)
+    if (!why.code || add(b, ".", 1, NULL, &root, err) < 0)
         return -1;
     b->nodes.ptr[root].is_listed = true;
     return 0;

@@ -229,6 +229,7 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
         return 1;
     if (f->ops->begin(f, err) < 0)
         return -1;
+    /* the whole of an end: as if it were read, so that it comes from the cache, or is kept there */
     if (how == CKPT_READ_PREFETCH && off == 0 && end == ckpt_min_u64(f->ops->end, o->size))
         return prepare(f, o, off, end, CKPT_READ_AHEAD, err);
     if (how == CKPT_READ_PREFETCH)

@@ -23,6 +23,10 @@
  * not read. */
 enum { CKPT_FAR_BLOCK = 8 << 20 };
 
+/* Bytes of an object's beginning or end that are fetched when some of them are read: headers and
+ * tables of contents lie there, and most fit. It takes about as long as the round trip. */
+enum { CKPT_FAR_END = 64 * 1024 };
+
 struct ckpt_far;
 
 /* A file or an object. */

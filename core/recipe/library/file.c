@@ -510,7 +510,7 @@ int ckpt_recipe_begin(struct ckpt_arena *arena, const struct ckpt_file *file, bo
         ckpt_recipe_release(out);
         return ckpt_nomem(err);
     }
-    out->file.json = NULL;
+    out->file.json = NULL; /* it is forgotten before ckpt_recipe_finish */
     *ret = out;
     return 0;
 }

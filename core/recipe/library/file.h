@@ -83,7 +83,7 @@ struct ckpt_recipe {
     CKPT_VEC(const struct ckpt_expr *)
     when;          /* conditions on the framework's config, all of which must hold */
     bool fallback; /* used only if no other recipe matches */
-    bool given;    /* the file is from the user's directory */
+    bool given;    /* the file is the user's */
     struct ckpt_texts
         may_lack;      /* keys that the model needs but that some checkpoints do not record */
     ckpt_evidence has; /* read backwards: what the result must have */

@@ -27,7 +27,7 @@ struct ckpt_file {
     const char *name; /* "models/llama" */
     const char *text;
     size_t len;
-    bool given;   /* it is of the user's directory */
+    bool given;   /* it is the user's */
     json_t *json; /* the text, parsed, while many files of the set are; or NULL */
 };
 

@@ -101,7 +101,7 @@ static int add_family(struct ckpt_recipe_folder *to, const struct ckpt_beside *b
  * he sees its errors at once; of ours, of which a folder has a hundred, only the one that is
  * chosen. */
 static int add_recipe(struct ckpt_recipe_folder *to, const struct ckpt_beside *b,
-                      const struct ckpt_file *file, bool is_users, struct ckpt_err *err)
+                      const struct ckpt_file *file, struct ckpt_err *err)
 {
     struct ckpt_recipe *r = NULL;
 
@@ -111,7 +111,7 @@ static int add_recipe(struct ckpt_recipe_folder *to, const struct ckpt_beside *b
         if (ckpt_recipe_begin(&to->arena, file, backwards, b, &r, err) < 0)
             return -1;
         to->recipes.ptr[to->recipes.len++] = r;
-        if (add_family(to, b, r, err) < 0 || (is_users && ckpt_recipe_finish(r, err) < 0))
+        if (add_family(to, b, r, err) < 0 || (r->given && ckpt_recipe_finish(r, err) < 0))
             return -1;
     }
     return 0;
@@ -159,8 +159,7 @@ static int add_file(struct ckpt_recipe_folder *to, const struct ckpt_files *file
 
     if (!b.folder)
         return -1;
-    return is_model ? find_family(to, &b, f->name + n, &ignored, err)
-                    : add_recipe(to, &b, f, f->given, err);
+    return is_model ? find_family(to, &b, f->name + n, &ignored, err) : add_recipe(to, &b, f, err);
 }
 
 /* Parse the folder's files as JSON, each once: many recipes include the same. */
@@ -312,7 +311,7 @@ static int add_given(struct ckpt_recipes *set, const struct ckpt_dir *dir,
     struct ckpt_recipe_folder *given = &set->parsed->given;
     const struct ckpt_beside b = {&set->parsed->files, dir, ""};
 
-    if (add_recipe(given, &b, file, true, err) < 0)
+    if (add_recipe(given, &b, file, err) < 0)
         return -1;
     if (!given->recipes.ptr[0]->format)
         return ckpt_fail(err, CKPT_FORMAT, "%s: 'format' is missing: this is a fragment",
@@ -328,7 +327,7 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
     ckpt_cleanup(ckpt_freep) char *text = NULL;
     struct stat st;
     const bool is_dir = path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    struct ckpt_file file = {.name = path};
+    struct ckpt_file file = {.name = path, .given = true};
 
     if (new_set(is_dir ? path : NULL, &set, err) < 0 ||
         ckpt_types_load(&set->parsed->files, &set->types, err) < 0)
@@ -348,7 +347,7 @@ int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ck
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
-    const struct ckpt_file file = {.name = name, .text = text, .len = len};
+    const struct ckpt_file file = {.name = name, .text = text, .len = len, .given = true};
 
     if (new_set(NULL, &set, err) < 0 || add_given(set, NULL, &file, err) < 0)
         return -1;
