@@ -30,13 +30,9 @@ int ckpt_describe_rule(const struct ckpt_view *v, const char *tensor, json_t **r
 int ckpt_describe_sharding(const struct ckpt_view *v, struct ckpt_annotations **ret,
                            struct ckpt_err *err)
 {
-    struct ckpt_shared *s = v->shared;
-    int rc;
+    const struct ckpt_shared *s = v->shared;
 
-    (void)pthread_mutex_lock(&s->eval);
-    rc = ckpt_annotations_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
-    (void)pthread_mutex_unlock(&s->eval);
-    return rc;
+    return ckpt_annotations_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
 }
 
 /* Asks the view's reader, by its function `ask` (NULL: it has no such function), for an object. */

@@ -88,7 +88,6 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
-    (void)pthread_mutex_init(&s->eval, NULL);
     if (remarks_init(&s->remarks, err) < 0 || ckpt_options_copy(opt, &s->opt, err) < 0 ||
         ckpt_fdpool_new(0, &s->pool, err) < 0 || ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
@@ -118,6 +117,5 @@ void ckpt_shared_unref(struct ckpt_shared *s)
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
     remarks_release(&s->remarks);
-    (void)pthread_mutex_destroy(&s->eval);
     free(s);
 }

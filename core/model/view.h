@@ -50,9 +50,7 @@ struct ckpt_shared {
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* number of failed reads */
     struct ckpt_remarks remarks;
-    atomic_bool watched;  /* set by ckpt_run_watch */
-    pthread_mutex_t eval; /* held while expressions are evaluated, because that counts references to
-                             shared JSON values */
+    atomic_bool watched; /* set by ckpt_run_watch */
 };
 
 /* Make the shared data with one reference, for which the base and the recipes are opened; take, and

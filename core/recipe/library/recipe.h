@@ -19,11 +19,11 @@ struct ckpt_recipes;
 struct ckpt_types;
 
 /* Load the embedded recipes and model files, which are parsed when a checkpoint of their format is
- * opened; if `path` is a file, that recipe (JSON; a model file that it names and that is not
- * embedded must be in the same directory) is parsed now and is the only candidate; if it is a
- * directory, laid out as core/recipe/data, its files go before the embedded ones, and replace those
- * of the same name. Errors name file, rule and character. Afterwards the set is immutable to its
- * users and can be shared by threads. */
+ * first opened, once for all runs of the process; if `path` is a file, that recipe (JSON; a model
+ * file that it names and that is not embedded must be in the same directory) is parsed now and is
+ * the only candidate; if it is a directory, laid out as core/recipe/data, its files go before the
+ * embedded ones, and replace those of the same name. Errors name file, rule and character.
+ * Afterwards the set is immutable to its users and can be shared by threads. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 CKPT_CLEANUP_BY(ckpt_recipes_free, struct ckpt_recipes)

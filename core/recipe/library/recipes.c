@@ -45,7 +45,8 @@ struct parsed {
 struct ckpt_recipes {
     struct ckpt_types *types; /* NULL for a recipe from memory */
     struct parsed *parsed;
-    bool given; /* a recipe was given: the only candidate, without checking its conditions */
+    bool given;  /* a recipe was given: the only candidate, without checking its conditions */
+    bool shared; /* by all runs of the process, which never frees it */
 };
 
 /* ---- parsing ---- */
@@ -320,7 +321,7 @@ static int add_given(struct ckpt_recipes *set, const struct ckpt_dir *dir,
     return 0;
 }
 
-int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err)
+static int load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
@@ -343,6 +344,54 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
     return 0;
 }
 
+/* The set of the embedded files lives as long as the process, all of whose runs share it: who opens
+ * many parses them once. Its two locks are held over fork(), so that no child inherits one from a
+ * thread that it does not have. */
+static struct {
+    pthread_mutex_t lock;
+    struct ckpt_recipes *set;
+    bool at_fork;
+} embedded = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void before_fork(void)
+{
+    (void)pthread_mutex_lock(&embedded.lock);
+    if (embedded.set)
+        (void)pthread_mutex_lock(&embedded.set->parsed->lock);
+}
+
+static void after_fork(void)
+{
+    if (embedded.set)
+        (void)pthread_mutex_unlock(&embedded.set->parsed->lock);
+    (void)pthread_mutex_unlock(&embedded.lock);
+}
+
+static int make_embedded(struct ckpt_err *err)
+{
+    if (!embedded.at_fork && pthread_atfork(before_fork, after_fork, after_fork) != 0)
+        return ckpt_nomem(err);
+    embedded.at_fork = true;
+    if (load(NULL, &embedded.set, err) < 0)
+        return -1;
+    embedded.set->shared = true;
+    return 0;
+}
+
+int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err)
+{
+    int rc = 0;
+
+    if (path)
+        return load(path, ret, err);
+    (void)pthread_mutex_lock(&embedded.lock);
+    if (!embedded.set)
+        rc = make_embedded(err);
+    *ret = embedded.set;
+    (void)pthread_mutex_unlock(&embedded.lock);
+    return rc;
+}
+
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err)
 {
@@ -357,7 +406,7 @@ int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ck
 
 void ckpt_recipes_free(struct ckpt_recipes *set)
 {
-    if (!set)
+    if (!set || set->shared)
         return;
     for (size_t i = 0; set->parsed && i < NFORMAT; i++)
         folder_release(&set->parsed->folder[i]);
