@@ -348,6 +348,13 @@ int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *
                : ckpt_json_dump(objects, CKPT_JSON_COMPACT, false, ret_json, NULL, err);
 }
 
+int ckpt_view_states(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *states = NULL;
+
+    return ckpt_describe_states(view, &states, err) < 0 ? -1 : dump(states, ret_json, err);
+}
+
 int ckpt_view_paths(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *paths = NULL;

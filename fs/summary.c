@@ -201,6 +201,29 @@ static void put_weights(const json_t *info)
         line("storage", "%s", ckpt_json_str(info, "storage"));
 }
 
+/* "exp_avg (F32, 4.0 KB), ...": the values of parameters besides weights, and those of other
+ * tensors. */
+static void put_states(const json_t *states)
+{
+    const char *kind, *dtype, *before = "";
+    json_t *one, *n;
+
+    if (!json_object_size(states))
+        return;
+    put_label("states");
+    json_object_foreach((json_t *)states, kind, one) {
+        char size[CKPT_OUT_SIZE];
+        if (strcmp(kind, "weight") == 0)
+            continue;
+        (void)printf("%s%s (", before, kind);
+        json_object_foreach(json_object_get(one, "dtypes"), dtype, n)
+            (void)printf("%s, ", dtype);
+        (void)printf("%s)", ckpt_out_size((uint64_t)number_of(one, "bytes"), size));
+        before = ", ";
+    }
+    (void)putchar('\n');
+}
+
 void ckpt_summary_of_run(const json_t *info)
 {
     const json_t *warnings = json_object_get(info, "warnings"), *warning;
@@ -217,6 +240,7 @@ void ckpt_summary_of_run(const json_t *info)
     put_weights(info);
     if (json_is_boolean(json_object_get(info, "optimizer")))
         line("optimizer", "%s", json_is_true(json_object_get(info, "optimizer")) ? "yes" : "no");
+    put_states(json_object_get(info, "states"));
     if (ckpt_json_str(info, "completeness_not_checked"))
         line("complete", "not checked: %s", ckpt_json_str(info, "completeness_not_checked"));
     json_array_foreach(warnings, i, warning)

@@ -129,8 +129,8 @@ static void mem_free(struct ckpt_source *s)
 static const struct ckpt_source_ops mem_ops = {
     .preadv = mem_preadv, .name = mem_name, .free = mem_free};
 
-int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
-                        struct ckpt_err *err)
+static int new_mem(const struct ckpt_source_ops *ops, const char *name, size_t len, uint64_t size,
+                   struct source_mem **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct source_mem *m = NULL;
     size_t bytes;
@@ -138,14 +138,51 @@ int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct c
     if (ckd_add(&bytes, offsetof(struct source_mem, data), len) || !(m = calloc(1, bytes)) ||
         !(m->name = strdup(name)))
         return ckpt_nomem(err);
-    m->source.ops = &mem_ops;
-    m->source.size = len;
+    m->source.ops = ops;
+    m->source.size = size;
     atomic_init(&m->source.refs, 1);
-    if (len)
-        memcpy(m->data, data, len);
-    *ret = &ckpt_steal(&m)->source;
+    *ret = ckpt_steal(&m);
     return 0;
 }
+
+int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
+                        struct ckpt_err *err)
+{
+    struct source_mem *m;
+
+    if (new_mem(&mem_ops, name, len, len, &m, err) < 0)
+        return -1;
+    if (len)
+        memcpy(m->data, data, len);
+    *ret = &m->source;
+    return 0;
+}
+
+/* ---- bytes that do not exist ---- */
+
+static int nowhere_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                          struct ckpt_err *err)
+{
+    (void)iov;
+    (void)n;
+    (void)off;
+    return ckpt_fail(err, CKPT_MISSING, "%s", ((struct source_mem *)s)->name);
+}
+
+static const struct ckpt_source_ops nowhere_ops = {
+    .preadv = nowhere_preadv, .name = mem_name, .free = mem_free};
+
+int ckpt_source_nowhere_new(const char *why, struct ckpt_source **ret, struct ckpt_err *err)
+{
+    struct source_mem *m;
+
+    if (new_mem(&nowhere_ops, why, 0, INT64_MAX, &m, err) < 0)
+        return -1;
+    *ret = &m->source;
+    return 0;
+}
+
+bool ckpt_source_is_nowhere(const struct ckpt_source *s) { return s->ops == &nowhere_ops; }
 
 /* ---- a range of another source: a member of an archive, a file behind a header ---- */
 

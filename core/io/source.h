@@ -169,6 +169,11 @@ double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len);
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
                         struct ckpt_err *err);
 
+/* A place for bytes that do not exist, as large as any: reading fails, with MISSING and `why`
+ * (copied). Tensors that are only named lie in it. */
+int ckpt_source_nowhere_new(const char *why, struct ckpt_source **ret, struct ckpt_err *err);
+bool ckpt_source_is_nowhere(const struct ckpt_source *s);
+
 /* Bytes [off, off+len) of another source, which is referenced. */
 int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
                            struct ckpt_source **ret, struct ckpt_err *err);

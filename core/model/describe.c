@@ -8,6 +8,7 @@
 #include "format/reader.h"
 #include "format/writer.h"
 #include "model/opening.h"
+#include "model/state.h"
 #include "recipe/library/types.h"
 
 int ckpt_describe_rule(const struct ckpt_view *v, const char *tensor, json_t **ret,
@@ -59,6 +60,25 @@ int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckp
     const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
 
     return reader ? ask_reader(view, reader->objects, ret, err) : -1;
+}
+
+int ckpt_describe_states(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {.shared = view->shared,
+                                                                .dir = view->dir,
+                                                                .above = view->above,
+                                                                .around = view->around,
+                                                                .step = "",
+                                                                .lists_states = true};
+
+    if (ckpt_opening_begin(&o, err) < 0)
+        return -1;
+    /* no optimizer is worth reading all headers again */
+    if (o.reader->is_published || json_is_false(json_object_get(view->cat->about, "optimizer")))
+        return (*ret = json_object()) ? 0 : ckpt_nomem(err);
+    if (ckpt_opening_read(&o, err) < 0)
+        return -1;
+    return (*ret = ckpt_state_list(o.cat)) ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_describe_paths(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)

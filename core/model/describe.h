@@ -21,6 +21,10 @@ int ckpt_describe_sharding(const struct ckpt_view *view, struct ckpt_annotations
  * at the time of the call. *ret is a new object. */
 int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
 
+/* List the states of the parameters, as ckpt_state_list does. The checkpoint is read again for it,
+ * with what its optimizer left. *ret is a new object. */
+int ckpt_describe_states(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
+
 /* The paths of stored names in the nested state dict that was saved, as ckpt_reader.paths returns
  * them. *ret is a new object; {} if the format keeps none. */
 int ckpt_describe_paths(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);

@@ -8,6 +8,7 @@
 #include "model/dequantize.h"
 #include "model/names.h"
 #include "model/opening.h"
+#include "model/state.h"
 #include "tensor/value.h"
 
 /* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
@@ -278,7 +279,10 @@ static int name_tensors(struct ckpt_opening *o, struct ckpt_err *err)
 /* Convert between the hub's names and those in memory. */
 static int convert_names(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    struct ckpt_recipe_options convert = {.format = "hub", .base_config = o->config, .back = true};
+    struct ckpt_recipe_options convert = {.format = "hub",
+                                          .base_config = o->config,
+                                          .back = true,
+                                          .layout_only = ckpt_state_is_moment(o->shared->opt)};
 
     if (o->decision.convert == CKPT_CONVERT_NOT)
         return 0;
@@ -381,7 +385,7 @@ static bool is_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t
 {
     enum ckpt_dtype mapped;
 
-    return o->facts.dtypes && !o->shared->opt->raw &&
+    return o->facts.dtypes && !o->shared->opt->raw && !ckpt_state_is_asked(o->shared->opt) &&
            o->shared->opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_dtype_is_castable(t->dtype) &&
            !keeps_dtype(o, t->name) && !find_mapped(o, t->name, &mapped);
 }
@@ -405,6 +409,9 @@ static enum ckpt_dtype wanted_dtype(const struct ckpt_opening *o, const struct c
     const bool cast = o->shared->opt->dtype_rule == CKPT_DTYPE_CAST;
     enum ckpt_dtype mapped, dtype;
 
+    if (ckpt_state_is_asked(o->shared->opt)) /* a state's dtype is its own */
+        return cast && ckpt_dtype_is_castable(t->dtype) ? o->shared->opt->dtype
+                                                        : (enum ckpt_dtype)t->dtype;
     if (!ckpt_dtype_is_castable(t->dtype) || o->shared->opt->dtype_rule == CKPT_DTYPE_STORED)
         return t->dtype;
     if (t->wanted && !cast)
@@ -670,7 +677,8 @@ static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
                                                 .base_config = o->config,
                                                 .back = true,
                                                 .output = &output,
-                                                .allow_leftover = s->opt->allow_leftover};
+                                                .allow_leftover = s->opt->allow_leftover,
+                                                .layout_only = ckpt_state_is_moment(s->opt)};
 
     if (ckpt_recipes_forced(s->recipes))
         return ckpt_fail(err, CKPT_USAGE,
@@ -680,13 +688,28 @@ static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
     return check_values(o, writer->name, err) < 0 ? -1 : apply_backwards(o, writer, &convert, err);
 }
 
+/* ---- states ---- */
+
+/* Leave out the tensors of which the checkpoint has not the state that is shown. */
+static int leave_out_states(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = NULL;
+    const bool renamed = o->renamed;
+
+    if (ckpt_state_leave_out(o->shared->opt, o->cat, &name, err) < 0 ||
+        (name && ckpt_opening_rename(o, name, err) < 0))
+        return -1;
+    o->renamed = renamed;
+    return 0;
+}
+
 /* ---- all of it ---- */
 
 int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err)
 {
     keep_framework(o);
     if (name_tensors(o, err) < 0 || convert_names(o, err) < 0 || to_output(o, err) < 0 ||
-        dequantize(o, err) < 0 || ckpt_merge_finish(o, err) < 0)
+        dequantize(o, err) < 0 || ckpt_merge_finish(o, err) < 0 || leave_out_states(o, err) < 0)
         return -1;
     ckpt_catalog_shrink(o->cat);
     return cast_tensors(o, err) < 0 || state_dtype(o, err) < 0 ? -1 : 0;

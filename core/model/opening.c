@@ -7,6 +7,7 @@
 
 #include "base/str.h"
 #include "model/experts.h"
+#include "model/state.h"
 #include "tensor/fqn.h"
 
 /* ---- what follows from the facts ---- */
@@ -66,6 +67,7 @@ struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening
         .allow_partial = opt->allow_partial,
         .allow_missing = opt->missing == CKPT_LACKS_FROM_BASE,
         .allow_leftover = opt->allow_leftover,
+        .layout_only = ckpt_state_is_moment(opt),
     };
 }
 
@@ -152,12 +154,14 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .naming = &naming,
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
-        .states = opt->raw,
+        .states = opt->raw || ckpt_state_is_asked(opt) || o->lists_states,
         .variant = opt->variant,
         .name = o->name,
         .above = o->above,
         .base = o->shared->base ? o->shared->base->cat : NULL,
-        .masters = opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
+        .masters = ckpt_state_is_asked(opt)
+                       ? !ckpt_state_is_moment(opt)
+                       : opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
     };
 
     if (opt->variant && !o->reader->has_variants)
@@ -170,7 +174,10 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     if (!o->cat->about)
         return ckpt_nomem(err);
-    if (keep_part(o, err) < 0)
+    if (o->lists_states)
+        return 0;
+    const struct ckpt_state_asked asked = {opt, ckpt_dir_path(o->dir)};
+    if (ckpt_state_choose(&asked, &o->cat, err) < 0 || keep_part(o, err) < 0)
         return -1;
     if (!o->facts.files_at) {
         o->facts.files_at = o->reader->side_files;

@@ -31,6 +31,7 @@ struct ckpt_opening {
     struct ckpt_dir *above;  /* the folder of its run; or NULL */
     struct ckpt_dir *around; /* the step's folder, if dir is one inside; or NULL */
     const char *step;        /* its name in the run; "" for a single checkpoint */
+    bool lists_states;       /* all states are read, and none is chosen */
     /* what is found out */
     const struct ckpt_reader *reader;
     struct ckpt_facts facts; /* the reader's; then also what the names say */
@@ -58,7 +59,7 @@ struct ckpt_opening {
  * caller releases the opening, after a failure too. */
 int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err);
 
-/* Read the catalogue and the facts, and find the model's home. */
+/* Read the catalogue and the facts, and find the model's home; to list states, only the former. */
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err);
 void ckpt_opening_release(struct ckpt_opening *o);
 

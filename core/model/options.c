@@ -174,6 +174,9 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
     if (opt->missing == CKPT_LACKS_FROM_BASE && (opt->raw || !opt->base))
         return ckpt_fail(err, CKPT_USAGE, "option missing=base %s",
                          opt->raw ? "does not apply to view=raw" : "needs base=DIR");
+    if (opt->state && (opt->missing == CKPT_LACKS_FROM_BASE || opt->lora == CKPT_LORA_MERGE))
+        return ckpt_fail(err, CKPT_USAGE, "option state: with %s there is nothing but weights",
+                         opt->lora == CKPT_LORA_MERGE ? "lora=merge" : "missing=base");
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
         return -1;
     if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))
@@ -314,6 +317,11 @@ static const struct ckpt_option options[] = {
     {"part", "NAME", "of two models in one checkpoint: the folder, or the beginning of the names",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, part),
      .also = "prefix subfolder submodel module_prefix key_prefix strip_prefix"},
+    {"state", "weight|master|exp_avg|exp_avg_sq",
+     "which value of each parameter is shown: its weight, or what the optimizer has of it",
+     .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, state),
+     .also = "moment optimizer_state optim_state exp_avg:exp_avg exp_avg_sq:exp_avg_sq "
+             "fp32_master:master master_weights:master"},
     {"variant", "NAME", "weights of a Hugging Face directory that has several, such as fp16",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, variant)},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe),
@@ -540,8 +548,8 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
-        opt->part ? opt->part : "", opt->variant ? opt->variant : "",
+        "%s|%s|%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
+        opt->part ? opt->part : "", opt->state ? opt->state : "", opt->variant ? opt->variant : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
         opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora,

@@ -291,6 +291,21 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uin
     return 0;
 }
 
+int ckpt_catalog_set_state(struct ckpt_catalog *cat, size_t index, const struct ckpt_state *state,
+                           struct ckpt_err *err)
+{
+    struct ckpt_state *own = ckpt_arena_alloc(&cat->arena, sizeof *own);
+
+    if (!own || !(own->kind = ckpt_arena_strdup(&cat->arena, state->kind)) ||
+        !(own->parameter = ckpt_arena_strdup(&cat->arena, state->parameter)))
+        return ckpt_nomem(err);
+    own->weight = state->weight ? ckpt_arena_strdup(&cat->arena, state->weight) : NULL;
+    if (state->weight && !own->weight)
+        return ckpt_nomem(err);
+    cat->tensors.ptr[index].state = own;
+    return 0;
+}
+
 int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err)

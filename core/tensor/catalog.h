@@ -90,6 +90,16 @@ struct ckpt_cuts {
     const struct ckpt_cut *cut;
 };
 
+/* A training run has several values of each parameter: its weight, the F32 master from which that
+ * is rounded, and an optimizer's moments. A tensor that is none of the weights says which parameter
+ * it belongs to. */
+struct ckpt_state {
+    const char *kind; /* "master", "exp_avg", "exp_avg_sq", "step", else the framework's word */
+    const char *parameter; /* the parameter, as the framework's optimizer calls it */
+    const char *weight; /* the name of the tensor with its weight, which may be the same tensor; or
+                           NULL: the catalogue has none */
+};
+
 struct ckpt_value;
 
 struct ckpt_tensor {
@@ -101,6 +111,7 @@ struct ckpt_tensor {
     const struct ckpt_value *value; /* not NULL: computed (tensor/value.h) */
     const struct ckpt_cuts *cuts;   /* how ranks share the tensor in a checkpoint that is to be
                                        written (see above); NULL: not known */
+    const struct ckpt_state *state; /* NULL: a weight, or no parameter's */
     const char *opaque;             /* of dtype CKPT_OPAQUE: the word that names it; else NULL */
     uint64_t numel;
     uint64_t max_span; /* largest dst_end - dst of a piece: bounds the search for an element */
@@ -199,6 +210,11 @@ int ckpt_tensor_copy_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *to,
  * first_source on. */
 int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
                       struct ckpt_err *err);
+
+/* State which value of which parameter tensor `index` is; the texts are copied. weight may be NULL.
+ */
+int ckpt_catalog_set_state(struct ckpt_catalog *cat, size_t index, const struct ckpt_state *state,
+                           struct ckpt_err *err);
 
 /* The names of all tensors, in an array that the caller frees; NULL: out of memory. */
 const char **ckpt_catalog_names(const struct ckpt_catalog *cat);

@@ -446,6 +446,17 @@ bool ckpt_tensor_unchanged(const struct ckpt_tensor *a, const struct ckpt_tensor
     return same;
 }
 
+bool ckpt_tensor_is_nowhere(const struct ckpt_tensor *t)
+{
+    bool is = false;
+
+    for (size_t i = 0; i < t->npiece && !is; i++)
+        is = ckpt_source_is_nowhere(t->cat->sources.ptr[t->piece[i].source]);
+    for (uint32_t i = 0; t->value && i < t->value->narg && !is; i++)
+        is = ckpt_tensor_is_nowhere(t->value->arg[i]);
+    return is;
+}
+
 int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
                      struct ckpt_err *err)
 {
@@ -453,7 +464,8 @@ int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, b
     const size_t len = nbytes < PLACE_BYTES ? (size_t)nbytes : PLACE_BYTES;
     bool same = same_kind(a, b);
 
-    if (same && !ckpt_tensor_unchanged(a, b))
+    if (same && !ckpt_tensor_is_nowhere(a) && !ckpt_tensor_is_nowhere(b) &&
+        !ckpt_tensor_unchanged(a, b))
         for (unsigned i = 0; i < PLACES && same && len; i++) {
             unsigned char x[PLACE_BYTES], y[PLACE_BYTES];
             const uint64_t off = (nbytes - len) / (PLACES - 1) * i;

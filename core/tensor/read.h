@@ -87,10 +87,13 @@ int ckpt_tensor_same_kind(const struct ckpt_tensor *a, const char *in_a,
  * of the same files, in the same way. */
 bool ckpt_tensor_unchanged(const struct ckpt_tensor *a, const struct ckpt_tensor *b);
 
+/* Is a part of the tensor, or of what it is computed from, nowhere (ckpt_source_nowhere_new)? */
+bool ckpt_tensor_is_nowhere(const struct ckpt_tensor *t);
+
 /* Compare two tensors. Dtype and shape must be equal. Nothing is read if they are known to be the
- * same; otherwise up to 16 places, spread over the whole tensor, first and last bytes included, are
- * read from both and compared.
- * *ret_same is a sample's answer then: two tensors that differ elsewhere only are taken for equal.
- * Fails only if a source cannot be read. */
+ * same, or one of them is nowhere; otherwise up to 16 places, spread over the whole tensor, first
+ * and last bytes included, are read from both and compared. *ret_same is a sample's answer then:
+ * two tensors that differ elsewhere only are taken for equal. Fails only if a source cannot be
+ * read. */
 int ckpt_tensor_same(const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_same,
                      struct ckpt_err *err);

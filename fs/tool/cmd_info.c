@@ -46,6 +46,19 @@ static json_t *links_json(struct ckpt_run *run, struct ckpt_err *err)
     return all;
 }
 
+/* Add the states of the parameters, if the checkpoint has more than weights. */
+static int add_states(struct ckpt_view *view, json_t *facts, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *states = NULL;
+
+    if (ckpt_view_states(view, &text, err) < 0 || ckpt_out_parse(text, &states, err) < 0)
+        return -1;
+    if (json_object_size(states) < 2)
+        return 0;
+    return json_object_set(facts, "states", states) < 0 ? ckpt_nomem(err) : 0;
+}
+
 /* Gather {"run", "steps", "links"} and the library's facts about the view. */
 static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, struct ckpt_err *err)
 {
@@ -58,7 +71,8 @@ static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, str
     json_t *steps = NULL;
 
     if (ckpt_tool_open_run(path, t->opt, t->step, &run, &view, err) < 0 ||
-        ckpt_view_info(view, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0)
+        ckpt_view_info(view, &text, err) < 0 || ckpt_out_parse(text, &facts, err) < 0 ||
+        add_states(view, facts, err) < 0)
         return -1;
     if (ckpt_run_is_folder(run) &&
         (!(links = links_json(run, err)) || !(steps = steps_json(run, err))))

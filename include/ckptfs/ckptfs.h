@@ -360,6 +360,12 @@ CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, ch
  * pickle uses an opcode or a global that only an attack needs. */
 CKPT_PUBLIC int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
+/* The values that the checkpoint has of its parameters: {"weight": {"tensors": 10, "bytes": 4000,
+ * "dtypes": {"BF16": 10}}, "master": ..., "exp_avg": ..., "exp_avg_sq": ...}, others by their
+ * framework's names. The option state= shows one of them. The headers are read at the time of the
+ * call. A tensor of an optimizer that names no parameter counts as a weight. */
+CKPT_PUBLIC int ckpt_view_states(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
+
 /* The paths of stored names, of tensors and of other values, in the nested state dict that was
  * saved, as a JSON object that the caller frees: {"optim.lr": ["optim", "lr"]}; an element of a
  * path is a string, or an integer. Torch's distributed checkpoints keep them (planner_data); of

@@ -280,6 +280,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_view_unchanged": (c_bool, [P, P, c_size_t]),
     "ckpt_view_objects": (c_int, [P, POINTER(P), E]),
     "ckpt_view_paths": (c_int, [P, POINTER(P), E]),
+    "ckpt_view_states": (c_int, [P, POINTER(P), E]),
     "ckpt_view_box_pread": (c_int, [P, c_size_t, POINTER(c_uint64), POINTER(c_uint64), P, E]),
     "ckpt_comm_self": (c_int, [POINTER(P), E]),
     "ckpt_comm_from_env": (c_int, [POINTER(P), E]),

@@ -677,6 +677,21 @@ class View:
             found = json.loads(take_text(new(library().view_paths, view)))
         return {name: tuple(path) for name, path in found.items()}
 
+    def states(self) -> dict[str, Any]:
+        """Return which values the checkpoint has of its parameters.
+
+        They are "weight", "master" (F32), "exp_avg" and "exp_avg_sq" of Adam, and others by their
+        framework's names. The option state= shows one of them. Each call reads the headers again.
+
+        Returns:
+            {"exp_avg": {"tensors": 10, "bytes": 4000, "dtypes": {"F32": 10}}, ...}
+
+        Raises:
+            CkptError: a file could not be read.
+        """
+        with reading(self) as view:
+            return json.loads(take_text(new(library().view_states, view)))
+
     def objects(self) -> dict[str, Any]:
         """Return the values of the checkpoint that are not tensors.
 

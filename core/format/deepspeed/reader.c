@@ -13,6 +13,7 @@
 #include "container/torch_file.h"
 #include "format/deepspeed/load.h"
 #include "format/reader.h"
+#include "format/states.h"
 
 #define ACCELERATE "pytorch_model"
 
@@ -137,6 +138,24 @@ static int find_model(struct ckpt_dir *dir, const struct ckpt_reader_options *op
     return 0;
 }
 
+/* State that the weights which were read are masters: those of an optimizer's file, or the file
+ * fp32.pt of a universal checkpoint. */
+static int label_masters(struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        const struct ckpt_state state = {"master", t->name, t->name};
+        if (t->state || !t->npiece)
+            continue;
+        ckpt_cleanup(ckpt_freep) char *file =
+            ckpt_source_name(cat->sources.ptr[t->piece[0].source]);
+        if ((ckpt_has_suffix(file, "_optim_states.pt") || ckpt_has_suffix(file, "fp32.pt")) &&
+            ckpt_catalog_set_state(cat, i, &state, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                     struct ckpt_catalog *cat, struct ckpt_err *err)
 {
@@ -148,7 +167,9 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     const bool states = tag.universal || ckpt_ds_tag_count(&tag, CKPT_DS_OPTIM, NULL);
     ckpt_json_set(&cat->about, "format", json_string("deepspeed"));
     ckpt_json_set(&cat->about, "optimizer", json_boolean(states));
-    return 0;
+    if (!opt->states)
+        return 0;
+    return ckpt_states_label(cat, ckpt_state_parse_torch, err) < 0 ? -1 : label_masters(cat, err);
 }
 
 static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

@@ -12,6 +12,7 @@
 #include "container/pickle.h"
 #include "container/torch_file.h"
 #include "format/reader.h"
+#include "format/states.h"
 #include "io/dir.h"
 #include "io/source.h"
 
@@ -142,6 +143,11 @@ bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 
 /* Does the name belong to an optimizer's state? */
 bool ckpt_megatron_is_state(const char *name);
+
+/* Takes the name of an optimizer's tensor apart: optimizer.state.KIND.PARAMETER of torch_dist and
+ * zarr, below chained_N. if there are several, where the master is "param" or "fp32_param";
+ * optimizer.state.PARAMETER.KIND of fsdp_dtensor. Buckets name no parameter. */
+ckpt_state_parse_fn ckpt_megatron_state_parse;
 
 /* Does the name belong to an adapter of NeMo 1, or to a module that an adapter wraps? */
 bool ckpt_megatron_is_wrapped(const char *name);

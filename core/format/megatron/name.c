@@ -111,6 +111,30 @@ bool ckpt_megatron_is_state(const char *name)
     return ckpt_has_prefix(s, "optimizer.") && !strstr(s, "/shard_");
 }
 
+bool ckpt_megatron_state_parse(const char *name, struct ckpt_state_name *ret)
+{
+    static const char *const kinds[][2] = {{"param.", "master"},
+                                           {"fp32_param.", "master"},
+                                           {"exp_avg.", "exp_avg"},
+                                           {"exp_avg_sq.", "exp_avg_sq"},
+                                           {"step.", "step"},
+                                           {"master_param.", "master"},
+                                           {"momentum_buffer.", "momentum_buffer"}};
+    const char *s = strstr(name, "optimizer.state.");
+
+    if (!ckpt_megatron_is_state(name) || !s)
+        return false;
+    const size_t root = (size_t)(s - name);
+    s += strlen("optimizer.state.");
+    for (size_t i = 0; i < COUNT(kinds); i++)
+        if (ckpt_take_text(&s, kinds[i][0])) {
+            *ret = (struct ckpt_state_name){name,      root,        s,
+                                            strlen(s), kinds[i][1], strlen(kinds[i][1])};
+            return true;
+        }
+    return ckpt_state_parse_torch(name, ret);
+}
+
 bool ckpt_megatron_layer(const char *name, uint64_t *ret)
 {
     return ckpt_take_text(&name, "decoder.layers.") && ckpt_take_u64(&name, ret) && *name == '.';

@@ -96,7 +96,9 @@ static int read_states(struct load *l, struct ckpt_err *err)
         return 0;
     if (ckpt_megatron_beside(l->dir, &l->layout, "optimizer", &at, err) < 0)
         return -1;
-    return at ? ckpt_megatron_load_states(at, l->opt, l->cat, err) : 0;
+    return at && ckpt_megatron_load_states(at, l->opt, l->cat, err) < 0
+               ? -1
+               : ckpt_states_label(l->cat, ckpt_megatron_state_parse, err);
 }
 
 /* Refuse weights that are not the model's values, and find out whether an adapter is among them. */

@@ -15,6 +15,7 @@
 #include "container/config.h"
 #include "container/torch_file.h"
 #include "format/pieces.h"
+#include "format/states.h"
 
 #define FOLDER "optimizer"
 
@@ -566,6 +567,21 @@ static int add_state(struct load *l, struct state *s, struct ckpt_err *err)
     return ckpt_pieces_catalog(&pieces, l->cat, s->name, s->dtype, s->dim, s->rank, err);
 }
 
+/* optimizer.gradient_accumulator.PARAMETER is the parameter in F32, the master. */
+static bool parse_name(const char *name, struct ckpt_state_name *ret)
+{
+    const char *parameter = name;
+
+    if (!ckpt_take_text(&parameter, "optimizer.gradient_accumulator."))
+        return ckpt_state_parse_torch(name, ret);
+    *ret = (struct ckpt_state_name){.root = name,
+                                    .parameter = parameter,
+                                    .parameter_len = strlen(parameter),
+                                    .kind = "master",
+                                    .kind_len = strlen("master")};
+    return true;
+}
+
 int ckpt_nt_states_add(const struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
                        struct ckpt_catalog *cat, struct ckpt_err *err)
 {
@@ -584,5 +600,5 @@ int ckpt_nt_states_add(const struct ckpt_nt_shards *set, const struct ckpt_nt_to
     for (size_t i = 0; i < l.states.len; i++)
         if (add_state(&l, &l.states.ptr[i], err) < 0)
             return -1;
-    return 0;
+    return ckpt_states_label(cat, parse_name, err);
 }

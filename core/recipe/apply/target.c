@@ -193,7 +193,9 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
                           t->name, t->dim[0], ap->opt->output->pad_to);
     if (ap->opt->output && cuts_of(ap, t, &cat->arena, &t->cuts) < 0)
         return -1;
-    return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;
+    return ap->in.rule->value && !ap->opt->layout_only
+               ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err)
+               : 0;
 }
 
 int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,

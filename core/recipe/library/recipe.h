@@ -55,6 +55,7 @@ struct ckpt_recipe_options {
         allow_partial; /* leave out tensors of which a source is missing, with a warning for each */
     bool allow_missing;  /* the same without a word: the caller has them */
     bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
+    bool layout_only;    /* the tensors are no weights: leave out the rules' arithmetic */
 };
 
 /* A Hugging Face model, the result of a recipe. */

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Showing another value of each parameter than its weight. */
+#include "model/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "tensor/read.h"
+
+#define WEIGHT "weight"
+#define MASTER "master"
+
+bool ckpt_state_is_asked(const struct ckpt_options *opt)
+{
+    return opt->state && strcmp(opt->state, WEIGHT) != 0;
+}
+
+bool ckpt_state_is_moment(const struct ckpt_options *opt)
+{
+    return ckpt_state_is_asked(opt) && strcmp(opt->state, MASTER) != 0;
+}
+
+/* Is the tensor a weight, or does it stand for one? */
+static bool is_weight(const struct ckpt_tensor *t)
+{
+    return !t->state || (t->state->weight && strcmp(t->state->weight, t->name) == 0);
+}
+
+static const char *kind_of(const struct ckpt_tensor *t)
+{
+    return t->state ? t->state->kind : WEIGHT;
+}
+
+/* ---- what there is ---- */
+
+/* Add one to a number of an object, or as much as is said. */
+static void count(json_t *o, const char *key, uint64_t n)
+{
+    const json_int_t before = json_integer_value(json_object_get(o, key));
+
+    (void)json_object_set_new(o, key, json_integer(before + (json_int_t)n));
+}
+
+static void list_one(json_t *list, const char *kind, const struct ckpt_tensor *t)
+{
+    json_t *one = json_object_get(list, kind);
+
+    if (!one) {
+        one = json_pack("{s:i, s:i, s:{}}", "tensors", 0, "bytes", 0, "dtypes");
+        if (!one || json_object_set_new(list, kind, one) < 0)
+            return;
+    }
+    count(one, "tensors", 1);
+    count(one, "bytes", ckpt_tensor_nbytes(t));
+    count(json_object_get(one, "dtypes"), ckpt_tensor_dtype_name(t), 1);
+}
+
+json_t *ckpt_state_list(const struct ckpt_catalog *cat)
+{
+    json_t *list = json_object();
+
+    for (size_t i = 0; list && i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (is_weight(t))
+            list_one(list, WEIGHT, t);
+        if (t->state)
+            list_one(list, t->state->kind, t);
+    }
+    return list;
+}
+
+/* The names of the states, for messages. */
+static void append_states(const struct ckpt_catalog *cat, struct ckpt_str *out)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = ckpt_state_list(cat);
+    const char *kind;
+    json_t *one;
+    int n = 0;
+
+    json_object_foreach(list, kind, one)
+        ckpt_str_printf(out, "%s%s", n++ ? ", " : "", kind);
+}
+
+/* The reader's first word on optimizer tensors that it could not read; or NULL. */
+static const char *left_out(const struct ckpt_catalog *cat)
+{
+    size_t i;
+    json_t *text;
+
+    json_array_foreach(cat->warnings, i, text)
+        if (ckpt_has_prefix(json_string_value(text), "left out: "))
+            return json_string_value(text);
+    return NULL;
+}
+
+static int fail_missing(const struct ckpt_state_asked *asked, const struct ckpt_catalog *cat,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str states = {0};
+    const char *why = left_out(cat);
+
+    append_states(cat, &states);
+    return ckpt_fail(err, CKPT_MISSING, "'%s' has no state '%s': it has %s%s%s", asked->path,
+                     asked->opt->state, ckpt_str_get(&states), why ? "; " : "", why ? why : "");
+}
+
+/* ---- instead of the weights ---- */
+
+struct choice {
+    const struct ckpt_state_asked *asked;
+    struct ckpt_catalog *cat; /* the reader's */
+    const char *kind;
+    const struct ckpt_tensor **state; /* of each tensor of cat, if it is a weight; or NULL */
+    size_t nstate, nstray;            /* states of this kind; of which no weight is known */
+    const char *stray;                /* the first one's name */
+    struct ckpt_catalog *made;
+    uint32_t nowhere; /* the source of weights without the state */
+};
+
+static void choice_release(struct choice *c)
+{
+    free(c->state);
+    ckpt_catalog_free(c->made);
+}
+
+/* Note whose state the tensor is. */
+static int note(struct choice *c, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = c->cat;
+    const struct ckpt_tensor *w =
+        t->state->weight ? ckpt_catalog_find(cat, t->state->weight) : NULL;
+
+    c->nstate++;
+    if (!w) {
+        if (c->nstray++ == 0)
+            c->stray = t->name;
+        return 0;
+    }
+    const struct ckpt_tensor **of = &c->state[w - cat->tensors.ptr];
+    if (*of)
+        return ckpt_fail(err, CKPT_CONFLICT, "'%s' and '%s' are both the %s of '%s'", (*of)->name,
+                         t->name, c->kind, w->name);
+    if (t->rank != w->rank || memcmp(t->dim, w->dim, w->rank * sizeof *w->dim) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT, "'%s' has the shape %s, but its parameter '%s' has %s",
+                         t->name, ckpt_shape_text(t->dim, t->rank).text, w->name,
+                         ckpt_shape_text(w->dim, w->rank).text);
+    *of = t;
+    return 0;
+}
+
+static int find_states(struct choice *c, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = c->cat;
+
+    if (!(c->state = calloc(cat->tensors.len + 1, sizeof *c->state)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (t->state && strcmp(t->state->kind, c->kind) == 0 && note(c, t, err) < 0)
+            return -1;
+    }
+    if (!c->nstate)
+        return fail_missing(c->asked, c->cat, err);
+    if (c->nstray < c->nstate)
+        return 0;
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "nothing says whose '%s' is, nor that of other tensors of this state: no weight "
+        "has such a name (view=raw lists all)",
+        c->stray);
+}
+
+/* The dtype of the states, which weights without one get, so that they can be joined with others.
+ */
+static enum ckpt_dtype dtype_of(const struct choice *c)
+{
+    for (size_t i = 0; i < c->cat->tensors.len; i++)
+        if (c->state[i])
+            return (enum ckpt_dtype)c->state[i]->dtype;
+    return CKPT_F32;
+}
+
+static int add_nowhere(struct choice *c, const struct ckpt_tensor *w, enum ckpt_dtype dtype,
+                       struct ckpt_err *err)
+{
+    if (ckpt_catalog_add_whole(c->made, w->name, dtype, w->dim, w->rank, c->nowhere, 0, err) < 0)
+        return -1;
+    c->made->tensors.ptr[c->made->tensors.len - 1].ranks = w->ranks;
+    return 0;
+}
+
+static int replace(struct choice *c, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = c->cat;
+    const enum ckpt_dtype dtype = dtype_of(c);
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *w = &cat->tensors.ptr[i];
+        if (!is_weight(w))
+            continue;
+        if (!c->state[i]) {
+            if (add_nowhere(c, w, dtype, err) < 0)
+                return -1;
+            continue;
+        }
+        struct ckpt_tensor own = *c->state[i];
+        own.name = w->name;
+        own.wanted = 0;
+        if (ckpt_catalog_copy(c->made, &own, 0, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int begin(struct choice *c, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *nowhere = NULL;
+    ckpt_cleanup(ckpt_freep) char *why =
+        ckpt_asprintf("the checkpoint has no '%s' of this parameter", c->kind);
+
+    if (!why)
+        return ckpt_nomem(err);
+    if (ckpt_catalog_new_like(c->cat, &c->made, err) < 0 ||
+        ckpt_source_nowhere_new(why, &nowhere, err) < 0)
+        return -1;
+    c->nowhere = ckpt_catalog_add_source(c->made, nowhere, err);
+    return c->nowhere == UINT32_MAX ? -1 : 0;
+}
+
+/* Keep the tensors of the state, under their parameters' names. */
+static int keep_raw(struct choice *c, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(c->cat);
+    size_t kept = 0;
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < c->cat->tensors.len; i++) {
+        struct ckpt_tensor *t = &c->cat->tensors.ptr[i];
+        const bool is = strcmp(kind_of(t), c->kind) == 0;
+        name[i] = is ? t->state->parameter : NULL;
+        t->wanted = is ? 0 : t->wanted;
+        kept += is;
+    }
+    return kept ? ckpt_catalog_select(c->cat, name, err) : fail_missing(c->asked, c->cat, err);
+}
+
+int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(choice_release) struct choice c = {
+        .asked = asked, .cat = *cat, .kind = asked->opt->state};
+
+    if (!ckpt_state_is_asked(asked->opt))
+        return 0;
+    if (asked->opt->raw)
+        return keep_raw(&c, err);
+    if (find_states(&c, err) < 0 || begin(&c, err) < 0 || replace(&c, err) < 0)
+        return -1;
+    if (c.nstray)
+        ckpt_catalog_warn(
+            c.made,
+            "left out: %zu tensors of state '%s' whose weight is not known, the first is '%s'",
+            c.nstray, c.kind, c.stray);
+    ckpt_catalog_free(*cat);
+    *cat = ckpt_steal(&c.made);
+    return 0;
+}
+
+int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *cat,
+                         const char ***ret_names, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = NULL;
+    const char *first = NULL, *why;
+    size_t n = 0;
+
+    *ret_names = NULL;
+    if (!ckpt_state_is_asked(opt) || opt->raw)
+        return 0;
+    if (!(name = ckpt_catalog_names(cat)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (ckpt_tensor_is_nowhere(&cat->tensors.ptr[i])) {
+            first = n++ ? first : name[i];
+            name[i] = NULL;
+        }
+    if (!n)
+        return 0;
+    if ((why = left_out(cat)))
+        return ckpt_fail(err, CKPT_MISSING, "state=%s: '%s' has none: %s", opt->state, first, why);
+    ckpt_catalog_note(cat, "left out: %zu tensor%s without '%s', such as frozen ones: '%s'%s", n,
+                      n == 1 ? "" : "s", opt->state, first, n == 1 ? "" : " ...");
+    *ret_names = ckpt_steal(&name);
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The option state=: what a view shows instead of the weights. The state of an optimizer is another
+ * set of values for the same parameters, so it takes the weights' places before anything else is
+ * done, and the rules that make a model of the weights make one of it. */
+#pragma once
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "model/options.h"
+#include "tensor/catalog.h"
+
+/* Is a state to be shown instead of the weights? */
+bool ckpt_state_is_asked(const struct ckpt_options *opt);
+
+/* Is arithmetic of the mapping (x + 1) to be left out? It belongs to weights and masters. */
+bool ckpt_state_is_moment(const struct ckpt_options *opt);
+
+/* A request: the options, and the checkpoint's path for messages. */
+struct ckpt_state_asked {
+    const struct ckpt_options *opt;
+    const char *path;
+};
+
+/* Put the state that the options ask for in the place of each weight of *cat, which is the
+ * reader's and is replaced; with view=raw, keep the state's tensors under their parameters' names.
+ * A weight that has none lies nowhere (ckpt_tensor_is_nowhere) afterwards. Nothing to do if no
+ * state is asked for. MISSING: the checkpoint has no such state. CONFLICT: one has another shape
+ * than its parameter, or two belong to one. UNSUPPORTED: nothing says whose they are. */
+int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
+                      struct ckpt_err *err);
+
+/* Tell which tensors of the model are left out because they lie nowhere. *ret_names are the names
+ * of the others, with NULL for those (the caller frees the array); NULL: none is left out. MISSING:
+ * the reader could not read all of the state. */
+int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *cat,
+                         const char ***ret_names, struct ckpt_err *err);
+
+/* List the states of a catalogue: {"exp_avg": {"tensors": 10, "bytes": 4000, "dtypes": {"F32":
+ * 10}}}, the weights among them; new. NULL: out of memory. */
+json_t *ckpt_state_list(const struct ckpt_catalog *cat);
