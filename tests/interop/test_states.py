@@ -96,12 +96,16 @@ class Torch(Case):
                 own, optim = states[0], states[1]
                 if flat:  # as it is when it was saved: no key of a frozen parameter
                     optim = {k: v for k, v in optim.items() if frozen not in k}
-                forms = {"nested": {"model": own, "optim": optim}, "app": {"app": {"model": own, "optimizer_0": optim}},
-                         "bare": {**own, "optimizer": optim}}
-                for form, state in forms.items():
+                # by folder of the run; in two of them as accelerate and as NeMo Automodel have it
+                forms = {"nested": {"": {"model": own, "optim": optim}}, "app": {"": {"app": {"model": own, "optimizer_0": optim}}},
+                         "bare": {"": {**own, "optimizer": optim}},
+                         "accelerate": {"pytorch_model_fsdp_0": {"model": own}, "optimizer_0": {"optimizer": optim}},
+                         "automodel": {"model": own, "optim": {"optim": optim, "sched": {"last_epoch": 1}}}}
+                for form, folders in forms.items():
                     with self.subTest(name=name, flat=flat, form=form):
                         run = self.at(f"{name}-{flat}-{form}")
-                        dcp.save(state, checkpoint_id=run, no_dist=True)
+                        for folder, state in folders.items():
+                            dcp.save(state, checkpoint_id=os.path.join(run, folder), no_dist=True)
                         self.same(self.export(run, "base=" + self.at(name))[0], weights)
                         self.moments_are_of(run, moments, "base=" + self.at(name))
                         _, said = self.export(run, "state=exp_avg", "base=" + self.at(name))

@@ -13,6 +13,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "format/dcp/hf_layout.h"
+#include "format/dcp/load.h"
 #include "format/pieces.h"
 #include "format/reader.h"
 #include "format/trainer.h"
@@ -405,7 +406,9 @@ static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *o
             return -1;
     if (ckpt_reader_add_each(opt, cat, l.wholes.len, add_tensor, &l, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(l.shard_dir));
-    return check_mapped(&l, err) < 0 ? -1 : describe(&l, err);
+    return check_mapped(&l, err) < 0 || describe(&l, err) < 0
+               ? -1
+               : ckpt_dcp_add_states(dir, opt, cat, err);
 }
 
 static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)

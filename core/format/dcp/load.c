@@ -16,7 +16,6 @@
 #include "base/str.h"
 #include "container/torch_file.h"
 #include "format/pieces.h"
-#include "format/states.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"
@@ -422,5 +421,5 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         read_items(&l, err) < 0 || add_tensors(&l, err) < 0 || read_objects(&l, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(dir));
     describe(&l);
-    return opt->states && !format ? ckpt_states_label(cat, ckpt_state_parse_torch, err) : 0;
+    return 0;
 }

@@ -17,6 +17,14 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                   const struct ckpt_dcp_format *format, struct ckpt_catalog *cat,
                   struct ckpt_err *err);
 
+/* If opt asks for states: add the optimizer's tensors, which trainers put in a DCP of its own
+ * beside the model's (accelerate's optimizer_0, NeMo Automodel's optim), and state whose all such
+ * tensors of cat are. `dir` has both folders. An optimizer that cannot be read is left out, with a
+ * warning.
+ */
+int ckpt_dcp_add_states(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                        struct ckpt_catalog *cat, struct ckpt_err *err);
+
 /* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects does. In place of the one that
  * is named `spread` (NULL: none) there are the members of its dict. */
 int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

@@ -46,7 +46,7 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     (void)facts;
     if (!at)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
-    if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0)
+    if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0 || ckpt_dcp_add_states(dir, opt, cat, err) < 0)
         return -1;
     ckpt_trainers_describe(dir, cat);
     return 0;
