@@ -212,7 +212,9 @@ if ((strict)); then
 fi
 if ((all)); then
   wait_for_frameworks
-  run release -LE bench -j $((jobs + strict))
+  # what ran twice with all its cases, under either sanitizer, does not depend on optimisation: --all runs it in this build
+  twice='^(bucket/bucket|bucket/moto|load/test_faults|gpu/test_gpu_faults|mount/(life|resave|faults))$'
+  run release -LE bench -E "$( ((strict)) && echo "$twice" || echo '^$')" -j $((jobs + strict))
 else
   run release -L 'lint|unit|defects|golden|fuzz|first'
 fi

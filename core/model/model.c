@@ -712,5 +712,10 @@ int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err)
         dequantize(o, err) < 0 || ckpt_merge_finish(o, err) < 0 || leave_out_states(o, err) < 0)
         return -1;
     ckpt_catalog_shrink(o->cat);
+    return 0;
+}
+
+int ckpt_opening_cast_model(struct ckpt_opening *o, struct ckpt_err *err)
+{
     return cast_tensors(o, err) < 0 || state_dtype(o, err) < 0 ? -1 : 0;
 }

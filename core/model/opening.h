@@ -6,7 +6,9 @@
  *                 the model's config and tokenizer     base.c
  *     identify    whose names, which adapter           identify.c
  *     decide      every choice, as a pure function     decide.c
- *     make        names, values, dtypes, config        model.c
+ *     make        names, values, config                model.c
+ *     average     the mean of several such models      mean.c
+ *     cast        dtypes                               model.c
  *     lay out     the files                            files.c
  *
  * run/checkpoint.c walks it, and gives what was made to the view. */
@@ -98,8 +100,11 @@ int ckpt_opening_rename(struct ckpt_opening *o, const char *const *name, struct 
 int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err);
 
 /* Make the model of what was identified, as o->decision says: o->cat, whose tensors have the view's
- * names, values and dtypes, and o->config. Building the files needs only these two. */
+ * names and values, and o->config. Building the files needs only these two. */
 int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Give its tensors the view's dtypes, which the config then states. */
+int ckpt_opening_cast_model(struct ckpt_opening *o, struct ckpt_err *err);
 
 /* Build o->tree from o->cat, o->config and the files that are shown unchanged, as o->decision says:
  * a Hugging Face model directory (view/vtree.c), or a training framework's files, which a writer

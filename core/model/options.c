@@ -322,6 +322,9 @@ static const struct ckpt_option options[] = {
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, state),
      .also = "moment optimizer_state optim_state exp_avg:exp_avg exp_avg_sq:exp_avg_sq "
              "fp32_master:master master_weights:master"},
+    {"average", "last:K|STEP+STEP...", "the mean of several steps, as one model",
+     .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, average),
+     .also = "avg average_checkpoints num_checkpoints merge_checkpoints soup model_soup swa"},
     {"variant", "NAME", "weights of a Hugging Face directory that has several, such as fp16",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, variant)},
     {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe),
@@ -548,11 +551,11 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
-        opt->part ? opt->part : "", opt->state ? opt->state : "", opt->variant ? opt->variant : "",
-        opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
-        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
-        opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora,
-        opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
+        "%s|%s|%s|%s|%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
+        opt->part ? opt->part : "", opt->state ? opt->state : "", opt->average ? opt->average : "",
+        opt->variant ? opt->variant : "", opt->recipe ? opt->recipe : "",
+        opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
+        (unsigned long long)opt->max_shard_size, opt->raw + 2 * opt->memory, opt->dequantize,
+        (int)opt->lora, opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
     return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
 }

@@ -36,6 +36,7 @@ struct ckpt_options {
     char *base_named;  /* the adapter's config names the base so, and no option does; or NULL */
     char *part;        /* which model of a step: a folder, or the beginning of names; or NULL */
     char *state;       /* what is shown instead of the weights ("exp_avg"); or NULL */
+    char *average;     /* the steps whose mean is shown: "last:3", "a+b"; or NULL */
     char *variant;     /* of a Hugging Face directory's weights ("fp16"); or NULL */
     char *recipe;      /* path of the recipe file */
     char *key_mapping; /* file with a JSON object {pattern: replacement} that renames the base's

@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "model/mean.h"
 #include "model/opening.h"
 #include "run/save.h"
 #include "view/ahead.h"
@@ -130,15 +131,91 @@ static int hand_over(struct ckpt_opening *o, struct ckpt_view *v, struct ckpt_er
     return 0;
 }
 
+/* Make the model of one save. */
+static int make_model(struct ckpt_opening *o, struct ckpt_view *v, const struct ckpt_save *before,
+                      struct ckpt_err *err)
+{
+    return ckpt_opening_begin(o, err) < 0 || read_save(o, v, before, err) < 0 ||
+                   ckpt_opening_identify(o, err) < 0 || ckpt_opening_make_model(o, err) < 0
+               ? -1
+               : 0;
+}
+
+static void steps_free(struct ckpt_mean_step *step)
+{
+    for (size_t i = 1; step && step[i].name; i++) { /* the first is the view's own */
+        ckpt_catalog_free(step[i].cat);
+        json_decref(step[i].config);
+    }
+    free(step);
+}
+CKPT_CLEANUP_BY(steps_free, struct ckpt_mean_step)
+CKPT_CLEANUP_BY(ckpt_view_release, struct ckpt_view)
+
+static struct ckpt_view *new_view(struct ckpt_shared *shared,
+                                  const struct ckpt_checkpoint_place *at);
+
+/* Make the model of another step of a mean. */
+static int make_other(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
+                      struct ckpt_mean_step *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *v = new_view(shared, at);
+    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {.shared = shared,
+                                                                .dir = at->dir,
+                                                                .above = at->above,
+                                                                .around = at->around,
+                                                                .step = at->step};
+
+    if (!v)
+        return ckpt_nomem(err);
+    if (make_model(&o, v, NULL, err) < 0)
+        return ckpt_err_in(err, "average: step '%s'", at->step);
+    *ret = (struct ckpt_mean_step){at->step, ckpt_steal(&o.cat), ckpt_steal(&o.config)};
+    return 0;
+}
+
+/* Say in the facts, and to people, of which steps it is the mean. */
+static int tell_steps(struct ckpt_catalog *cat, const struct ckpt_mean_step *step, size_t n,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    json_t *names = json_array();
+
+    for (size_t i = n; i-- > 0;) { /* the newest is the first operand */
+        ckpt_json_append(&names, json_string(step[i].name));
+        ckpt_str_printf(&text, "%s'%s'", text.len ? ", " : "", step[i].name);
+    }
+    ckpt_json_set(&cat->about, "average", names);
+    if (!cat->about || text.failed)
+        return ckpt_nomem(err);
+    ckpt_catalog_note(cat, "the mean of %zu step%s: %s", n, n == 1 ? "" : "s", ckpt_str_get(&text));
+    return 0;
+}
+
+/* Make o's model the mean of it and the models of other steps. */
+static int make_mean(struct ckpt_opening *o, const struct ckpt_checkpoint_place *other, size_t n,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(steps_freep) struct ckpt_mean_step *step = calloc(n + 2, sizeof *step);
+
+    if (!step)
+        return ckpt_nomem(err);
+    step[0] = (struct ckpt_mean_step){o->step, o->cat, o->config};
+    for (size_t i = 0; i < n; i++)
+        if (make_other(o->shared, &other[i], &step[i + 1], err) < 0)
+            return -1;
+    return ckpt_mean_make(step, n + 1, err) < 0 ? -1 : tell_steps(o->cat, step, n + 1, err);
+}
+
 static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_save *before,
+                     const struct ckpt_checkpoint_place *other, size_t nother, bool is_mean,
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {
         .shared = v->shared, .dir = v->dir, .above = v->above, .around = v->around, .step = step};
 
-    if (ckpt_opening_begin(&o, err) < 0 || read_save(&o, v, before, err) < 0 ||
-        ckpt_opening_identify(&o, err) < 0 || ckpt_opening_make_model(&o, err) < 0 ||
-        ckpt_opening_lay_out(&o, err) < 0)
+    if (make_model(&o, v, before, err) < 0 || (is_mean && make_mean(&o, other, nother, err) < 0) ||
+        ckpt_opening_cast_model(&o, err) < 0 || ckpt_opening_lay_out(&o, err) < 0)
         return -1;
     return ckpt_ahead_new(o.cat, &v->reading.ahead, err) < 0 ? -1 : hand_over(&o, v, err);
 }
@@ -153,21 +230,31 @@ int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
                      ckpt_dir_path(view->dir));
 }
 
-int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
-                         const struct ckpt_save *before, struct ckpt_view **ret,
-                         struct ckpt_err *err)
+static struct ckpt_view *new_view(struct ckpt_shared *shared,
+                                  const struct ckpt_checkpoint_place *at)
 {
     struct ckpt_view *v = calloc(1, sizeof *v);
 
     if (!v)
-        return ckpt_nomem(err);
+        return NULL;
     atomic_init(&v->refs, 1);
     v->shared = ckpt_shared_ref(shared);
     v->dir = ckpt_dir_ref(at->dir);
     v->above = ckpt_dir_ref(at->above);
     v->around = ckpt_dir_ref(at->around);
     v->reading = (struct ckpt_reading){.slabs = shared->slabs, .stats = &shared->stats};
-    if (open_into(v, at->step, before, err) < 0) {
+    return v;
+}
+
+static int open_view(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
+                     const struct ckpt_save *before, const struct ckpt_checkpoint_place *other,
+                     size_t nother, bool is_mean, struct ckpt_view **ret, struct ckpt_err *err)
+{
+    struct ckpt_view *v = new_view(shared, at);
+
+    if (!v)
+        return ckpt_nomem(err);
+    if (open_into(v, at->step, before, other, nother, is_mean, err) < 0) {
         ckpt_view_release(v);
         return -1;
     }
@@ -178,4 +265,17 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
                      json_object_get(v->cat->about, "notes"));
     *ret = v;
     return 0;
+}
+
+int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
+                         const struct ckpt_save *before, struct ckpt_view **ret,
+                         struct ckpt_err *err)
+{
+    return open_view(shared, at, before, NULL, 0, false, ret, err);
+}
+
+int ckpt_checkpoint_open_mean(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
+                              size_t n, struct ckpt_view **ret, struct ckpt_err *err)
+{
+    return open_view(shared, at, NULL, at + 1, n - 1, true, ret, err);
 }

@@ -22,5 +22,10 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoin
                          const struct ckpt_save *before, struct ckpt_view **ret,
                          struct ckpt_err *err);
 
+/* Open the mean of n steps (model/mean.h), of which the first has the config, the other files and
+ * the save that counts. */
+int ckpt_checkpoint_open_mean(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
+                              size_t n, struct ckpt_view **ret, struct ckpt_err *err);
+
 /* To be called before each read. STALE: the view mixes two saves. */
 int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err);

@@ -12,6 +12,7 @@
 #include "base/vec.h"
 #include "container/archive.h"
 #include "format/reader.h"
+#include "run/average.h"
 #include "run/checkpoint.h"
 #include "run/inner.h"
 #include "run/save.h"
@@ -107,11 +108,13 @@ struct ckpt_run {
     struct ckpt_dir *around; /* its own folder, if its model lies in one inside; or NULL */
     struct ckpt_shared *shared;
     bool is_folder;
-    char *part;               /* the option part=, or NULL */
-    pthread_mutex_t scanning; /* held by the one that scans; lock order: scanning -> lock */
-    pthread_mutex_t lock;     /* protects everything below; `steps` is written by a scan only */
+    struct ckpt_average average; /* of these steps; none: each is a view of its own */
+    char *part;                  /* the option part=, or NULL */
+    pthread_mutex_t scanning;    /* held by the one that scans; lock order: scanning -> lock */
+    pthread_mutex_t lock;        /* protects everything below; `steps` is written by a scan only */
     pthread_cond_t opened_one;
     struct ckpt_steps_found steps;
+    struct ckpt_steps_found averaged; /* with average=: the folder's steps; `steps` is their mean */
     CKPT_VEC(struct opened) opened;
     struct saves saves; /* also of views that have been closed */
     uint64_t tick;
@@ -139,6 +142,19 @@ static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *re
     *found = old;
 }
 
+/* Keep the folder's steps that a scan found, and make *found their mean. */
+static int take_average(struct ckpt_run *run, struct ckpt_steps_found *found, struct ckpt_err *err)
+{
+    struct ckpt_steps_found mean = {0};
+
+    if (ckpt_average_step(&run->average, found, &mean, err) < 0)
+        return -1;
+    ckpt_steps_found_release(&run->averaged);
+    run->averaged = *found;
+    *found = mean;
+    return 0;
+}
+
 static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_changed,
                 struct ckpt_err *err)
 {
@@ -147,8 +163,10 @@ static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_chan
     bool changed = false, warn = false, tell = false;
 
     (void)pthread_mutex_lock(&run->scanning);
-    const int result =
-        ckpt_steps_scan(run->dir, run->is_folder, run->part, &run->steps, &found, err);
+    struct ckpt_steps_found *known = run->average.n ? &run->averaged : &run->steps;
+    int result = ckpt_steps_scan(run->dir, run->is_folder, run->part, known, &found, err);
+    if (result == 0 && run->average.n)
+        result = take_average(run, &found, err);
     if (result == 0) {
         warning = found.warning ? strdup(found.warning) : NULL;
         note = found.note ? strdup(found.note) : NULL;
@@ -451,6 +469,25 @@ static bool has_steps_by_name(const struct ckpt_run *run)
     return false;
 }
 
+/* From here on the run is one model, the mean of the steps that are there now. */
+static int begin_average(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
+                         struct ckpt_err *err)
+{
+    struct ckpt_steps_found found = run->steps;
+
+    if (!run->is_folder || !found.len)
+        return ckpt_fail(err, CKPT_USAGE, "option average: '%s' is no folder of steps", path);
+    if (ckpt_average_choose(opt->average, &found, &run->average, err) < 0)
+        return ckpt_err_in(err, "option average");
+    run->steps = (struct ckpt_steps_found){0};
+    if (take_average(run, &found, err) < 0) {
+        ckpt_steps_found_release(&found);
+        return -1;
+    }
+    run->steps = found;
+    return 0;
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
@@ -473,6 +510,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
          scan(run, &opt->log, NULL, err) < 0))
         return -1;
     if (!opt->wait && check_found(run, path, &probe_err, err) < 0)
+        return -1;
+    if (opt->average && begin_average(run, path, opt, err) < 0)
         return -1;
     return share(run, opt, err);
 }
@@ -509,6 +548,8 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_vec_release(&run->opened);
     saves_release(&run->saves);
     ckpt_steps_found_release(&run->steps);
+    ckpt_steps_found_release(&run->averaged);
+    ckpt_average_release(&run->average);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
     ckpt_dir_unref(run->above);
@@ -520,7 +561,7 @@ void ckpt_run_close(struct ckpt_run *run)
     free(run);
 }
 
-bool ckpt_run_is_folder(const struct ckpt_run *run) { return run->is_folder; }
+bool ckpt_run_is_folder(const struct ckpt_run *run) { return run->is_folder && !run->average.n; }
 
 void ckpt_run_watch(struct ckpt_run *run) { atomic_store(&run->shared->watched, true); }
 
@@ -651,22 +692,62 @@ static int begin_opening(struct ckpt_run *run, const struct ckpt_found_step *ste
     return 0;
 }
 
-static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_save *before,
+/* Find where a step is. The caller gives back both folders. */
+static int place_of(const struct ckpt_run *run, const char *name, struct ckpt_dir **dir,
+                    struct ckpt_dir **around, struct ckpt_checkpoint_place *ret,
+                    struct ckpt_err *err)
+{
+    struct ckpt_err ignored = {0};
+
+    if (ckpt_dir_open_below(run->dir, *name ? name : ".", dir, err) < 0)
+        return -1;
+    if (*name && !probe_step(dir, run->part, true, around, &ignored) &&
+        ignored.code == CKPT_CONFLICT)
+        return ckpt_err_move(err, &ignored);
+    *ret = (struct ckpt_checkpoint_place){*dir, run->is_folder ? run->dir : run->above,
+                                          *around ? *around : run->around, name};
+    return 0;
+}
+
+static int open_once(const struct ckpt_run *run, const char *name, const struct ckpt_save *before,
                      struct ckpt_view **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *around = NULL;
-    struct ckpt_err ignored = {0}, last = {0};
+    struct ckpt_checkpoint_place at;
 
-    if (ckpt_dir_open_below(run->dir, *name ? name : ".", &dir, err) < 0)
-        return -1;
-    if (*name && !probe_step(&dir, run->part, true, &around, &ignored) &&
-        ignored.code == CKPT_CONFLICT)
-        return ckpt_err_move(err, &ignored);
-    const struct ckpt_checkpoint_place at = {dir, run->is_folder ? run->dir : run->above,
-                                             around ? around : run->around, name};
+    return place_of(run, name, &dir, &around, &at, err) < 0
+               ? -1
+               : ckpt_checkpoint_open(run->shared, &at, before, ret, err);
+}
+
+/* Open the mean of the run's steps, the newest of which is the first. */
+static int open_mean(const struct ckpt_run *run, struct ckpt_view **ret, struct ckpt_err *err)
+{
+    const size_t n = run->average.n;
+    struct ckpt_dir **dir = calloc(2 * n, sizeof *dir);
+    struct ckpt_checkpoint_place *at = calloc(n, sizeof *at);
+    int rc = dir && at ? 0 : ckpt_nomem(err);
+
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = place_of(run, run->average.step[n - 1 - i], &dir[2 * i], &dir[2 * i + 1], &at[i], err);
+    if (rc == 0)
+        rc = ckpt_checkpoint_open_mean(run->shared, at, n, ret, err);
+    for (size_t i = 0; dir && i < 2 * n; i++)
+        ckpt_dir_unref(dir[i]);
+    free(dir);
+    free(at);
+    return rc;
+}
+
+static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_save *before,
+                     struct ckpt_view **ret, struct ckpt_err *err)
+{
+    struct ckpt_err last = {0};
+
     for (int i = 0; i < MOST_TRIES; i++) {
         last = (struct ckpt_err){0};
-        if (ckpt_checkpoint_open(run->shared, &at, before, ret, &last) == 0)
+        if ((run->average.n ? open_mean(run, ret, &last)
+                            : open_once(run, name, before, ret, &last)) == 0)
             return 0;
         /* a list may be older than the step's files */
         const bool may_be_old = i == 0 && ckpt_dir_is_far(run->dir) &&

@@ -124,6 +124,9 @@ void ckpt_catalog_free(struct ckpt_catalog *cat)
         return;
     for (size_t i = 0; i < cat->sources.len; i++)
         ckpt_source_unref(cat->sources.ptr[i]);
+    for (size_t i = 0; i < cat->kept.len; i++)
+        ckpt_catalog_free(cat->kept.ptr[i]);
+    ckpt_vec_release(&cat->kept);
     ckpt_vec_release(&cat->sources);
     ckpt_vec_release(&cat->tensors);
     ckpt_map_release(&cat->by_name);
@@ -289,6 +292,11 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uin
     cat->tensors.ptr[index].ranks = t->ranks;
     cat->tensors.ptr[index].wanted = t->wanted;
     return 0;
+}
+
+int ckpt_catalog_keep(struct ckpt_catalog *cat, struct ckpt_catalog *other, struct ckpt_err *err)
+{
+    return ckpt_vec_push(&cat->kept, other) < 0 ? ckpt_nomem(err) : 0;
 }
 
 int ckpt_catalog_set_state(struct ckpt_catalog *cat, size_t index, const struct ckpt_state *state,

@@ -146,6 +146,7 @@ struct ckpt_catalog {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_source *) sources; /* referenced */
     CKPT_VEC(struct ckpt_tensor) tensors;   /* in the order they were added */
+    CKPT_VEC(struct ckpt_catalog *) kept;   /* owned: others, of whose tensors some are computed */
     struct ckpt_map by_name;
     /* the framework's own model config, an object; NULL if the checkpoint has none */
     json_t *config;
@@ -215,6 +216,10 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uin
  */
 int ckpt_catalog_set_state(struct ckpt_catalog *cat, size_t index, const struct ckpt_state *state,
                            struct ckpt_err *err);
+
+/* Keep another catalogue, of whose tensors some of cat are computed, as long as cat lives: cat owns
+ * it afterwards. NOMEM: it does not. */
+int ckpt_catalog_keep(struct ckpt_catalog *cat, struct ckpt_catalog *other, struct ckpt_err *err);
 
 /* The names of all tensors, in an array that the caller frees; NULL: out of memory. */
 const char **ckpt_catalog_names(const struct ckpt_catalog *cat);

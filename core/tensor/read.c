@@ -53,6 +53,37 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
     return 0;
 }
 
+/* Likewise, where each element is computed from the same element of several operands: their sums
+ * are made one operand after the other. */
+static int read_sums(struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                     const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = read->tensor;
+    const struct ckpt_value *v = t->value;
+    const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
+    const uint64_t step = cost ? numel : ckpt_min_u64(numel, OPERAND_BYTES / sizeof(double));
+    ckpt_cleanup(ckpt_freep) double *sum = malloc((size_t)step * sizeof *sum);
+    ckpt_cleanup(ckpt_freep) void *raw = malloc((size_t)step * sizeof *sum); /* of any dtype */
+    char *out = read->buf;
+
+    if (!sum || !raw)
+        return ckpt_nomem(err);
+    for (uint64_t done = 0, n; done < numel; done += n) {
+        n = ckpt_min_u64(step, numel - done);
+        memset(sum, 0, (size_t)n * sizeof *sum);
+        for (uint32_t i = 0; i < v->narg; i++) {
+            const struct ckpt_box_read whole = {v->arg[i], read->box, raw};
+            if ((cost ? ckpt_boxes_pread(rd, &whole, 1, cost, err)
+                      : ckpt_elements_pread(v->arg[i], rd, raw, lo + done, lo + done + n, err)) < 0)
+                return -1;
+            v->ops->add(sum, raw, v->arg[i]->dtype, (size_t)n);
+        }
+        v->ops->result(out, t->dtype, sum, (size_t)n, v->narg);
+        out += n * ckpt_dtype_size(t->dtype);
+    }
+    return 0;
+}
+
 /* The innermost dimension that the box does not span; 0 if it spans all of them. */
 static uint32_t split_dim(const struct ckpt_tensor *t, const struct ckpt_box *box)
 {
@@ -193,6 +224,8 @@ static int read_one(struct ckpt_strided_reader *reader, struct ckpt_reading *rd,
         return 0;
     if (!v)
         return ckpt_stored_read(reader, read, err);
+    if (v->ops->add)
+        return read_sums(rd, read, cost, err);
     return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(rd, read, err);
 }
 
@@ -263,6 +296,8 @@ static int make_elements(const struct ckpt_tensor *t, struct ckpt_reading *rd, v
     const struct ckpt_value *v = t->value;
     const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
 
+    if (v && v->ops->add)
+        return read_sums(rd, &read, NULL, err);
     if (v)
         return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
                                 : v->ops->compute(t, rd, buf, lo, hi, err);

@@ -103,18 +103,23 @@ static int slice_value(struct slice *s, const struct ckpt_interval *part, size_t
 {
     const struct ckpt_value *of = s->t->value;
     struct ckpt_value *v = ckpt_arena_alloc(&s->cat->arena, sizeof *v);
-    const struct ckpt_tensor **arg = ckpt_arena_alloc(&s->cat->arena, sizeof *arg);
-    struct ckpt_tensor *operand = ckpt_arena_alloc(&s->cat->arena, sizeof *operand);
+    const struct ckpt_tensor **arg = ckpt_arena_alloc(&s->cat->arena, of->narg * sizeof *arg);
+    struct ckpt_tensor *operand = ckpt_arena_alloc(&s->cat->arena, of->narg * sizeof *operand);
+    bool good = of->ops->elements || of->ops->add;
 
     if (!v || !arg || !operand)
         return ckpt_nomem(err);
-    if (!of->ops->elements || of->arg[0]->cat != s->cat)
+    for (uint32_t i = 0; i < of->narg; i++)
+        good &= of->arg[i]->cat == s->cat;
+    if (!good)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is computed (%s): it can't be divided along dimension %u",
                          s->t->name, of->ops->name, s->dim);
-    if (ckpt_tensor_slice(s->cat, of->arg[0], s->dim, part, npart, operand, err) < 0)
-        return -1;
-    *arg = operand;
+    for (uint32_t i = 0; i < of->narg; i++) {
+        if (ckpt_tensor_slice(s->cat, of->arg[i], s->dim, part, npart, &operand[i], err) < 0)
+            return -1;
+        arg[i] = &operand[i];
+    }
     *v = *of;
     v->arg = arg;
     ret->value = v;

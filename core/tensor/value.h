@@ -21,6 +21,10 @@ struct ckpt_value_ops {
      * element of the operand. The buffers do not overlap. NULL: the operator has `compute`. */
     void (*elements)(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
                      size_t n);
+    /* For operators of several operands of the tensor's shape: add n elements of an operand to the
+     * sums, in their order; and make the results from the sums of `narg` of them. NULL likewise. */
+    void (*add)(double *sum, const void *src, enum ckpt_dtype from, size_t n);
+    void (*result)(void *dst, enum ckpt_dtype to, double *sum, size_t n, uint32_t narg);
     /* Compute elements [lo, hi) of tensor t (row-major) into buf, (hi - lo) * element size bytes.
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, uint64_t lo,
@@ -57,6 +61,12 @@ const struct ckpt_value_ops *ckpt_value_find(const char *name);
  * not castable (ckpt_dtype_is_castable). */
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
                      struct ckpt_err *err);
+
+/* Make tensor `index` of cat the mean of itself and n - 1 others, whose dtypes and shapes are its
+ * own and castable: the sum in F64, divided once, and rounded once. *arg (n of them, the first its
+ * own copy) lies in cat's arena. */
+int ckpt_value_mean(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *const *arg,
+                    uint32_t n, struct ckpt_err *err);
 
 /* The dtype in which nothing is lost of what is stored, or computed: the operand's, if t is a cast;
  * F32 at least, if it is another operator's rounded result; else t's own. */

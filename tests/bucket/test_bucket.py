@@ -302,8 +302,8 @@ class Reading(Case):
                 p.wait()
 
     def test_headers_are_one_request_each(self):
-        """64 KiB of the right end, many at once."""
-        with Store(latency=0.02) as s:
+        """64 KiB of the right end, many at once: one after the other they would take 20 s."""
+        with Store(latency=0.1) as s:
             for name, data in model_files(3, 1, shards=200).items():
                 s.put("b", "m/" + name, data)
             begin = time.monotonic()
@@ -311,7 +311,7 @@ class Reading(Case):
             self.assertEqual(r.returncode, 0, r.stderr)
             self.assertLess(len(s.requests("get")), 210)
             self.assertLess(len(s.requests("list")), 6)
-            self.assertLess(time.monotonic() - begin, 2.5)
+            self.assertLess(time.monotonic() - begin, 15)
 
     def test_cache(self):
         """Headers are kept in files, by ETag; damaged files are not used."""
