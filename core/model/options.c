@@ -322,7 +322,7 @@ static const struct ckpt_option options[] = {
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, state),
      .also = "moment optimizer_state optim_state exp_avg:exp_avg exp_avg_sq:exp_avg_sq "
              "fp32_master:master master_weights:master"},
-    {"average", "last:K|STEP+STEP...", "the mean of several steps, as one model",
+    {"average", "last:K|STEP+STEP", "the mean of several steps, as one model",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, average),
      .also = "avg average_checkpoints num_checkpoints merge_checkpoints soup model_soup swa"},
     {"variant", "NAME", "weights of a Hugging Face directory that has several, such as fp16",

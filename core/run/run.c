@@ -918,6 +918,31 @@ int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *er
     return ckpt_remarks_text(&run->shared->remarks, ret_json, err);
 }
 
+int ckpt_run_facts(struct ckpt_run *run, char **ret_json, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *facts = json_object();
+    ckpt_cleanup(ckpt_freep) char *storage = NULL;
+
+    for (size_t i = 0; i < run->average.n; i++) {
+        json_t *list = json_object_get(facts, "average");
+        if (!list)
+            ckpt_json_set(&facts, "average", list = json_array());
+        if (facts && json_array_append_new(list, json_string(run->average.step[i])) < 0)
+            return ckpt_nomem(err);
+    }
+    (void)pthread_mutex_lock(&run->lock);
+    for (size_t i = 0; i < run->opened.len && !storage; i++) {
+        const struct ckpt_view *v = run->opened.ptr[i].view;
+        storage = v && v->cat->sources.len ? ckpt_source_storage(v->cat->sources.ptr[0]) : NULL;
+    }
+    (void)pthread_mutex_unlock(&run->lock);
+    if (storage)
+        ckpt_json_set(&facts, "storage", json_string(storage));
+    if (!facts || !(*ret_json = json_dumps(facts, JSON_COMPACT)))
+        return ckpt_nomem(err);
+    return 0;
+}
+
 int ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret, struct ckpt_err *err)
 {
     struct ckpt_shared *s = run->shared;

@@ -15,6 +15,7 @@
 enum {
     CHUNK_BYTES = 1024 * 1024, /* size of a computed tensor's part that is made at once for a box */
     OPERAND_BYTES = 512 * 1024,    /* size of an operand's part that is read at once for a range */
+    COMBINED_BYTES = 128 * 1024,   /* the same, if there are several operands */
     SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
     SLAB_BYTES = 64 * 1024 * 1024, /* size limit of one slab of a transposed tensor */
 };
@@ -53,33 +54,63 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
     return 0;
 }
 
-/* Likewise, where each element is computed from the same element of several operands: their sums
- * are made one operand after the other. */
-static int read_sums(struct ckpt_reading *rd, const struct ckpt_box_read *read,
-                     const struct ckpt_box_cost *cost, struct ckpt_err *err)
+/* The slowest dimension of which the box has several indices; its rank if none. */
+static uint32_t first_dim(const struct ckpt_box *box)
+{
+    uint32_t d = 0;
+
+    while (d < box->rank && box->n[d] == 1)
+        d++;
+    return d;
+}
+
+/* The size of an element of the operand with the largest. */
+static size_t largest_element(const struct ckpt_value *v)
+{
+    size_t most = 1;
+
+    for (uint32_t i = 0; i < v->narg; i++)
+        if (ckpt_dtype_size(v->arg[i]->dtype) > most)
+            most = ckpt_dtype_size(v->arg[i]->dtype);
+    return most;
+}
+
+/* Likewise, where each element is computed from the same element of several operands. A few rows of
+ * all of them are read at a time. */
+static int read_combined(struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                         const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = read->tensor;
     const struct ckpt_value *v = t->value;
-    const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
-    const uint64_t step = cost ? numel : ckpt_min_u64(numel, OPERAND_BYTES / sizeof(double));
-    ckpt_cleanup(ckpt_freep) double *sum = malloc((size_t)step * sizeof *sum);
-    ckpt_cleanup(ckpt_freep) void *raw = malloc((size_t)step * sizeof *sum); /* of any dtype */
+    const uint32_t d = first_dim(&read->box);
+    const uint64_t rows = d < read->box.rank ? read->box.n[d] : 1,
+                   row = ckpt_box_numel(&read->box) / rows;
+    const size_t esize = largest_element(v);
+    const uint64_t step = ckpt_min_u64(rows, ckpt_max_u64(1, COMBINED_BYTES / esize / row));
+    const size_t room = (size_t)(step * row) * esize;
+    ckpt_cleanup(ckpt_freep) char *raw = malloc(v->narg * room);
+    ckpt_cleanup(ckpt_freep) const void **src = calloc(v->narg, sizeof *src);
+    struct ckpt_box part = read->box;
     char *out = read->buf;
 
-    if (!sum || !raw)
+    if (!raw || !src)
         return ckpt_nomem(err);
-    for (uint64_t done = 0, n; done < numel; done += n) {
-        n = ckpt_min_u64(step, numel - done);
-        memset(sum, 0, (size_t)n * sizeof *sum);
-        for (uint32_t i = 0; i < v->narg; i++) {
-            const struct ckpt_box_read whole = {v->arg[i], read->box, raw};
-            if ((cost ? ckpt_boxes_pread(rd, &whole, 1, cost, err)
-                      : ckpt_elements_pread(v->arg[i], rd, raw, lo + done, lo + done + n, err)) < 0)
-                return -1;
-            v->ops->add(sum, raw, v->arg[i]->dtype, (size_t)n);
+    for (uint64_t at = 0, n; at < rows; at += n) {
+        n = ckpt_min_u64(step, rows - at);
+        if (d < part.rank) {
+            part.lo[d] = read->box.lo[d] + at;
+            part.n[d] = n;
         }
-        v->ops->result(out, t->dtype, sum, (size_t)n, v->narg);
-        out += n * ckpt_dtype_size(t->dtype);
+        for (uint32_t i = 0; i < v->narg; i++) {
+            const struct ckpt_box_read one = {v->arg[i], part, raw + i * room};
+            src[i] = one.buf;
+            if ((cost ? ckpt_boxes_pread(rd, &one, 1, cost, err)
+                      : ckpt_elements_pread(v->arg[i], rd, one.buf, part.lo[0],
+                                            part.lo[0] + part.n[0], err)) < 0)
+                return -1;
+        }
+        v->ops->combine(out, t->dtype, src, v->arg, v->narg, (size_t)(n * row));
+        out += n * row * ckpt_dtype_size(t->dtype);
     }
     return 0;
 }
@@ -224,8 +255,8 @@ static int read_one(struct ckpt_strided_reader *reader, struct ckpt_reading *rd,
         return 0;
     if (!v)
         return ckpt_stored_read(reader, read, err);
-    if (v->ops->add)
-        return read_sums(rd, read, cost, err);
+    if (v->ops->combine)
+        return read_combined(rd, read, cost, err);
     return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(rd, read, err);
 }
 
@@ -296,8 +327,8 @@ static int make_elements(const struct ckpt_tensor *t, struct ckpt_reading *rd, v
     const struct ckpt_value *v = t->value;
     const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
 
-    if (v && v->ops->add)
-        return read_sums(rd, &read, NULL, err);
+    if (v && v->ops->combine)
+        return read_combined(rd, &read, NULL, err);
     if (v)
         return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
                                 : v->ops->compute(t, rd, buf, lo, hi, err);

@@ -105,7 +105,7 @@ static int slice_value(struct slice *s, const struct ckpt_interval *part, size_t
     struct ckpt_value *v = ckpt_arena_alloc(&s->cat->arena, sizeof *v);
     const struct ckpt_tensor **arg = ckpt_arena_alloc(&s->cat->arena, of->narg * sizeof *arg);
     struct ckpt_tensor *operand = ckpt_arena_alloc(&s->cat->arena, of->narg * sizeof *operand);
-    bool good = of->ops->elements || of->ops->add;
+    bool good = of->ops->elements || of->ops->combine;
 
     if (!v || !arg || !operand)
         return ckpt_nomem(err);

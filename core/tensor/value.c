@@ -79,43 +79,6 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     return wrap(cat, t, &cast_ops, dtype, err);
 }
 
-/* ---- the mean of several ---- */
-
-static void add_to_sum(double *sum, const void *src, enum ckpt_dtype from, size_t n)
-{
-    double x[STEP];
-
-    for (size_t i = 0, len; i < n; i += len) {
-        len = n - i < STEP ? n - i : STEP;
-        ckpt_dtype_cast(x, CKPT_F64, (const char *)src + i * ckpt_dtype_size(from), from, len);
-        for (size_t k = 0; k < len; k++)
-            sum[i + k] += x[k];
-    }
-}
-
-static void mean_of_sum(void *dst, enum ckpt_dtype to, double *sum, size_t n, uint32_t narg)
-{
-    for (size_t i = 0; i < n; i++)
-        sum[i] /= narg;
-    ckpt_dtype_cast(dst, to, sum, CKPT_F64, n);
-}
-
-static const struct ckpt_value_ops mean_ops = {
-    .name = "mean", .add = add_to_sum, .result = mean_of_sum, .rounds = true};
-
-int ckpt_value_mean(struct ckpt_catalog *cat, size_t index, const struct ckpt_tensor *const *arg,
-                    uint32_t n, struct ckpt_err *err)
-{
-    struct ckpt_tensor *t = &cat->tensors.ptr[index];
-    struct ckpt_value *v = ckpt_arena_alloc(&cat->arena, sizeof *v);
-
-    assert(ckpt_dtype_is_castable(t->dtype));
-    if (!v)
-        return ckpt_nomem(err);
-    *v = (struct ckpt_value){.ops = &mean_ops, .narg = n, .arg = arg};
-    return ckpt_tensor_compute(t, v, t->dtype, err);
-}
-
 /* ---- x + 1, x - 1 ---- */
 
 /* In the wider of the tensor's type and F32, as torch adds a number to a tensor. */

@@ -21,10 +21,10 @@ struct ckpt_value_ops {
      * element of the operand. The buffers do not overlap. NULL: the operator has `compute`. */
     void (*elements)(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
                      size_t n);
-    /* For operators of several operands of the tensor's shape: add n elements of an operand to the
-     * sums, in their order; and make the results from the sums of `narg` of them. NULL likewise. */
-    void (*add)(double *sum, const void *src, enum ckpt_dtype from, size_t n);
-    void (*result)(void *dst, enum ckpt_dtype to, double *sum, size_t n, uint32_t narg);
+    /* For operators of several operands of the tensor's shape: compute n elements, each from the
+     * same element of all operands, arg[i]'s of which are at src[i]. NULL likewise. */
+    void (*combine)(void *dst, enum ckpt_dtype to, const void *const *src,
+                    const struct ckpt_tensor *const *arg, uint32_t narg, size_t n);
     /* Compute elements [lo, hi) of tensor t (row-major) into buf, (hi - lo) * element size bytes.
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_tensor *t, struct ckpt_reading *rd, void *buf, uint64_t lo,

@@ -30,6 +30,18 @@ static json_t *settings(const struct ckptfs *fs)
                      ckptfs_sandbox_text(&fs->sandbox, sandbox, sizeof sandbox));
 }
 
+/* Add the facts about the run: where it is stored, which steps' mean it is. */
+static void add_facts(struct ckpt_run *run, json_t *to)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    struct ckpt_err err;
+
+    if (run && ckpt_run_facts(run, &text, &err) == 0) {
+        ckpt_cleanup(ckpt_json_decrefp) json_t *facts = json_loads(text, 0, NULL);
+        (void)json_object_update(to, facts);
+    }
+}
+
 /* The warnings of all views opened so far. */
 static json_t *warnings_of(struct ckpt_run *run)
 {
@@ -69,6 +81,7 @@ static json_t *stats(struct ckptfs *fs)
         "open_files", (json_int_t)run_stats.open_files, "errors", (json_int_t)run_stats.errors, /**/
         "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
         fs->negotiated.dev, "warnings", warnings_of(run));
+    add_facts(run, j);
     ckptfs_json_bucket(j);
     return j;
 }

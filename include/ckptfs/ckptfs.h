@@ -394,6 +394,11 @@ CKPT_PUBLIC int ckpt_bucket_info(char **ret_json, struct ckpt_err *err);
  * opened. */
 CKPT_PUBLIC int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *err);
 
+/* Facts about the run as one JSON object, in a new string that the caller frees: "average": [...],
+ * the steps whose mean is shown, if the option average asks for one; "storage": as in
+ * ckpt_view_info, of the views that are open. */
+CKPT_PUBLIC int ckpt_run_facts(struct ckpt_run *run, char **ret_json, struct ckpt_err *err);
+
 /* A short text that identifies format and step, for example "nanotron 1.4, step 20". Valid as long
  * as the view. */
 CKPT_PUBLIC const char *ckpt_view_source(const struct ckpt_view *view);

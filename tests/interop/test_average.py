@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option average=: the mean of several steps. The oracle is torch: the sum in F64, one division, and torch's own rounding."""
 
+import errno
 import glob
 import json
 import os
@@ -15,7 +16,7 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers as tf
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file, save, save_file
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -171,6 +172,39 @@ class Models(Case):
         held = [load_file(os.path.join(run, f"checkpoint-{i}", "model.safetensors")) for i in (1, 2)]
         self.are(self.tensors(run, "average=checkpoint-1+checkpoint-2"), {k: mean([h[k] for h in held], torch.float32) for k in held[0]})
         self.assertIn("config.json of step 'checkpoint-2' has another 'intermediate_size' than that of 'checkpoint-3'", self.refused(run, "average=last:2"))
+
+
+class Mounted(Case):
+    def test_mount(self):
+        run = self.at("run")
+        steps = []
+        for i in range(3):
+            steps.append({"a.weight": torch.randn(300, 200), "b.weight": torch.randn(70)})
+            os.makedirs(os.path.join(run, f"checkpoint-{i}"))
+            save_file(steps[-1], os.path.join(run, f"checkpoint-{i}", "model.safetensors"), metadata={"format": "pt"})
+        mnt, fd = self.at("mnt"), os.open("/dev/null", os.O_RDONLY)
+        os.makedirs(mnt)
+        subprocess.run([os.path.join(os.path.dirname(CKPT), "ckptfs"), run, mnt, "-o", "view=raw,average=last:2"], check=True, capture_output=True)
+        try:
+            self.assertEqual(os.listdir(mnt), ["model.safetensors"])
+            self.are(load_file(os.path.join(mnt, "model.safetensors")), {k: mean([s[k] for s in steps[1:]], torch.float32) for k in steps[0]})
+            with open(os.path.join(mnt, ".ckptfs", "stats.json")) as f:
+                self.assertEqual(json.load(f)["average"], ["checkpoint-1", "checkpoint-2"])
+            # a step that is new is none of them; one that is saved again is not mixed with what was opened
+            shutil.copytree(os.path.join(run, "checkpoint-0"), os.path.join(run, "checkpoint-9"))
+            os.close(fd)
+            fd = os.open(os.path.join(mnt, "model.safetensors"), os.O_RDONLY)
+            again = save({k: t + 1 for k, t in steps[1].items()}, metadata={"format": "pt"})
+            with open(os.path.join(run, "checkpoint-1", "model.safetensors"), "r+b") as f:
+                f.write(again)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with self.assertRaises(OSError) as e:
+                for at in range(0, os.fstat(fd).st_size, 4096):
+                    os.pread(fd, 4096, at)
+            self.assertEqual(e.exception.errno, errno.ESTALE)
+        finally:
+            os.close(fd)
+            subprocess.run(["fusermount3", "-u", mnt], check=True)
 
 
 if __name__ == "__main__":
