@@ -201,6 +201,20 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
     return 0;
 }
 
+int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, struct ckpt_err *err)
+{
+    struct root *root = dir->root;
+    char *real = strdup(of->root->top.real);
+
+    if (!real)
+        return ckpt_nomem(err);
+    free(root->top.real);
+    root->top.real = real;
+    root->storage = of->root->storage;
+    root->far = of->root->far;
+    return 0;
+}
+
 struct ckpt_dir_way ckpt_dir_replace(struct ckpt_dir *dir, struct ckpt_dir_way way)
 {
     const struct ckpt_dir_way old = dir->root->way;
@@ -363,6 +377,17 @@ static int path_below(const struct ckpt_dir *dir, const char *name, char **ret,
 }
 
 /* ---- looking and opening ---- */
+
+bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const char **ret_lacks)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    *ret_lacks = NULL;
+    if (way->ops->lacks && path_below(dir, name, &below, NULL) == 0)
+        *ret_lacks = way->ops->lacks(way->ctx, below);
+    return !*ret_lacks;
+}
 
 /* The failure of ckpt_dir_ops.look or open: -1 and *err; own is the error if rc is -1. */
 static int fail_open(const struct ckpt_dir *dir, const char *name, int rc, struct ckpt_err *own,

@@ -121,6 +121,11 @@ enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir);
 /* Are its files objects of a bucket, which have no descriptors? */
 bool ckpt_dir_has_objects(const struct ckpt_dir *dir);
 
+/* Is the entry a folder in each of the directories of which this one is the union
+ * (io/dir_union.h)? `ret_lacks`, if it is not, has the path of the first that lacks it. True for
+ * any other directory. */
+bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const char **ret_lacks);
+
 /* Does each question about an entry take a round trip, so that many are to be asked at once? True
  * for a bucket. */
 bool ckpt_dir_is_far(const struct ckpt_dir *dir);
@@ -254,6 +259,9 @@ struct ckpt_dir_ops {
                 const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
                 struct ckpt_err *err);
     void (*refresh)(void *ctx);
+    /* ckpt_dir_is_everywhere: NULL, or the path of the first directory that lacks the folder. The
+     * member may be NULL. */
+    const char *(*lacks)(void *ctx, const char *below);
 
     /* ---- all of the following, or none if the directory forgets ---- */
     enum ckpt_dir_memory (*memory)(void *ctx);
@@ -284,6 +292,10 @@ extern const struct ckpt_dir_ops ckpt_folder_ops;
  * they are not. */
 int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_dir *folder,
                         const char *name, struct ckpt_dir **ret, struct ckpt_err *err);
+
+/* Let a directory of functions, which nobody else uses yet, have the canonical path, the storage
+ * and the far rule of another one, which lives as long. */
+int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, struct ckpt_err *err);
 
 /* Replace the functions of a directory that nobody else uses yet. The new ones get the old ones,
  * and free them. */

@@ -32,6 +32,11 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt->base);
     free(opt->base_named);
     free(opt->part);
+    free(opt->state);
+    free(opt->average);
+    for (size_t i = 0; i < opt->also.len; i++)
+        free(opt->also.ptr[i]);
+    ckpt_vec_release(&opt->also);
     free(opt->variant);
     free(opt->recipe);
     free(opt->key_mapping);
@@ -39,6 +44,18 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt->bucket.cache);
     json_decref(opt->overrides);
     free(opt);
+}
+
+/* Add a copy of the path. False: out of memory. */
+static bool add_also(struct ckpt_options *opt, const char *path)
+{
+    char *own = strdup(path);
+
+    if (!own || ckpt_vec_push(&opt->also, own) < 0) {
+        free(own);
+        return false;
+    }
+    return true;
 }
 
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
@@ -51,12 +68,16 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *copy = *opt;
     copy->recording = NULL;
     copy->connected = NULL; /* the original holds it */
-    char **const text[] = {&copy->base,   &copy->base_named,  &copy->part,        &copy->variant,
+    char **const text[] = {&copy->base,   &copy->base_named,  &copy->part,
+                           &copy->state,  &copy->average,     &copy->variant,
                            &copy->recipe, &copy->key_mapping, &copy->bucket.cache};
     bool good = (copy->overrides = json_deep_copy(opt->overrides)) != NULL;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         if (*text[i] && !(*text[i] = strdup(*text[i])))
             good = false;
+    memset(&copy->also, 0, sizeof copy->also);
+    for (size_t i = 0; i < opt->also.len; i++)
+        good &= add_also(copy, opt->also.ptr[i]);
     if (!good) {
         ckpt_options_free(copy);
         return ckpt_nomem(err);
@@ -64,6 +85,8 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *ret = copy;
     return 0;
 }
+
+void ckpt_options_compare_whole(struct ckpt_options *opt) { opt->compares_whole = true; }
 
 void ckpt_options_set_log(struct ckpt_options *opt,
                           void (*line)(void *ctx, enum ckpt_log_severity severity,
@@ -102,6 +125,24 @@ int ckpt_options_take_base(const struct ckpt_options *opt, const char *named,
         return ckpt_nomem(err);
     *ret = ckpt_steal(&copy);
     return 0;
+}
+
+/* Each such option adds a directory. */
+static int set_also(void *into, const struct ckpt_option *o, const char *value,
+                    struct ckpt_err *err)
+{
+    struct {
+        char *path;
+    } one = {0};
+    const struct ckpt_option path = {.word = o->word,
+                                     .kind = value && ckpt_is_bucket(value) ? CKPT_OPTION_TEXT
+                                                                            : CKPT_OPTION_PATH};
+
+    if (ckpt_option_set(&path, &one, value, err) < 0)
+        return -1;
+    const bool good = add_also(into, one.path);
+    free(one.path);
+    return good ? 0 : ckpt_nomem(err);
 }
 
 /* Parse a dtype: a name that ckpt_dtype_parse accepts, or a common short one. */
@@ -195,8 +236,10 @@ struct ckpt_access ckpt_options_access(const struct ckpt_options *opt)
 
 int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
 {
-    const bool any = ckpt_is_bucket(path) || (opt->base && ckpt_is_bucket(opt->base));
+    bool any = ckpt_is_bucket(path) || (opt->base && ckpt_is_bucket(opt->base));
 
+    for (size_t i = 0; i < opt->also.len; i++)
+        any |= ckpt_is_bucket(opt->also.ptr[i]);
     return any && !opt->connected ? ckpt_client_get(&opt->bucket, &opt->connected, err) : 0;
 }
 
@@ -317,6 +360,9 @@ static const struct ckpt_option options[] = {
     {"part", "NAME", "of two models in one checkpoint: the folder, or the beginning of the names",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, part),
      .also = "prefix subfolder submodel module_prefix key_prefix strip_prefix"},
+    {"also", "DIR",
+     "another directory with files of the run, whose union is one run; once for each",
+     .also = "other also_dir node shards", .set = set_also},
     {"state", "weight|master|exp_avg|exp_avg_sq",
      "which value of each parameter is shown: its weight, or what the optimizer has of it",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, state),
@@ -557,5 +603,8 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
         (unsigned long long)opt->max_shard_size, opt->raw + 2 * opt->memory, opt->dequantize,
         (int)opt->lora, opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
-    return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
+    uint64_t seed = hash_output(&opt->output);
+    for (size_t i = 0; i < opt->also.len; i++)
+        seed = XXH3_64bits_withSeed(opt->also.ptr[i], strlen(opt->also.ptr[i]), seed);
+    return text ? XXH3_64bits_withSeed(text, strlen(text), seed) : 0;
 }

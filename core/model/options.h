@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/vec.h"
 #include "container/archive.h"
 #include "format/output.h"
 #include "tensor/dtype.h"
@@ -32,15 +33,16 @@ enum ckpt_lacks_rule { CKPT_LACKS_ERROR, CKPT_LACKS_FROM_BASE };
 struct ckpt_option;
 
 struct ckpt_options {
-    char *base;        /* directory, or ORG/NAME of the local hub cache */
-    char *base_named;  /* the adapter's config names the base so, and no option does; or NULL */
-    char *part;        /* which model of a step: a folder, or the beginning of names; or NULL */
-    char *state;       /* what is shown instead of the weights ("exp_avg"); or NULL */
-    char *average;     /* the steps whose mean is shown: "last:3", "a+b"; or NULL */
-    char *variant;     /* of a Hugging Face directory's weights ("fp16"); or NULL */
-    char *recipe;      /* path of the recipe file */
-    char *key_mapping; /* file with a JSON object {pattern: replacement} that renames the base's
-                          tensors to ours */
+    char *base;            /* directory, or ORG/NAME of the local hub cache */
+    char *base_named;      /* the adapter's config names the base so, and no option does; or NULL */
+    char *part;            /* which model of a step: a folder, or the beginning of names; or NULL */
+    char *state;           /* what is shown instead of the weights ("exp_avg"); or NULL */
+    char *average;         /* the steps whose mean is shown: "last:3", "a+b"; or NULL */
+    CKPT_VEC(char *) also; /* other directories with files of the run */
+    char *variant;         /* of a Hugging Face directory's weights ("fp16"); or NULL */
+    char *recipe;          /* path of the recipe file */
+    char *key_mapping;     /* file with a JSON object {pattern: replacement} that renames the base's
+                              tensors to ours */
     enum ckpt_dtype_rule dtype_rule;
     enum ckpt_dtype dtype;   /* for CKPT_DTYPE_CAST */
     uint64_t max_shard_size; /* 0: not given */
@@ -54,6 +56,7 @@ struct ckpt_options {
     enum ckpt_lacks_rule missing;
     bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
+    bool compares_whole;    /* copies of a file in several directories are compared wholly */
     bool wait;              /* a folder without a step is not an error */
     enum ckpt_far_rule far; /* which files are read as those of storage at a distance */
     struct ckpt_bucket_settings bucket;

@@ -160,6 +160,9 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
 
     if (opt->connected && cache && !opt->bucket.no_cache && add(&w, cache) < 0)
         return -1;
+    for (size_t i = 0; i < opt->also.len; i++)
+        if (add_tree(&w, opt->also.ptr[i]) < 0)
+            return -1;
     if (add_tree(&w, path) < 0 || add_home(&w, path) < 0 ||
         (opt->recipe && add(&w, opt->recipe) < 0) ||
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))

@@ -496,7 +496,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
 
     if (opt->part && !(run->part = strdup(opt->part)))
         return ckpt_nomem(err);
-    if (ckpt_part_open(path, &how, &run->dir, err) < 0)
+    if (ckpt_part_open(path, &how, opt->also.ptr, opt->also.len, opt->compares_whole, &run->dir,
+                       err) < 0)
         return -1;
     run->is_folder = true;
     if (try_single(run, path, false, opt, &probe_err, err) < 0 ||

@@ -10,6 +10,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "format/trainer.h"
+#include "io/dir_union.h"
 #include "run/inner.h"
 
 /* ---- one directory ---- */
@@ -145,8 +146,9 @@ static enum looks look_at(struct ckpt_dir *run, const struct pointers *pointers,
     const struct ckpt_reader *r = *ret_reader;
     if (!r && err.code == CKPT_CONFLICT)
         return FINISHED;
-    const bool finished =
-        r && (!r->finished || r->finished(*ret_dir, name, pointer_of(pointers, r)));
+    const char *lacks;
+    const bool finished = r && ckpt_dir_is_everywhere(run, name, &lacks) &&
+                          (!r->finished || r->finished(*ret_dir, name, pointer_of(pointers, r)));
     if (finished)
         return FINISHED;
     if (ckpt_dir_trouble(*ret_dir, NULL) < 0)
@@ -250,8 +252,12 @@ static bool is_named_as_step(const struct scan *s, const char *name)
 static int note_unfinished(struct scan *s, const char *name, const struct ckpt_reader *reader,
                            struct ckpt_err *err)
 {
+    const char *lacks;
+
     free(s->found.unfinished);
-    s->found.unfinished = ckpt_asprintf("%s (%s)", name, reader ? reader->name : "unreadable");
+    s->found.unfinished = ckpt_dir_is_everywhere(s->dir, name, &lacks)
+                              ? ckpt_asprintf("%s (%s)", name, reader ? reader->name : "unreadable")
+                              : ckpt_asprintf("%s (which '%s' has not)", name, lacks);
     return s->found.unfinished ? 0 : ckpt_nomem(err);
 }
 
@@ -699,8 +705,8 @@ char *ckpt_part_above(const struct ckpt_dir *dir)
                : NULL;
 }
 
-int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
-                   struct ckpt_err *err)
+static int part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                     struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *above = NULL;
 
@@ -713,4 +719,27 @@ int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_
     else
         *ret = ckpt_steal(&dir);
     return 0;
+}
+
+int ckpt_part_open(const char *path, const struct ckpt_access *how, char *const *also, size_t nalso,
+                   bool whole, struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_dir **member = calloc(nalso + 1, sizeof *member);
+    struct ckpt_access one = *how;
+    int rc = 0;
+
+    if (!nalso)
+        return part_open(path, how, ret, err);
+    if (!member)
+        return ckpt_nomem(err);
+    one.recording = NULL; /* the union's answers are recorded */
+    for (size_t i = 0; i <= nalso && rc == 0; i++)
+        rc = part_open(i ? also[i - 1] : path, &one, &member[i], err);
+    if (rc == 0)
+        return ckpt_dir_open_union(member, nalso + 1, whole, ret, err) < 0
+                   ? -1
+                   : ckpt_dir_use(*ret, how->recording, err);
+    for (size_t i = 0; i <= nalso; i++)
+        ckpt_dir_unref(member[i]);
+    return -1;
 }

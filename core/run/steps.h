@@ -77,7 +77,9 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name, const char *part)
  * read. */
 char *ckpt_part_above(const struct ckpt_dir *dir);
 
-/* Open a path as ckpt_archive_open does. If the path is the folder of weights in a checkpoint, that
- * checkpoint is opened. */
-int ckpt_part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
-                   struct ckpt_err *err);
+/* Open a path as ckpt_archive_open does, or the union of it and of nalso others (io/dir_union.h,
+ * which has `whole`). If a path is the folder of weights in a checkpoint, that checkpoint is
+ * opened.
+ */
+int ckpt_part_open(const char *path, const struct ckpt_access *how, char *const *also, size_t nalso,
+                   bool whole, struct ckpt_dir **ret, struct ckpt_err *err);

@@ -580,6 +580,9 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(verify_release) struct verify v = {.tool = t};
 
     (void)pthread_mutex_init(&v.lock, NULL);
+    ckpt_options_compare_whole(t->opt);
+    if (t->other)
+        ckpt_options_compare_whole(t->other);
     if (ckpt_tool_open(t, &v.view, err) < 0 || open_other(&v, err) < 0)
         return -1;
     v.differences = json_array();

@@ -46,6 +46,10 @@ CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err
 /* Free the options. Runs that were opened with them keep their own copy. */
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
+/* Compare copies of a file that several directories of a run have (option "also") to the last byte,
+ * larger ones than 1 MiB, too, of which otherwise samples are compared. For whoever reads all. */
+CKPT_PUBLIC void ckpt_options_compare_whole(struct ckpt_options *opt);
+
 /* Set one option. `key` is a word of ckpt_options_word (ckptfs(1) describes each), or the name of a
  * number in the model's config.json (num_attention_heads), which then overrides that number.
  * `value` is NULL for an option without a value, such as allow_partial. USAGE: the key or the value

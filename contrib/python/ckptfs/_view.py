@@ -239,8 +239,8 @@ def _native(options):
         for key, value in options.items():
             if value is None or value is False:
                 continue
-            text = None if value is True else _word(value)
-            lib.options_set(opt, key.encode(), text)
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                lib.options_set(opt, key.encode(), None if one is True else _word(one))
         yield opt
     finally:
         lib.options_free(opt)
