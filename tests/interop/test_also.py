@@ -2,6 +2,7 @@
 """The option also=: a run whose files lie in several directories, as on nodes without a shared filesystem. Golden checkpoints, whose files
 are dealt out to 2 to 5 directories, some of them to several, give the same bytes as in one."""
 
+import errno
 import json
 import os
 import random
@@ -162,6 +163,28 @@ class Faults(Case):
         subprocess.run(["tar", "-C", nodes[3], "-cf", self.at("three.tar"), "."], check=True)
         got = digest(nodes[0], ["view=raw"], nodes[1], nodes[2], self.at("three.tar"))
         self.assertEqual((got.returncode, got.stdout), (0, digest(self.RUN, ["view=raw"]).stdout), got.stderr)
+
+    def test_saved_again_while_it_is_mounted(self):
+        """What was opened is never mixed with what one node saves into the same file afterwards."""
+        nodes = self.nodes()
+        mnt = self.at("mnt")
+        os.makedirs(mnt)
+        words = ",".join(["view=raw", *("also=" + n for n in nodes[1:])])
+        subprocess.run([os.path.join(os.path.dirname(CKPT), "ckptfs"), nodes[0], mnt, "-o", words], check=True, capture_output=True)
+        fd = os.open(os.path.join(mnt, "model.safetensors"), os.O_RDONLY)
+        try:
+            path = os.path.join(nodes[2], "__2_0.distcp")
+            with open(path, "r+b") as f:
+                data = f.read()
+                f.seek(0)
+                f.write(bytes(255 - b for b in data))
+            with self.assertRaises(OSError) as e:
+                while os.read(fd, 1 << 16):
+                    pass
+            self.assertEqual(e.exception.errno, errno.ESTALE)
+        finally:
+            os.close(fd)
+            subprocess.run(["fusermount3", "-uz", mnt], check=True)
 
     def test_mount_follows_saves(self):
         """A step appears when all nodes have it."""
