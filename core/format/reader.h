@@ -89,9 +89,12 @@ typedef int ckpt_split_fn(const struct ckpt_catalog *cat, const struct ckpt_spli
  * ckpt_facts_release. */
 struct ckpt_facts {
     enum ckpt_names names;
-    bool is_adapter;  /* the checkpoint is an adapter (PEFT), not a model */
-    bool has_adapter; /* some tensors are those of modules `adapter` beside the weights that they
-                         change, under the framework's names */
+    bool own_names;  /* CKPT_NAMES_FRAMEWORK are the framework's in any case, although some may look
+                        like those of a Hugging Face model: only recipes know them */
+    bool is_adapter; /* the checkpoint is an adapter (PEFT), not a model */
+    bool has_adapter; /* some tensors are those of modules `adapter`, or are called `lora_A` and
+                         `lora_B`, beside the weights that they change, under the framework's names
+                       */
     bool is_hub_dir;  /* the checkpoint is a published Hugging Face model directory, which is shown
                          unchanged */
     bool bare_header; /* its safetensors have no __metadata__, so the view's have none either */
@@ -193,8 +196,8 @@ struct ckpt_reader {
      * checkpoint ("actor"). inner_runs: subdirectories with the folder of steps ("checkpoint"). */
     const char *const *inner_models, *const *inner_runs;
 
-    /* Do the weights of the checkpoint `above` lie alone in its folder `name`, so that a user who
-     * names that folder means the checkpoint? above is NULL: could they, by the name? The member
+    /* Do the weights of the checkpoint `above` lie alone in its folder or file `name`, so that a
+     * user who names that means the checkpoint? above is NULL: could they, by the name? The member
      * may be NULL: never. */
     bool (*has_weights_in)(struct ckpt_dir *above, const char *name);
 

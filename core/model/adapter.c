@@ -500,7 +500,8 @@ int ckpt_adapter_divide(struct ckpt_catalog *cat, struct ckpt_catalog **ret, str
     if (ckpt_catalog_new_like(cat, &own, err) < 0)
         return -1;
     for (size_t i = 0; i < cat->tensors.len; i++) {
-        if (!has_word(name[i], "adapter"))
+        if (!has_word(name[i], "adapter") && !has_word(name[i], "lora_A") &&
+            !has_word(name[i], "lora_B"))
             continue;
         if (ckpt_catalog_copy(own, &cat->tensors.ptr[i], 0, err) < 0)
             return -1;

@@ -38,6 +38,6 @@ int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *ty
 /* Warn that n tensors of the base are not shown. */
 void ckpt_adapter_warn(struct ckpt_catalog *cat, size_t n, const char *first);
 
-/* Divide a framework's checkpoint: *ret gets the tensors of modules called `adapter`, over the same
- * sources, and cat keeps the others. */
+/* Divide a framework's checkpoint: *ret gets the tensors of modules called `adapter`, and those
+ * called `lora_A` and `lora_B`, over the same sources, and cat keeps the others. */
 int ckpt_adapter_divide(struct ckpt_catalog *cat, struct ckpt_catalog **ret, struct ckpt_err *err);

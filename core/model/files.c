@@ -373,6 +373,20 @@ static int warn_beside(struct sides *s, const char *below, struct ckpt_err *err)
     return 0;
 }
 
+#define ADAPTER_CONFIG "adapter_config.json"
+
+/* Leave out the config of an adapter beside a model: transformers would load the base that it names
+ * in place of the model. */
+static void leave_adapter_out(struct sides *s)
+{
+    if (s->o->facts.is_adapter || !sides_find(s, ADAPTER_CONFIG))
+        return;
+    sides_remove(s, ADAPTER_CONFIG);
+    ckpt_catalog_warn(s->o->cat, "left out: '" ADAPTER_CONFIG
+                                 "' of an adapter beside the model; transformers would load the "
+                                 "base that it names in the model's place");
+}
+
 /* Add the files of subdirectory `below` ("" for dir itself), except names that were added before;
  * or, if there is a name, that one of them, if it exists. */
 static int add_from(struct sides *s, struct ckpt_dir *dir, const char *below, const char *name,
@@ -421,7 +435,7 @@ static int collect_sides(struct sides *s, struct ckpt_err *err)
     const struct ckpt_base *base = o->shared->base;
     const enum side_rule rule = o->facts.files >= CKPT_FILES_ALL ? SIDE_ALL : SIDE_TOKENIZER;
     const bool adapter = o->facts.is_adapter && !o->shared->opt->raw;
-    const char *config = adapter ? "adapter_config.json" : "config.json", *at = o->facts.files_at;
+    const char *config = adapter ? ADAPTER_CONFIG : "config.json", *at = o->facts.files_at;
 
     if ((o->facts.is_adapter || d->merge_files ? o->facts.files == CKPT_FILES_COMPLETE
                                                : o->facts.is_hub_dir) &&
@@ -435,6 +449,7 @@ static int collect_sides(struct sides *s, struct ckpt_err *err)
         return -1;
     for (const char *const *tool = o->reader->tools; tool && *tool; tool++)
         sides_remove(s, *tool);
+    leave_adapter_out(s);
     if ((d->own_config && add_from(s, o->dir, at, "config.json", SIDE_ALL, err) < 0) ||
         (d->base_files && add_tokenizer(s, err) < 0) ||
         (d->own_adapter_config && add_from(s, o->dir, at, config, SIDE_ALL, err) < 0))

@@ -36,7 +36,7 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
     if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,
                            err) < 0)
         return -1;
-    if (found)
+    if (found || o->facts.own_names)
         return 0;
     if (ckpt_names_find_model(o, &found, err) < 0)
         return -1;

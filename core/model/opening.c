@@ -96,7 +96,7 @@ static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
     if (ckpt_home_find(o->facts.is_hub_dir ? outer[0] : own,
                        o->facts.is_hub_dir ? outer + 1 : outer, &o->home, err) < 0)
         return -1;
-    if (o->home.other && !o->home.dir)
+    if (o->home.other && !o->home.dir && !o->cat->config) /* else it may be what the reader read */
         ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",
                           o->home.other);
     if (o->home.dir && json_object_set_new(o->cat->about, "config_from",

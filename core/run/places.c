@@ -105,10 +105,13 @@ static int add_nearest(struct walk *w, const char *path)
  * or the folder above weights alone, and the targets of its links. */
 static int add_tree(struct walk *w, const char *path)
 {
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
     if (ckpt_is_bucket(path))
         return 0;
+    if (folder && add(w, folder) < 0)
+        return -1;
     if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, NULL) < 0)
         return add_nearest(w, path);
     const char *blobs = ckpt_dir_hub_blobs(dir);

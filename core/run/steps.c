@@ -387,11 +387,20 @@ static int keep_link(struct scan *s, const char *name, struct ckpt_err *err)
     return ckpt_nomem(err);
 }
 
+/* Is it a folder of an optimizer's states, which trainers put beside the folder of the weights in a
+ * step? In a run it is no step, though it may be a checkpoint of some format. */
+static bool is_optimizer(const char *name)
+{
+    static const char *const names[] = {"optimizer", "optimizers", "optim", NULL};
+
+    return ckpt_one_of(name, names);
+}
+
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct scan *s = ctx;
 
-    if (e->name[0] == '.' || e->kind == CKPT_ENTRY_FILE)
+    if (e->name[0] == '.' || e->kind == CKPT_ENTRY_FILE || is_optimizer(e->name))
         return 0;
     if (e->is_link && e->kind == CKPT_ENTRY_DIR)
         return keep_link(s, e->name, err);
@@ -705,11 +714,39 @@ char *ckpt_part_above(const struct ckpt_dir *dir)
                : NULL;
 }
 
+char *ckpt_part_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+
+    if (!is_part(NULL, name) || !ckpt_archive_is_file(path))
+        return NULL;
+    return slash ? ckpt_asprintf("%.*s", slash > path ? (int)(slash - path) : 1, path)
+                 : strdup(".");
+}
+
+/* Open the checkpoint that a file of weights belongs to; *ret stays NULL if it is none, or if its
+ * folder shows other weights. */
+static void open_around(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret)
+{
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    const char *slash = strrchr(path, '/');
+
+    if (folder && ckpt_archive_open(folder, how, &dir, NULL) == 0 &&
+        is_part(dir, slash ? slash + 1 : path))
+        *ret = ckpt_steal(&dir);
+}
+
 static int part_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL, *above = NULL;
 
+    open_around(path, how, &above);
+    if (above) {
+        *ret = ckpt_steal(&above);
+        return 0;
+    }
     if (ckpt_archive_open(path, how, &dir, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) char *outer = ckpt_archive_is_file(path) ? NULL : ckpt_part_above(dir);

@@ -77,9 +77,13 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name, const char *part)
  * read. */
 char *ckpt_part_above(const struct ckpt_dir *dir);
 
+/* The folder that a file is in, as a new string, if the file has the name of weights that some
+ * format keeps in one file, beside the model's config; NULL: the path is no such file, or there is
+ * no memory. */
+char *ckpt_part_folder(const char *path);
+
 /* Open a path as ckpt_archive_open does, or the union of it and of nalso others (io/dir_union.h,
- * which has `whole`). If a path is the folder of weights in a checkpoint, that checkpoint is
- * opened.
- */
+ * which has `whole`). If a path is the folder or the file of weights in a checkpoint, that
+ * checkpoint is opened. */
 int ckpt_part_open(const char *path, const struct ckpt_access *how, char *const *also, size_t nalso,
                    bool whole, struct ckpt_dir **ret, struct ckpt_err *err);

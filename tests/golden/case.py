@@ -7,6 +7,8 @@
     compare               bytes: every file of expected/; tensors: the union of the tensors; refuse: an error, and no bytes
     says                  what the error of "refuse" has to say
     bytes                 side files that must be equal to the byte
+    absent                files that must not be there
+    config                true: config.json has every key that the oracle's states, with its value
     weight_map            true: each tensor is in the file that the index of expected/ names; or what the index must say
     steps                 {step: folder with its oracle} of a run; incomplete: steps that it must not show; latest
 """
@@ -128,6 +130,15 @@ def compare_bytes(out, expected, names):
     return problems
 
 
+def compare_config(out, expected):
+    path = os.path.join(expected, "config.json")
+    if not os.path.exists(path):
+        return []
+    with open(path) as a, open(os.path.join(out, "config.json")) as b:
+        want, got = json.load(a), json.load(b)
+    return [f"config.json: {k} is {got.get(k, 'absent')!r}, expected {v!r}" for k, v in want.items() if got.get(k) != v]
+
+
 def all_files(folder):
     for top, _, files in os.walk(folder):
         for name in sorted(files):
@@ -170,6 +181,8 @@ def compare_export(case, out, expected):
     got, want = read_tensors(out), read_tensors(expected)
     problems = compare_tensors(got, crop(got, want) if case.get("padded") else want)
     problems += compare_bytes(out, expected, case.get("bytes") or [])
+    problems += compare_config(out, expected) if case.get("config") else []
+    problems += [f"{name} is there" for name in case.get("absent") or [] if os.path.exists(os.path.join(out, name))]
     return problems + (compare_maps(out, expected, case["weight_map"]) if case.get("weight_map") else [])
 
 

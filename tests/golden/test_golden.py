@@ -22,7 +22,7 @@ import tempfile
 import case
 from case import check_export, compare_tensors, read_file, read_tensors, run
 
-FORMATS = ["huggingface", "torch", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge"]
+FORMATS = ["huggingface", "torch", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge", "olmo_core", "litgpt", "torchtune"]
 
 
 # ---- cases with a case.json ----
@@ -196,15 +196,10 @@ def bare(folder, path, **options):
 
 def check_config(run_case, expected, step):
     """Every key that the oracle's config.json states."""
-    path = os.path.join(expected, "config.json")
-    if not os.path.exists(path):
-        return []
     with tempfile.TemporaryDirectory() as tmp:
         out = os.path.join(tmp, "out")
         run(run_case, "export", out, *(["--step", step] if step else []))
-        with open(path) as a, open(os.path.join(out, "config.json")) as b:
-            want, got = json.load(a), json.load(b)
-    return [f"config.json: {k} is {got.get(k, 'absent')!r}, expected {v!r}" for k, v in want.items() if got.get(k) != v]
+        return case.compare_config(out, expected)
 
 
 def check_nanotron(folder, name):
@@ -252,6 +247,7 @@ def main():
     todo, seen = [], set()
     with tempfile.TemporaryDirectory() as unpacked, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         case.unpack("bridge.tar.xz", os.path.join(unpacked, "bridge"))
+        case.unpack("trainers.tar.xz", unpacked)
         for root in [unpacked, *case.roots()]:
             for name, check in cases(root):
                 if not (name + "/").startswith(only.rstrip("/") + "/" if only else "") or (name.startswith("bridge/") and name in seen):

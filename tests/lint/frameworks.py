@@ -17,14 +17,14 @@ import sys
 # Nobody uses a folder, except for the folders and files named here. Those without an entry can be deleted, with their data and their lines in the
 # tables: tests/delete_framework.sh does that with each, and builds.
 USERS = {
-    "dcp": ("format/megatron/", "format/torchtitan/"),  # a container of theirs
+    "dcp": ("format/megatron/", "format/olmo_core/", "format/torchtitan/"),  # a container of theirs
     "huggingface": ("format/deepspeed/", "format/delta/", "format/megatron/", "model/base.c"),  # a model or an adapter beside, or the base
-    "torch": ("format/deepspeed/", "format/huggingface/"),  # files of torch.save
+    "torch": ("format/deepspeed/", "format/huggingface/", "format/litgpt/"),  # files of torch.save
 }
 
 TABLES = ("format/reader.c", "format/changes.c", "format/trainer.c", "format/writer.c")
 
-WORDS = re.compile("nanotron|megatron|deepspeed|automodel|torchtitan|slime|skyrl|vllm|sharded_state", re.I)
+WORDS = re.compile("nanotron|megatron|deepspeed|automodel|torchtitan|slime|skyrl|vllm|sharded_state|olmo_core|model_and_optim|litgpt|lit_model|torchtune", re.I)
 
 # What stays, at most MOST words: a file, how many, why.
 MOST = 8

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 from ranks import SLOW
 
@@ -125,6 +126,29 @@ def first():
     sys.exit(1 if failed or len(seen) < 8 else 0)
 
 
+def check_two(name, path, options):
+    """Two ranks, by tensor parallelism and by FSDP."""
+    jobs = ["tp=2:2:once", "fsdp=2:2:once"]
+    result = run(path, options, jobs)
+    lines = result.stdout.splitlines()
+    problems = [result.stderr] if result.returncode not in (0, 1) else []
+    for layout in ("tp=2", "fsdp=2"):
+        mine = [line for line in lines if line.startswith(f"{layout}:2 ")]
+        wrong, loaded = judge(layout, mine, True, "lora=merge" in options)
+        problems += wrong + ([] if mine and (loaded or layout == "tp=2") else [f"{layout} was not loaded: {mine}"])
+        print(f"     {name}: {layout} {'loaded' if loaded else 'not divided'}")
+    print(f"{'FAIL' if problems else 'ok  '} {name}", *problems[:8], sep="\n     ")
+    return not problems
+
+
+def packed(only):
+    """The saves of trainers.tar.xz: (how many, how many failed)."""
+    with tempfile.TemporaryDirectory() as top:
+        cases.unpack("trainers.tar.xz", top)
+        results = [check_two(*checkpoint) for checkpoint in checkpoints(top) if checkpoint[0].startswith(only)]
+        return len(results), results.count(False)
+
+
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     if only == "--first":
@@ -142,6 +166,8 @@ def main():
                 continue
             seen += 1
             failed += not check(name, path, options)
+    more, wrong = packed(only)
+    seen, failed = seen + more, failed + wrong
     print(f"{seen - failed} passed, {failed} failed ({closed} can't be opened)")
     sys.exit(1 if failed or not seen else 0)
 

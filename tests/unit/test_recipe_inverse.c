@@ -679,8 +679,8 @@ static void check_rules(const struct ckpt_rule *rule, size_t n)
 
 TEST(recipe_inverse, every_rule_of_every_recipe)
 {
-    static const char *const format[] = {"megatron",     "nanotron",  "dcp",
-                                         "transformers", "deepspeed", "vllm"};
+    static const char *const format[] = {"megatron",  "nanotron", "dcp",       "transformers",
+                                         "deepspeed", "vllm",     "olmo_core", "litgpt"};
     struct ckpt_err err = {0};
     struct ckpt_recipes *all;
     const struct ckpt_recipe_folder *set;

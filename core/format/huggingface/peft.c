@@ -21,13 +21,18 @@ static bool has_both(struct ckpt_dir *dir, const char *config, const char *weigh
     return ckpt_dir_has_file(dir, config) && ckpt_dir_has_file(dir, weights);
 }
 
+/* Files that show that a model's own weights are there; the last two are torchtune's. */
+static const char *const models[] = {"model.safetensors", "model.safetensors.index.json",
+                                     "pytorch_model.bin.index.json", "hf_model_0001_0.pt",
+                                     "hf_model_0001_0.safetensors"};
+
 /* Find the folder of the adapter; NULL: there is none. A model with an adapter beside its own
  * weights is a model. */
 static const char *find(struct ckpt_dir *dir)
 {
-    if (ckpt_dir_has_file(dir, "model.safetensors") ||
-        ckpt_dir_has_file(dir, "model.safetensors.index.json"))
-        return NULL;
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        if (ckpt_dir_has_file(dir, models[i]))
+            return NULL;
     if (has_both(dir, CONFIG, WEIGHTS) || has_both(dir, CONFIG, OLD_WEIGHTS))
         return "";
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;

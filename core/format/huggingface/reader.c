@@ -113,8 +113,9 @@ static bool is_mapped_to(const struct ckpt_weight_map *map, const char *tensor, 
 /* Make the index that shards without one lack. */
 static int map_shards(struct load *l, struct ckpt_err *err)
 {
-    ckpt_catalog_note(l->cat, "the %zu shards have no index, and their names say that they are all",
-                      l->files.len);
+    ckpt_catalog_note(l->cat, "the %zu shards have no index, and their names %s", l->files.len,
+                      l->weights.nshard ? "say that they are all"
+                                        : "do not say how many there are");
     if (ckpt_weight_map_new(&l->map, err) < 0)
         return -1;
     for (size_t i = 0; i < l->files.len; i++)
@@ -168,7 +169,7 @@ static int describe(struct load *l, struct ckpt_err *err)
                                     .files_at = "",
                                     .metadata = ckpt_steal(&l->metadata),
                                     .weight_map = ckpt_weight_map_ref(l->map)};
-    if (!l->weights.stem || strcmp(l->weights.stem, "model") == 0)
+    if (!l->weights.stem || strcmp(l->weights.stem, "diffusion_pytorch_model") != 0)
         return 0;
     l->facts->index_name = "diffusion_pytorch_model.safetensors.index.json";
     return l->map

@@ -12,8 +12,12 @@
 
 #define SUFFIX ".safetensors"
 
-static const char *const stems[] = {"model", "diffusion_pytorch_model"};
-enum { NSTEM = sizeof stems / sizeof stems[0] };
+#define EPOCHS "hf_model" /* of torchtune: hf_model_0001_0 is the first file of epoch 0 */
+
+/* The last two are torchtune's, in versions of which the names differ: only a listing finds them.
+ */
+static const char *const stems[] = {"model", "diffusion_pytorch_model", "ft-model", EPOCHS};
+enum { NSTEM = sizeof stems / sizeof stems[0], NUSUAL = 2 };
 
 void ckpt_hf_weights_release(struct ckpt_hf_weights *w)
 {
@@ -53,6 +57,22 @@ static bool parse_variant(const char *from, const char *to, struct parsed *ret)
     return true;
 }
 
+/* "_0001_0" as file 1, which does not say how many there are, of the variant "0". */
+static bool parse_epoch(const char *s, struct parsed *ret)
+{
+    uint64_t epoch;
+
+    if (!ckpt_take_text(&s, "_") || !ckpt_take_u64(&s, &ret->number) || ret->number == 0 ||
+        !ckpt_take_text(&s, "_"))
+        return false;
+    ret->kind = SHARD;
+    ret->variant = s;
+    if (!ckpt_take_u64(&s, &epoch))
+        return false;
+    ret->variant_len = (size_t)(s - ret->variant);
+    return strcmp(s, SUFFIX) == 0;
+}
+
 static bool parse(const char *stem, const char *s, struct parsed *ret)
 {
     static const char index[] = SUFFIX ".index";
@@ -61,6 +81,8 @@ static bool parse(const char *stem, const char *s, struct parsed *ret)
     *ret = (struct parsed){0};
     if (!ckpt_take_text(&s, stem))
         return false;
+    if (strcmp(stem, EPOCHS) == 0)
+        return parse_epoch(s, ret);
     if (ckpt_take_text(&s, index)) {
         ret->kind = INDEX;
         return ckpt_has_suffix(s, ".json") && parse_variant(s, s + strlen(s) - 5, ret);
@@ -183,6 +205,7 @@ static int collect(struct ckpt_entries *entries, const char *variant, struct ckp
         if (e.kind == CKPT_ENTRY_FILE && parse(w->stem, e.name, &p) && is_of(&p, variant) &&
             take_shard(w, &p, e.name, &of, dir, err) < 0)
             return -1;
+    w->nshard = of;
     if (w->shard.len < of)
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has no index, and of %" PRIu64 " shards number %zu is missing",
@@ -222,7 +245,7 @@ static int choose(struct ckpt_entries *entries, const char *variant, struct ckpt
 /* Look for the usual names, without a listing. */
 static int look(const struct ckpt_dir *dir, struct ckpt_hf_weights *w, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < NSTEM && !w->stem; i++) {
+    for (size_t i = 0; i < NUSUAL && !w->stem; i++) {
         ckpt_cleanup(ckpt_freep) char *single = ckpt_asprintf("%s" SUFFIX, stems[i]);
         ckpt_cleanup(ckpt_freep) char *index = ckpt_asprintf("%s" SUFFIX ".index.json", stems[i]);
         if (!single || !index)

@@ -6,6 +6,7 @@
  *     pytorch_model_fsdp_0_rank{R}.bin   pytorch_model_fsdp.bin
  *     model_world_size_{W}_rank_{R}.pt   pytorch_model.bin   pytorch_model-{I}-of-{N}.bin
  *     ...rank{R}.pt                      model.pt, checkpoint.pt ...
+ *     hf_model_{I}_{EPOCH}.pt
  *
  * Each holds a dict of DTensors, ShardedTensors or plain tensors; a piece knows its box by itself.
  * Nothing but a name says how many files there are, so coverage decides. */
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/sort.h"
@@ -29,6 +31,7 @@ struct rank_name {
     uint64_t rank, world; /* world 0: the name does not say it */
     bool full;            /* one file for all ranks */
     bool part;            /* I of N parts of one model, which have no tensor in common */
+    uint64_t epoch;       /* of a part, where several epochs may be in one folder; else 0 */
     bool common;          /* a common name, which users may have given to other files */
 };
 
@@ -37,14 +40,29 @@ static bool is_extension(const char *s)
     return strcmp(s, ".pt") == 0 || strcmp(s, ".pth") == 0 || strcmp(s, ".bin") == 0;
 }
 
-/* Parse pytorch_model-00001-of-00002.bin; its parts are treated like files of ranks. */
+/* Parse pytorch_model-00001-of-00002.bin; its parts are treated like files of ranks. torchtune
+ * calls them model- and ft-model-. */
 static bool parse_part(const char *s, struct rank_name *ret)
 {
     uint64_t part;
 
-    if (!ckpt_take_text(&s, "pytorch_model-") || !ckpt_take_u64(&s, &part) ||
-        !ckpt_take_text(&s, "-of-") || !ckpt_take_u64(&s, &ret->world) || strcmp(s, ".bin") != 0 ||
-        part == 0 || part > ret->world)
+    if ((!ckpt_take_text(&s, "pytorch_model-") && !ckpt_take_text(&s, "model-") &&
+         !ckpt_take_text(&s, "ft-model-")) ||
+        !ckpt_take_u64(&s, &part) || !ckpt_take_text(&s, "-of-") ||
+        !ckpt_take_u64(&s, &ret->world) || strcmp(s, ".bin") != 0 || part == 0 || part > ret->world)
+        return false;
+    ret->rank = part - 1;
+    return ret->part = ret->common = true;
+}
+
+/* Parse hf_model_0001_0.pt, the first part that torchtune wrote in epoch 0. The name does not say
+ * how many parts there are. */
+static bool parse_epoch(const char *s, struct rank_name *ret)
+{
+    uint64_t part;
+
+    if (!ckpt_take_text(&s, "hf_model_") || !ckpt_take_u64(&s, &part) || !ckpt_take_text(&s, "_") ||
+        !ckpt_take_u64(&s, &ret->epoch) || strcmp(s, ".pt") != 0 || part == 0)
         return false;
     ret->rank = part - 1;
     return ret->part = ret->common = true;
@@ -80,6 +98,9 @@ static bool parse_name(const char *name, struct rank_name *ret)
 
     *ret = (struct rank_name){0};
     if (parse_part(s, ret))
+        return true;
+    *ret = (struct rank_name){0};
+    if (parse_epoch(s, ret))
         return true;
     *ret = (struct rank_name){0};
     if (ckpt_take_text(&s, "model_world_size_"))
@@ -195,6 +216,26 @@ static int take_only(struct load *l, struct ckpt_entries *entries, struct ckpt_e
     return 0;
 }
 
+/* Keep the files of the last epoch, if there are several in the folder. */
+static void keep_last_epoch(struct load *l)
+{
+    uint64_t last = 0;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < l->files.len; i++)
+        last = ckpt_max_u64(last, l->files.ptr[i].is.epoch);
+    for (size_t i = 0; i < l->files.len; i++)
+        if (l->files.ptr[i].is.epoch == last)
+            l->files.ptr[kept++] = l->files.ptr[i];
+    if (l->cat && kept < l->files.len)
+        ckpt_catalog_warn(l->cat,
+                          "left out: %zu files of earlier epochs than %" PRIu64
+                          ", which is shown: to see another epoch, put its files into a folder "
+                          "of their own",
+                          l->files.len - kept, last);
+    l->files.len = kept;
+}
+
 /* List the files by rank. If there are names of a framework, files with common names are ignored.
  * Without either, a file that is alone is the model. */
 static int list_files(struct load *l, struct ckpt_err *err)
@@ -226,6 +267,7 @@ static int list_files(struct load *l, struct ckpt_err *err)
             l->files.ptr[kept++] = l->files.ptr[i];
     if (kept)
         l->files.len = kept;
+    keep_last_epoch(l);
     ckpt_sort(l->files.ptr, l->files.len, file_cmp);
     return 0;
 }

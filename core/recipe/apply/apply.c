@@ -219,7 +219,8 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
     if (rename_fused(ap->recipe, ap->cat, ap->err) < 0 || check_evidence(ap) < 0)
         return -1;
-    return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
+    return ckpt_tied_copies_check(&ap->copies, ap->recipe, ap->opt->allow_leftover, ap->cat,
+                                  ap->err) < 0
                ? -1
                : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,
                                      ap->cat, ap->err);

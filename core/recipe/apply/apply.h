@@ -54,10 +54,10 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
                       struct ckpt_err *err);
 
 /* Check that each copy has the same values as its original in `model` (ckpt_tensor_same); if not,
- * it is CONFLICT, or with `allow` a warning of `model`. A copy whose original is not in the model
- * counts as unused. */
-int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
-                           struct ckpt_err *err);
+ * it is CONFLICT, or with `allow`, or if the recipe ignores the copy's name, a warning of `model`.
+ * A copy whose original is not in the model counts as unused. */
+int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, const struct ckpt_recipe *recipe,
+                           bool allow, struct ckpt_catalog *model, struct ckpt_err *err);
 
 /* ---- stages of a pipeline ---- */
 

@@ -108,18 +108,38 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
     return 0;
 }
 
-int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
-                           struct ckpt_err *err)
+/* Why the recipe leaves a copy out though its values differ; *ret is NULL if it does not say it. */
+static int find_ignored(const struct ckpt_recipe *recipe, const char *name, const char **ret,
+                        struct ckpt_err *err)
+{
+    *ret = NULL;
+    for (size_t i = 0; i < recipe->ignores.len && !*ret; i++) {
+        const struct ckpt_ignored *g = &recipe->ignores.ptr[i];
+        ckpt_cleanup(ckpt_freep) char *replaced = NULL;
+        if (ckpt_regex_sub(g->names, name, &replaced, err) < 0)
+            return -1;
+        *ret = replaced ? g->why : NULL;
+    }
+    return 0;
+}
+
+int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, const struct ckpt_recipe *recipe,
+                           bool allow, struct ckpt_catalog *model, struct ckpt_err *err)
 {
     for (size_t i = 0; i < c->original.len; i++) {
         const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
         const char *of = c->original.ptr[i];
         const struct ckpt_tensor *original = ckpt_catalog_find(model, of);
+        const char *why;
         bool same = false;
         if (original && ckpt_tensor_same(copy, original, &same, err) < 0)
             return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it",
                                copy->name, of);
-        if (!same && ckpt_copy_differs(model, copy->name, of, allow, err) < 0)
+        if (find_ignored(recipe, copy->name, &why, err) < 0)
+            return -1;
+        if (!same && why)
+            ckpt_catalog_warn(model, "'%s' is left out: %s", copy->name, why);
+        else if (!same && ckpt_copy_differs(model, copy->name, of, allow, err) < 0)
             return -1;
     }
     return 0;
