@@ -61,11 +61,14 @@ const struct ckpt_node *ckpt_node_child(const struct ckpt_node *n, size_t i)
 }
 
 /* The first error of a run, and the first of a view that says that a shard changed, are worth a
- * line; the rest of a storm is counted. */
+ * line; the rest of a storm is counted. Storage that gives no answer may be back soon: who reads
+ * says so, and when it is. */
 static int note_failure(struct ckpt_view *view, const struct ckpt_err *err)
 {
     const bool first = atomic_fetch_add(&view->shared->errors, 1) == 0;
 
+    if (err->code == CKPT_TIMEOUT)
+        return -1;
     if (err->code == CKPT_STALE ? !atomic_exchange(&view->stale, true) : first)
         ckpt_logf(&view->shared->opt->log, CKPT_LOG_ERROR, "%s", err->text);
     return -1;

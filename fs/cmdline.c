@@ -101,7 +101,8 @@ static const struct {
 } topics[] = {
     {CKPT_TOPIC_MODEL, CKPTFS_MOUNT | CKPTFS_TOOL, "What is shown of the checkpoint"},
     {CKPT_TOPIC_FORMAT, CKPTFS_FILES, "Views in a training framework's format (--view)"},
-    {CKPT_TOPIC_BUCKET, CKPTFS_MOUNT | CKPTFS_TOOL, "Runs in a bucket"},
+    {CKPT_TOPIC_BUCKET, CKPTFS_MOUNT | CKPTFS_TOOL,
+     "Runs in a bucket, or on storage at a distance"},
 };
 
 /* Print the options of the library that these commands obey. */
@@ -121,8 +122,9 @@ static void print_topics(uint32_t of)
             print_option(0, "KEY", "=", "NUMBER",
                          "a number of the model, by its key in config.json");
         if (topics[k].topic == CKPT_TOPIC_BUCKET)
-            (void)printf("RUN is s3://BUCKET/PREFIX then; endpoint, region and credentials are "
-                         "those of AWS's\ntools (AWS_...).\n");
+            (void)printf(
+                "A run in a bucket is s3://BUCKET/PREFIX; endpoint, region and credentials are "
+                "those of\nAWS's tools (AWS_...).\n");
     }
 }
 

@@ -12,6 +12,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "container/zip.h"
+#include "io/far/dir_bounded.h"
 #include "io/far/dir_listed.h"
 #include "io/source.h"
 
@@ -645,19 +646,32 @@ bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir)
     return false;
 }
 
-static int open_folder(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
-                       struct ckpt_err *err)
+/* Open a folder, or an archive that is a file. */
+static int open_path(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                     struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    bool is_file;
 
-    if (ckpt_dir_open(path, how->links, &dir, err) < 0)
+    if (ckpt_dir_open_bounded(path, how->links, &how->far, &is_file, &dir, err) < 0)
         return -1;
-    ckpt_dir_set_far(dir, how->far);
+    if (is_file) {
+        if (ckpt_dir_open_archive(path, ckpt_archive_read_index, &how->far, how->recording, ret,
+                                  err) < 0)
+            return -1;
+        ckpt_dir_set_far(*ret, &how->far);
+        return 0;
+    }
+    ckpt_dir_set_far(dir, &how->far);
+    if (ckpt_dir_bound(dir, err) < 0)
+        return -1;
     if (ckpt_dir_is_far(dir)) {
         ckpt_parallel_default(CKPT_FAR_QUESTIONS);
         if (!ckpt_dir_ignores_case(dir) && ckpt_dir_keep_lists(dir, err) < 0)
             return -1;
     }
+    if (ckpt_dir_use(dir, how->recording, err) < 0)
+        return -1;
     *ret = ckpt_steal(&dir);
     return 0;
 }
@@ -667,15 +681,9 @@ int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ck
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
-    if (ckpt_archive_is_file(path)) {
-        if (ckpt_dir_open_archive(path, ckpt_archive_read_index, how->recording, ret, err) < 0)
-            return -1;
-        ckpt_dir_set_far(*ret, how->far);
-        return 0;
-    }
-    if ((ckpt_is_bucket(path)
-             ? ckpt_dir_open_bucket(path, how->is_around, &how->bucket, how->recording, &dir, err)
-             : open_folder(path, how, &dir, err)) < 0 ||
+    if (!ckpt_is_bucket(path))
+        return open_path(path, how, ret, err);
+    if (ckpt_dir_open_bucket(path, how->is_around, &how->bucket, how->recording, &dir, err) < 0 ||
         ckpt_dir_use(dir, how->recording, err) < 0)
         return -1;
     *ret = ckpt_steal(&dir);

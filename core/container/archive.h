@@ -14,7 +14,7 @@ struct ckpt_access {
     enum ckpt_links links; /* of folders: links in an archive never lead out of it */
     struct ckpt_bucket_settings bucket;
     struct ckpt_recording *recording; /* ckpt_dir_use; or NULL */
-    enum ckpt_far_rule far;           /* of folders, and of archives that are files */
+    struct ckpt_far_options far;      /* of folders, and of archives that are files */
     bool is_around; /* nobody has named it: a bucket's folder is not listed before something is
                        looked for there, and is empty if it can't be */
 };

@@ -74,7 +74,7 @@ struct root {
     struct ckpt_dir *folder;      /* of the file that has all bytes; NULL: each file has its own */
     const char *file;             /* its name in that folder */
     struct ckpt_storage *storage; /* of top.fd */
-    enum ckpt_far_rule far;
+    struct ckpt_far_options far;
 };
 
 /* The kinds of errors that a directory keeps. */
@@ -179,6 +179,15 @@ int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret
     return open_with(path, O_RDONLY, links, ret, err);
 }
 
+int ckpt_dir_open_near(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
+                       struct ckpt_err *err)
+{
+    if (ckpt_dir_open(path, links, ret, err) < 0)
+        return -1;
+    ckpt_dir_set_far(*ret, &(struct ckpt_far_options){.rule = CKPT_FAR_NEVER});
+    return 0;
+}
+
 int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err)
 {
     return open_with(path, O_PATH, CKPT_LINKS_ANY, ret, err);
@@ -241,14 +250,26 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     free(dir);
 }
 
-void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule)
+void ckpt_dir_set_far(struct ckpt_dir *dir, const struct ckpt_far_options *far)
 {
-    dir->root->far = rule;
+    dir->root->far = *far;
     if (dir->root->folder)
-        ckpt_dir_set_far(dir->root->folder, rule);
+        ckpt_dir_set_far(dir->root->folder, far);
 }
 
-enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir) { return dir->root->far; }
+const struct ckpt_far_options *ckpt_dir_far_options(const struct ckpt_dir *dir)
+{
+    return &dir->root->far;
+}
+
+bool ckpt_dir_may_hang(const struct ckpt_dir *dir)
+{
+    const struct root *r = dir->root;
+
+    if (r->folder)
+        return ckpt_dir_may_hang(r->folder);
+    return ckpt_storage_may_hang(r->storage, r->far.rule);
+}
 
 bool ckpt_dir_has_objects(const struct ckpt_dir *dir) { return dir->root->way.ops->read != NULL; }
 
@@ -256,8 +277,10 @@ bool ckpt_dir_is_far(const struct ckpt_dir *dir)
 {
     const struct root *r = dir->root;
 
-    return ckpt_dir_has_objects(dir) || ckpt_storage_is_far(r->storage, r->far);
+    return ckpt_dir_has_objects(dir) || ckpt_storage_is_far(r->storage, r->far.rule);
 }
+
+struct ckpt_storage *ckpt_dir_storage(const struct ckpt_dir *dir) { return dir->root->storage; }
 
 bool ckpt_dir_ignores_case(const struct ckpt_dir *dir)
 {

@@ -113,10 +113,23 @@ int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_di
  * unreadable, it can't be listed, and links lead anywhere. */
 int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err);
 
-/* Say which of the directory's files are far, and those of directories below it; before others use
- * it. At first the rule is CKPT_FAR_AUTO. */
-void ckpt_dir_set_far(struct ckpt_dir *dir, enum ckpt_far_rule rule);
-enum ckpt_far_rule ckpt_dir_far_rule(const struct ckpt_dir *dir);
+/* Open a directory as ckpt_dir_open does, to look around in it with no thread but this one, as a
+ * program must that confines itself afterwards: nothing of it is far. */
+int ckpt_dir_open_near(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
+                       struct ckpt_err *err);
+
+/* Say which of the directory's files are far, and how these are read, also for directories below
+ * it; before others use it. At first they are zeroed. */
+void ckpt_dir_set_far(struct ckpt_dir *dir, const struct ckpt_far_options *far);
+const struct ckpt_far_options *ckpt_dir_far_options(const struct ckpt_dir *dir);
+
+/* May a request about it hang, as its storage is another machine's or a FUSE daemon's, or is to be
+ * taken for that? Then it is given up after a time (io/far/calls.h). False for a bucket, whose
+ * helper sees to that. */
+bool ckpt_dir_may_hang(const struct ckpt_dir *dir);
+
+/* The filesystem of the directory itself. NULL: nothing is known of it. */
+struct ckpt_storage *ckpt_dir_storage(const struct ckpt_dir *dir);
 
 /* Are its files objects of a bucket, which have no descriptors? */
 bool ckpt_dir_has_objects(const struct ckpt_dir *dir);

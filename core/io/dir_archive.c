@@ -11,6 +11,7 @@
 #include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/far/dir_bounded.h"
 #include "io/recording.h"
 
 enum { ROOT, MAX_LINKS = 40 /* that one look-up follows, as in the kernel */ };
@@ -379,7 +380,8 @@ static int open_folder(struct archive *a, const char *path, struct ckpt_err *err
     return !above || !a->name ? ckpt_nomem(err) : ckpt_dir_open_passage(above, &a->folder, err);
 }
 
-int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader, struct ckpt_recording *rec,
+int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader,
+                          const struct ckpt_far_options *far, struct ckpt_recording *rec,
                           struct ckpt_dir **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(archive_freep) struct archive *a = calloc(1, sizeof *a);
@@ -388,7 +390,10 @@ int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader, struct 
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&a->lock, NULL);
     a->reader = reader;
-    if (open_folder(a, path, err) < 0 || ckpt_dir_use(a->folder, rec, err) < 0 ||
+    if (open_folder(a, path, err) < 0)
+        return -1;
+    ckpt_dir_set_far(a->folder, far);
+    if (ckpt_dir_bound(a->folder, err) < 0 || ckpt_dir_use(a->folder, rec, err) < 0 ||
         reader(a->folder, a->name, &a->index, &a->id, err) < 0 ||
         ckpt_dir_open_other(path, (struct ckpt_dir_way){&archive_ops, a}, a->folder, a->name, ret,
                             err) < 0)

@@ -55,7 +55,9 @@ typedef int ckpt_archive_reader(struct ckpt_dir *folder, const char *name,
                                 struct ckpt_archive_index **ret_index, struct ckpt_file_id *ret_id,
                                 struct ckpt_err *err);
 
-/* Open the archive at `path`. rec may be NULL; it is used as by ckpt_dir_use, the index included: a
- * recording has the archive as one file, in the folder that it lies in. */
-int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader, struct ckpt_recording *rec,
+/* Open the archive at `path`, whose file is far as these options say. rec may be NULL; it is used
+ * as by ckpt_dir_use, the index included: a recording has the archive as one file, in the folder
+ * that it lies in. */
+int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader,
+                          const struct ckpt_far_options *far, struct ckpt_recording *rec,
                           struct ckpt_dir **ret, struct ckpt_err *err);

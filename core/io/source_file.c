@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/far/calls.h"
 #include "io/far/files.h"
 #include "io/iov.h"
 #include "io/source.h"
@@ -270,8 +271,15 @@ static bool is_far_file(struct source_file *f)
 {
     const struct ckpt_storage *s = atomic_load(&f->storage);
 
+    return !f->tag && (s ? ckpt_storage_is_far(s, ckpt_dir_far_options(f->dir)->rule)
+                         : ckpt_dir_is_far(f->dir));
+}
+
+/* May a request about it hang? (ckpt_dir_may_hang) */
+static bool may_hang(struct source_file *f)
+{
     return !f->tag &&
-           (s ? ckpt_storage_is_far(s, ckpt_dir_far_rule(f->dir)) : ckpt_dir_is_far(f->dir));
+           ckpt_storage_may_hang(atomic_load(&f->storage), ckpt_dir_far_options(f->dir)->rule);
 }
 
 /* The descriptor in one of the file's two slots, open until put_fd. Opens the file if need be,
@@ -356,7 +364,18 @@ static bool read_direct(struct source_file *f, const struct ckpt_route *route,
 
 /* ---- through the page cache ---- */
 
-/* Read without asking what the directory remembers. */
+/* The error of ckpt_fdio_preadv, at this byte of the source. */
+static int fail_read(const struct source_file *f, int rc, uint64_t off, struct ckpt_err *err)
+{
+    if (rc == CKPT_FDIO_END)
+        return ckpt_fail(err, CKPT_STALE,
+                         "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
+                         ckpt_dir_path(f->dir), f->name, off, f->source.size);
+    return ckpt_fail_errno(err, rc, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
+                           f->name, off);
+}
+
+/* Read in this thread, without asking what the directory remembers. */
 static int read_real(struct source_file *f, enum ckpt_read_how how,
                      const struct ckpt_source_run *run, struct ckpt_err *err)
 {
@@ -370,20 +389,133 @@ static int read_real(struct source_file *f, enum ckpt_read_how how,
     rc = ckpt_fdio_preadv(fd, run->iov, run->n, &off, 0);
     off -= f->base;
     put_fd(f->pool, &f->slot);
-    if (rc == CKPT_FDIO_END)
-        return ckpt_fail(err, CKPT_STALE,
-                         "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
-                         ckpt_dir_path(f->dir), f->name, off, f->source.size);
-    return rc ? ckpt_fail_errno(err, rc, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
-                                f->name, off)
-              : 0;
+    return rc ? fail_read(f, rc, off, err) : 0;
+}
+
+/* ---- storage that may hang: small reads and questions about a descriptor, as calls ---- */
+
+/* Smaller reads of far files are left to the page cache, unless all of their bytes are on their
+ * way: headers, small tensors here and there, and rows with holes between them. */
+enum { FAR_LEAST = 128 * 1024 };
+
+enum { CALL_MOST = 1 << 20 }; /* bytes of one call */
+
+struct file_call {
+    struct ckpt_call call;
+    struct source_file *f; /* referenced; its descriptor is pinned until the call is freed */
+    int fd;
+    int rc; /* of the read, as ckpt_fdio_preadv's; or of the question */
+    struct ckpt_err err;
+    struct ckpt_file_id id;
+    bool unlinked;
+    uint64_t took_ns, off;
+    size_t len; /* 0: it asks for the identity */
+    unsigned char buf[];
+};
+
+static void make_file_call(struct ckpt_call *call)
+{
+    struct file_call *c = (struct file_call *)call;
+    struct iovec iov = {c->buf, c->len};
+    const uint64_t begin = ckpt_now_ns();
+
+    c->rc = c->len ? ckpt_fdio_preadv(c->fd, &iov, 1, &c->off, 0)
+                   : ckpt_file_id_of(c->fd, &c->id, &c->unlinked, &c->err);
+    c->took_ns = ckpt_now_ns() - begin;
+}
+
+static void free_file_call(struct ckpt_call *call)
+{
+    struct file_call *c = (struct file_call *)call;
+
+    put_fd(c->f->pool, &c->f->slot);
+    ckpt_source_unref(&c->f->source);
+    free(c);
+}
+
+static const struct ckpt_call_ops file_call_ops = {.make = make_file_call, .free = free_file_call};
+
+/* Read what the page cache has, which needs no thread. False: it has not all of it. */
+static bool read_at_once(struct file_call *c)
+{
+    struct iovec iov = {c->buf, c->len};
+    uint64_t off = c->off;
+
+    if (ckpt_fdio_preadv(c->fd, &iov, 1, &off, RWF_NOWAIT) != 0)
+        return false;
+    c->off = off;
+    return true;
+}
+
+/* Read len bytes of the file that is opened, at most CALL_MOST, from `off` on; 0: ask for its
+ * identity. The caller frees what is returned. NULL and *err: there was no answer. */
+static struct file_call *call_file(struct source_file *f, uint64_t off, size_t len,
+                                   struct ckpt_err *err)
+{
+    struct file_call *c = malloc(sizeof *c + len);
+
+    if (!c) {
+        (void)ckpt_nomem(err);
+        return NULL;
+    }
+    *c = (struct file_call){.call = {.ops = &file_call_ops, .storage = atomic_load(&f->storage)},
+                            .off = off,
+                            .len = len};
+    if (get_fd(f, &f->slot, &c->fd, err) < 0) {
+        free(c);
+        return NULL;
+    }
+    (void)ckpt_source_ref(&f->source);
+    c->f = f;
+    if (len && read_at_once(c))
+        return c;
+    if (ckpt_call_make(&c->call, ckpt_dir_far_options(f->dir), err) == 0)
+        return c;
+    (void)ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
+    return NULL;
+}
+
+/* Read as read_real does. *took_ns is the time that storage took. */
+static int read_by_calls(struct source_file *f, const struct ckpt_source_run *run,
+                         uint64_t *took_ns, struct ckpt_err *err)
+{
+    struct ckpt_iov_cursor to = {run->iov, 0};
+    uint64_t off = f->base + run->off;
+    const uint64_t end = off + ckpt_iov_len(run->iov, run->n);
+
+    *took_ns = 0;
+    while (off < end) {
+        const size_t len = (size_t)ckpt_min_u64(end - off, CALL_MOST);
+        struct file_call *c = call_file(f, off, len, err);
+        if (!c)
+            return -1;
+        const int rc = c->rc;
+        off = c->off;
+        *took_ns += c->took_ns;
+        if (rc == 0)
+            ckpt_iov_put(&to, c->buf, len);
+        free_file_call(&c->call);
+        if (rc)
+            return fail_read(f, rc, off - f->base, err);
+    }
+    return 0;
+}
+
+/* Read what is in no part: by calls, if it may hang, but large reads of storage that answers at
+ * once without, as these would cost more time than they take. */
+static int read_buffered(struct source_file *f, enum ckpt_read_how how,
+                         const struct ckpt_source_run *run, uint64_t *took_ns, struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+
+    if (is_far_file(f) || (may_hang(f) && ckpt_iov_len(run->iov, run->n) < FAR_LEAST))
+        return read_by_calls(f, run, took_ns, err);
+    const int rc = read_real(f, how, run, err);
+    *took_ns = ckpt_now_ns() - begin;
+    return rc;
 }
 
 /* ---- storage at a distance ---- */
-
-/* Smaller reads are left to the page cache, unless all of their bytes are on their way: headers,
- * small tensors here and there, and rows with holes between them. */
-enum { FAR_LEAST = 128 * 1024 };
 
 /* A read of which the storage's round trip is most of the time. */
 enum { SMALL = 64 * 1024 };
@@ -435,12 +567,10 @@ static int fetch_buffered(struct source_file *f, unsigned char *buf, size_t len,
     return read_real(f, CKPT_READ_EXACT, &run, err);
 }
 
-/* struct ckpt_far_file.read: offsets are those of the file that is opened. */
-static int fetch(void *file, bool shared, unsigned char *buf, size_t len, uint64_t off,
-                 struct ckpt_err *err)
+static int fetch_part(struct source_file *f, bool shared, unsigned char *buf, size_t len,
+                      uint64_t off, struct ckpt_err *err)
 {
     static const struct ckpt_route cold = {.direct = CKPT_DIRECT_COLD};
-    struct source_file *f = file;
     struct ckpt_storage *s = atomic_load(&f->storage);
 
     if (!s || shared || !wants_direct(f, len, off - f->base, &cold))
@@ -452,6 +582,20 @@ static int fetch(void *file, bool shared, unsigned char *buf, size_t len, uint64
     const int rc = direct == DIRECT_DONE ? 0 : fetch_buffered(f, buf, len, off, err);
     ckpt_storage_read_ends(s, &r, len);
     return rc;
+}
+
+/* struct ckpt_far_file.read: offsets are those of the file that is opened. */
+static int fetch(void *file, bool shared, unsigned char *buf, size_t len, uint64_t off,
+                 struct ckpt_err *err)
+{
+    struct source_file *f = file;
+    const uint64_t begun_ms = ckpt_now_ms();
+    struct ckpt_err own = {0};
+
+    if (fetch_part(f, shared, buf, len, off, &own) < 0 && own.code == CKPT_TIMEOUT)
+        return ckpt_err_move(err, &own);
+    ckpt_storage_heard(atomic_load(&f->storage), begun_ms);
+    return own.code ? ckpt_err_move(err, &own) : 0;
 }
 
 /* The name of the file's bytes: its identity. */
@@ -471,8 +615,12 @@ static int read_far(struct source_file *f, const struct ckpt_source_way *way,
     const enum ckpt_read_how how = way->how;
     const bool shared =
         how == CKPT_READ_EXACT && way->route && way->route->direct == CKPT_DIRECT_NONE;
-    const struct ckpt_far_file what = {ref_file, unref_file, fetch, f, shared};
-    const struct ckpt_far_object o = {far_name(f), f->base + f->source.size, &what};
+    const struct ckpt_far_options *opt = ckpt_dir_far_options(f->dir);
+    const struct ckpt_far_file what = {
+        ref_file, unref_file, fetch, f, opt->connections ? opt->connections : CKPT_FAR_AT_ONCE,
+        shared};
+    const struct ckpt_far_object o = {far_name(f), f->base + f->source.size, &what,
+                                      ckpt_far_timeout_ms(opt)};
     struct ckpt_far *far = ckpt_far_files();
     const uint64_t off = f->base + run->off, len = ckpt_iov_len(run->iov, run->n);
     struct ckpt_err own = {0};
@@ -492,11 +640,12 @@ static int read_and_keep(struct source_file *f, enum ckpt_read_how how,
                          const struct ckpt_source_run *run, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)run->n * sizeof *copy);
+    uint64_t took_ns;
 
     if (!copy)
         return ckpt_nomem(err);
     memcpy(copy, run->iov, (size_t)run->n * sizeof *copy); /* reading modifies it */
-    if (read_real(f, how, run, err) < 0)
+    if (read_buffered(f, how, run, &took_ns, err) < 0)
         return -1;
     ckpt_dir_keep(f->dir, f->name, copy, run->n, f->base + run->off);
     return 0;
@@ -510,11 +659,11 @@ static int read_timed(struct source_file *f, enum ckpt_read_how how,
     const uint64_t len = ckpt_iov_len(run->iov, run->n);
     const bool counts = ckpt_storage_is_undecided(s) && len <= SMALL &&
                         ckpt_source_resident(&f->source, run->off, len) == 0;
-    const uint64_t begin = ckpt_now_ns();
-    const int rc = read_real(f, how, run, err);
+    uint64_t took_ns;
+    const int rc = read_buffered(f, how, run, &took_ns, err);
 
     if (counts && rc == 0)
-        ckpt_storage_answered(s, ckpt_now_ns() - begin);
+        ckpt_storage_answered(s, took_ns);
     return rc;
 }
 
@@ -586,6 +735,31 @@ static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
 
 /* ---- changes ---- */
 
+/* The identity of the descriptor. */
+static int identify(struct source_file *f, struct ckpt_file_id *ret, bool *ret_unlinked,
+                    struct ckpt_err *err)
+{
+    int fd, rc;
+
+    if (may_hang(f)) {
+        struct file_call *c = call_file(f, 0, 0, err);
+        if (!c)
+            return -1;
+        rc = c->rc;
+        *ret = c->id;
+        *ret_unlinked = c->unlinked;
+        if (rc < 0)
+            (void)ckpt_err_move(err, &c->err);
+        free_file_call(&c->call);
+    } else {
+        if (get_fd(f, &f->slot, &fd, err) < 0)
+            return -1;
+        rc = ckpt_file_id_of(fd, ret, ret_unlinked, err);
+        put_fd(f->pool, &f->slot);
+    }
+    return rc < 0 ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name) : 0;
+}
+
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -593,19 +767,14 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     struct source_file *f = self(s);
     struct ckpt_file_id now;
     bool unlinked;
-    int fd, result;
 
     if (!atomic_load_explicit(&f->was_opened, memory_order_relaxed))
         return 0;
     atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
     if (f->tag) /* every request says which ETag the object must have */
         return 0;
-    if (get_fd(f, &f->slot, &fd, err) < 0)
+    if (identify(f, &now, &unlinked, err) < 0)
         return -1;
-    result = ckpt_file_id_of(fd, &now, &unlinked, err);
-    put_fd(f->pool, &f->slot);
-    if (result < 0)
-        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
     ckpt_dir_known_as(f->dir, f->name, &now);
     if (unlinked)
         now.ctime_ns = f->id.ctime_ns;
@@ -737,7 +906,8 @@ char *ckpt_source_storage(struct ckpt_source *s)
 {
     const struct ckpt_source *file = ckpt_source_file_behind(s);
     const struct ckpt_storage *storage = file ? atomic_load(&self(file)->storage) : NULL;
-    const enum ckpt_far_rule rule = file ? ckpt_dir_far_rule(self(file)->dir) : CKPT_FAR_AUTO;
+    const enum ckpt_far_rule rule =
+        file ? ckpt_dir_far_options(self(file)->dir)->rule : CKPT_FAR_AUTO;
 
     return storage && (rule != CKPT_FAR_AUTO || ckpt_storage_is_shared(storage))
                ? ckpt_storage_describe(storage, rule)

@@ -18,9 +18,10 @@ enum {
 struct ckpt_storage {
     struct ckpt_storage *next;
     uint64_t device;
-    const struct kind *kind;    /* of a shared one; else NULL */
-    atomic_uint samples, slow;  /* reads that were told of, and those that took long */
-    atomic_ullong began, ended; /* reads of large parts */
+    const struct kind *kind;              /* of a shared one; else NULL */
+    atomic_uint samples, slow;            /* reads that were told of, and those that took long */
+    atomic_ullong began, ended;           /* reads of large parts */
+    atomic_ullong answered_ms, latest_ms; /* its last answer; the latest request with an answer */
     atomic_bool no_direct;
     atomic_ullong rate[2]; /* bytes a second of one that was alone; [1]: with O_DIRECT. 0: none */
 };
@@ -101,6 +102,33 @@ bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far_rule rule)
     if (!s || rule == CKPT_FAR_NEVER)
         return false;
     return rule == CKPT_FAR_ALWAYS || (s->kind && !is_quick(s));
+}
+
+bool ckpt_storage_may_hang(const struct ckpt_storage *s, enum ckpt_far_rule rule)
+{
+    return s && rule != CKPT_FAR_NEVER && (rule == CKPT_FAR_ALWAYS || s->kind);
+}
+
+void ckpt_storage_heard(struct ckpt_storage *s, uint64_t begun_ms)
+{
+    if (!s)
+        return;
+    atomic_store(&s->answered_ms, ckpt_now_ms());
+    unsigned long long before = atomic_load(&s->latest_ms);
+    while (before < begun_ms && !atomic_compare_exchange_weak(&s->latest_ms, &before, begun_ms))
+        ;
+}
+
+bool ckpt_storage_is_silent(const struct ckpt_storage *s, uint32_t for_ms)
+{
+    return !s || ckpt_now_ms() >= atomic_load(&s->answered_ms) + for_ms;
+}
+
+bool ckpt_storage_hangs(const struct ckpt_storage *s, uint64_t begun_ms, uint32_t timeout_ms)
+{
+    return ckpt_now_ms() >= begun_ms + timeout_ms &&
+           (ckpt_storage_is_silent(s, timeout_ms) ||
+            atomic_load(&s->latest_ms) >= begun_ms + timeout_ms);
 }
 
 void ckpt_storage_answered(struct ckpt_storage *s, uint64_t ns)

@@ -10,6 +10,21 @@
  * reads show that it answers at once. */
 enum ckpt_far_rule { CKPT_FAR_AUTO, CKPT_FAR_ALWAYS, CKPT_FAR_NEVER };
 
+/* The options of far files. Zeroed: what a run has without any. */
+struct ckpt_far_options {
+    enum ckpt_far_rule rule;
+    uint32_t connections; /* requests at once; 0: the numbers below */
+    uint32_t timeout_ms;  /* of a request without an answer; 0: CKPT_FAR_TIMEOUT_MS */
+};
+
+/* The time that a server needs to come back. */
+enum { CKPT_FAR_TIMEOUT_MS = 120 * 1000 };
+
+static inline uint32_t ckpt_far_timeout_ms(const struct ckpt_far_options *o)
+{
+    return o->timeout_ms ? o->timeout_ms : CKPT_FAR_TIMEOUT_MS;
+}
+
 /* Requests that storage at a distance gets at once: large reads; and questions, that is lists and
  * heads of files, of which one is asked in a chain of three round trips (name, open, read). With
  * half as many, small ones leave a fast storage idle for a part of each round trip; more only wait
@@ -31,6 +46,21 @@ bool ckpt_storage_ignores_case(const struct ckpt_storage *s);
 
 /* Are files of it far? s may be NULL, which is near. */
 bool ckpt_storage_is_far(const struct ckpt_storage *s, enum ckpt_far_rule rule);
+
+/* May a request hang there for as long as another machine, or a FUSE daemon, gives no answer? Also
+ * of a shared one that answers at once. s may be NULL: no. */
+bool ckpt_storage_may_hang(const struct ckpt_storage *s, enum ckpt_far_rule rule);
+
+/* Note that it has answered a request that was made at begun_ms (ckpt_now_ms). s may be NULL. */
+void ckpt_storage_heard(struct ckpt_storage *s, uint64_t begun_ms);
+
+/* Has it answered nothing for so long? s may be NULL: nothing is known of any answer. */
+bool ckpt_storage_is_silent(const struct ckpt_storage *s, uint32_t for_ms);
+
+/* Does a request hang that was made then? It has for timeout_ms, and the storage has answered none
+ * for as long, or has one that was made so much later: behind many large ones on a slow network, a
+ * request may take long. s may be NULL. */
+bool ckpt_storage_hangs(const struct ckpt_storage *s, uint64_t begun_ms, uint32_t timeout_ms);
 
 /* Has it not been decided yet whether a shared filesystem answers at once? Then
  * ckpt_storage_answered is to be told of small reads of what was in no cache. */

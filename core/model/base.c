@@ -68,7 +68,7 @@ static int find_in_hub(const char *name, char **ret_path, struct ckpt_err *err)
     model = ckpt_asprintf("%s/models--%.*s--%s", cache, (int)(slash - name), name, slash + 1);
     if (!model)
         return ckpt_nomem(err);
-    if (ckpt_dir_open(model, CKPT_LINKS_BENEATH, &dir, err) < 0 ||
+    if (ckpt_dir_open_near(model, CKPT_LINKS_BENEATH, &dir, err) < 0 ||
         ckpt_dir_read_file(dir, "refs/main", MAX_REF_BYTES, &rev, &len, err) < 0)
         return ckpt_err_in(err, "base '%s' is neither a directory nor in the local hub cache",
                            name);

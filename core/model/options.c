@@ -231,7 +231,16 @@ struct ckpt_access ckpt_options_access(const struct ckpt_options *opt)
     return (struct ckpt_access){.links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
                                 .bucket = opt->bucket,
                                 .recording = opt->recording,
-                                .far = opt->far};
+                                .far = {.rule = opt->far,
+                                        .connections = opt->bucket.connections,
+                                        .timeout_ms = opt->bucket.timeout_ms}};
+}
+
+uint32_t ckpt_options_timeout_ms(const struct ckpt_options *opt)
+{
+    const struct ckpt_access how = ckpt_options_access(opt);
+
+    return ckpt_far_timeout_ms(&how.far);
 }
 
 int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt_err *err)
@@ -418,7 +427,7 @@ static const struct ckpt_option options[] = {
      .also = "max_connections max_concurrency concurrency parallel_downloads",
      .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,
      .at = offsetof(struct ckpt_options, bucket.connections), .topic = CKPT_TOPIC_BUCKET},
-    {"timeout", "S", "seconds of attempts to make one request (60)",
+    {"timeout", "S", "seconds without an answer to one request (60; 120 of a file)",
      .also = "request_timeout connect_timeout", .kind = CKPT_OPTION_SECONDS,
      .at = offsetof(struct ckpt_options, bucket.timeout_ms), .topic = CKPT_TOPIC_BUCKET},
     {"cache", "DIR|no", "where headers are kept (in the user's cache folder)", .also = "cache_dir",

@@ -112,7 +112,7 @@ static int add_tree(struct walk *w, const char *path)
         return 0;
     if (folder && add(w, folder) < 0)
         return -1;
-    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, NULL) < 0)
+    if (ckpt_dir_open_near(path, CKPT_LINKS_BENEATH, &dir, NULL) < 0)
         return add_nearest(w, path);
     const char *blobs = ckpt_dir_hub_blobs(dir);
     ckpt_cleanup(ckpt_freep) char *model =
@@ -141,7 +141,7 @@ static int add_home(struct walk *w, const char *path)
         return 0;
     const bool is_file = ckpt_archive_is_file(real);
     *slash = '\0';
-    if (ckpt_dir_open(real, CKPT_LINKS_BENEATH, &above, NULL) < 0 ||
+    if (ckpt_dir_open_near(real, CKPT_LINKS_BENEATH, &above, NULL) < 0 ||
         ckpt_home_find(above, NULL, &home, NULL) < 0)
         return 0; /* opening the run reports errors */
     if (home.dir)
@@ -154,13 +154,14 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
 {
     ckpt_cleanup(walk_release) struct walk w = {
         .visit = visit, .ctx = ctx, .follow = opt->follow_symlinks, .err = err};
-    const struct ckpt_access how = ckpt_options_access(opt);
+    struct ckpt_access how = ckpt_options_access(opt);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *base = NULL;
     ckpt_cleanup(ckpt_freep) char *named = NULL;
     ckpt_cleanup(ckpt_freep) char *cache =
         opt->bucket.cache ? strdup(opt->bucket.cache) : ckpt_cache_default();
 
+    how.far.rule = CKPT_FAR_NEVER; /* threads that are started now would not be confined */
     if (opt->connected && cache && !opt->bucket.no_cache && add(&w, cache) < 0)
         return -1;
     for (size_t i = 0; i < opt->also.len; i++)

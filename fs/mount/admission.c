@@ -3,10 +3,13 @@
 #include "mount/admission.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "base/clock.h"
 
 enum { WAITS = -1 };
+
+enum { IMPATIENT = 8 }; /* the part of the limit after which further requests of a file hang */
 
 void ckptfs_admission_init(struct ckptfs_admission *a)
 {
@@ -31,10 +34,20 @@ static bool has_room(const struct ckptfs_admission *a, const struct ckptfs_lanes
     return of_step < CKPTFS_STEP_JOBS && of_file < of->file_jobs;
 }
 
+/* Was a request of the file claimed for its thread, which hangs? */
+static bool file_hangs(const struct ckptfs_admission *a, uint64_t file)
+{
+    for (const struct ckptfs_turn *t = TAILQ_FIRST(&a->running); t; t = TAILQ_NEXT(t, link))
+        if (t->hangs && t->of.file == file)
+            return true;
+    return false;
+}
+
 static void begin_to_run(struct ckptfs_admission *a, struct ckptfs_turn *t)
 {
     TAILQ_INSERT_TAIL(&a->running, t, link);
     a->nrunning++;
+    t->began_ms = ckpt_now_ms();
     t->error = 0;
 }
 
@@ -79,17 +92,19 @@ static void wait_for_turn(struct ckptfs_admission *a, struct ckptfs_turn *t, fus
 int ckptfs_admit(struct ckptfs_admission *a, struct ckptfs_turn *t, const struct ckptfs_lanes *of,
                  fuse_req_t req)
 {
-    *t = (struct ckptfs_turn){.admission = a, .of = *of, .error = EIO};
+    *t = (struct ckptfs_turn){.admission = a, .of = *of, .error = EIO, .req = req};
     (void)pthread_mutex_lock(&a->lock);
     const bool refused = a->stopping || a->nrunning + a->nwaiting == CKPTFS_MOST_JOBS;
-    const bool waits = !refused && !has_room(a, of);
+    const bool waits = !refused && !has_room(a, of) && !file_hangs(a, of->file);
     if (waits) {
         ckpt_cond_init(&t->changed);
         TAILQ_INSERT_TAIL(&a->waiting, t, link);
         a->nwaiting++;
         t->error = WAITS;
-    } else if (!refused) {
+    } else if (!refused && has_room(a, of)) {
         begin_to_run(a, t);
+    } else if (!refused) {
+        t->error = ETIMEDOUT;
     }
     (void)pthread_mutex_unlock(&a->lock);
     if (waits) {
@@ -114,6 +129,71 @@ void ckptfs_leave(struct ckptfs_turn *t)
             break;
         }
     (void)pthread_mutex_unlock(&a->lock);
+}
+
+/* Refuse the requests that wait for this file. */
+static void refuse_waiting(struct ckptfs_admission *a, uint64_t file)
+{
+    struct ckptfs_turn *t = TAILQ_FIRST(&a->waiting);
+
+    while (t) {
+        struct ckptfs_turn *next = TAILQ_NEXT(t, link);
+        if (t->of.file == file)
+            end_to_wait(a, t, ETIMEDOUT);
+        t = next;
+    }
+}
+
+bool ckptfs_turn_claim(struct ckptfs_turn *t) { return !atomic_exchange(&t->claimed, true); }
+
+/* With the lock held. */
+static bool claim(struct ckptfs_admission *a, struct ckptfs_turn *t, struct ckptfs_overdue *ret)
+{
+    if (!ckptfs_turn_claim(t))
+        return false;
+    *ret = (struct ckptfs_overdue){t->req, t->of, t->began_ms};
+    t->hangs = true;
+    refuse_waiting(a, t->of.file);
+    return true;
+}
+
+bool ckptfs_admission_overdue(struct ckptfs_admission *a, uint64_t limit_ms,
+                              struct ckptfs_overdue *ret)
+{
+    const uint64_t now = ckpt_now_ms();
+    bool found = false;
+
+    (void)pthread_mutex_lock(&a->lock);
+    for (struct ckptfs_turn *t = TAILQ_FIRST(&a->running); t && !found; t = TAILQ_NEXT(t, link)) {
+        const bool other = file_hangs(a, t->of.file);
+        if (t->of.path && now >= t->began_ms + (other ? limit_ms / IMPATIENT : limit_ms))
+            found = claim(a, t, ret);
+    }
+    (void)pthread_mutex_unlock(&a->lock);
+    return found;
+}
+
+bool ckptfs_admission_any(struct ckptfs_admission *a, struct ckptfs_overdue *ret)
+{
+    bool found = false;
+
+    (void)pthread_mutex_lock(&a->lock);
+    for (struct ckptfs_turn *t = TAILQ_FIRST(&a->running); t && !found; t = TAILQ_NEXT(t, link))
+        found = claim(a, t, ret);
+    (void)pthread_mutex_unlock(&a->lock);
+    return found;
+}
+
+bool ckptfs_admission_oldest(struct ckptfs_admission *a, char *buf, size_t cap)
+{
+    (void)pthread_mutex_lock(&a->lock);
+    const struct ckptfs_turn *t = TAILQ_FIRST(&a->running);
+    if (t) {
+        const char *step = t->of.step_name, *path = t->of.path ? t->of.path : "";
+        (void)snprintf(buf, cap, "%s%s%s", step, *step && *path ? "/" : "", path);
+    }
+    (void)pthread_mutex_unlock(&a->lock);
+    return t;
 }
 
 void ckptfs_admission_stop(struct ckptfs_admission *a)

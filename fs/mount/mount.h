@@ -33,9 +33,12 @@ struct ckptfs_counters {
 };
 
 /* An open file or directory listing, and what it holds. If the mount is detached while it is in
- * use, the kernel never releases it; it is then freed at the end. */
+ * use, the kernel never releases it; it is then freed at the end. Counted: by the kernel, and by
+ * each read of the file, which may outlast the kernel's use of it (watchdog.h). */
 struct ckptfs_handle {
     LIST_ENTRY(ckptfs_handle) link;
+    atomic_uint refs;
+    uint64_t ino; /* of a node that it holds; 0: none */
     struct ckpt_view *view;
     struct ckptfs_steps *steps;
     char *text;

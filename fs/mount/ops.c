@@ -39,6 +39,10 @@ struct entrance {
     struct ckptfs_turn turn;
     struct ckpt_view *view; /* NULL: it has a turn, or needs no view */
     bool has_turn;
+    struct ckptfs *fs; /* with a handle */
+    /* The file that is read, or NULL: if the request is answered in this thread's place
+     * (watchdog.h), the kernel may release it meanwhile. */
+    struct ckptfs_handle *handle;
 };
 
 /* Take the turn of a request that waits. False: it was answered with an error. */
@@ -64,10 +68,21 @@ static const struct ckptfs_node *begin(fuse_req_t req, fuse_ino_t ino, struct en
     return n;
 }
 
+/* Is the answer to the request this thread's? If not, the request may be gone. */
+static bool claim(struct entrance *e) { return !e->has_turn || ckptfs_turn_claim(&e->turn); }
+
+static void reply_err(struct entrance *e, fuse_req_t req, int error)
+{
+    if (claim(e))
+        (void)fuse_reply_err(req, error);
+}
+
 static void end(struct entrance *e)
 {
     if (e->has_turn)
         ckptfs_leave(&e->turn);
+    if (e->handle)
+        ckptfs_handle_close(e->fs, e->handle);
     ckpt_view_release(e->view);
 }
 
@@ -157,10 +172,10 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (rc == ENOENT && found.lasting) /* an inode number of 0 lets the kernel cache the absence */
         e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
     else if (rc) {
-        (void)fuse_reply_err(req, rc);
+        reply_err(&entrance, req, rc);
         return;
     }
-    if (fuse_reply_entry(req, &e) < 0 && e.ino)
+    if ((!claim(&entrance) || fuse_reply_entry(req, &e) < 0) && e.ino)
         ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
 }
 
@@ -222,7 +237,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     int rc = ckptfs_file_open(fs, n, &f);
     if (rc) {
-        (void)fuse_reply_err(req, rc);
+        reply_err(&e, req, rc);
         return;
     }
     fi->fh = (uintptr_t)f;
@@ -234,7 +249,8 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 #endif
     add(&fs->count.opens, 1);
     add(&fs->count.open_files, 1);
-    if (fuse_reply_open(req, fi) < 0) { /* interrupted: the kernel will not release the file */
+    /* if it was interrupted, the kernel will not release the file */
+    if (!claim(&e) || fuse_reply_open(req, fi) < 0) {
         add(&fs->count.open_files, (uint64_t)-1);
         ckptfs_handle_close(fs, (struct ckptfs_handle *)f);
     }
@@ -248,15 +264,10 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-/* A buffer for a reply of this size. NULL: the request was answered with an error. */
-static struct ckptfs_buffer *buffer_for(fuse_req_t req, size_t size)
+/* A buffer for a reply of this size. NULL: there is no memory. */
+static struct ckptfs_buffer *buffer_of(struct ckptfs *fs, size_t size)
 {
-    struct ckptfs_buffer *buffer =
-        size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs_of(req)->buffers) : NULL;
-
-    if (!buffer)
-        (void)fuse_reply_err(req, ENOMEM);
-    return buffer;
+    return size <= CKPTFS_MAX_READ ? ckptfs_buffer_get(&fs->buffers) : NULL;
 }
 
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -270,13 +281,18 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
     size_t len;
 
     (void)ino;
-    if ((ckptfs_file_waits(f, &lanes) && !take_turn(req, &lanes, &e)) ||
-        !(buffer = buffer_for(req, size)))
+    e.fs = fs;
+    e.handle = ckptfs_handle_hold(handle_of(fi));
+    if (ckptfs_file_waits(f, &lanes) && !take_turn(req, &lanes, &e))
         return;
+    if (!(buffer = buffer_of(fs, size))) {
+        reply_err(&e, req, ENOMEM);
+        return;
+    }
     int rc = ckptfs_file_read(fs, f, buffer->mem, size, (uint64_t)off, &len);
     if (rc) {
-        (void)fuse_reply_err(req, rc);
-    } else {
+        reply_err(&e, req, rc);
+    } else if (claim(&e)) {
         add(&fs->count.reads, 1);
         add(&fs->count.read_bytes, len);
         (void)fuse_reply_buf(req, buffer->mem, len);
@@ -297,12 +313,12 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         return;
     int rc = ckptfs_listing_open(fs, n, &l);
     if (rc) {
-        (void)fuse_reply_err(req, rc);
+        reply_err(&e, req, rc);
         return;
     }
     fi->fh = (uintptr_t)l;
     fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
-    if (fuse_reply_open(req, fi) < 0)
+    if (!claim(&e) || fuse_reply_open(req, fi) < 0)
         ckptfs_handle_close(fs, (struct ckptfs_handle *)l);
 }
 
@@ -345,11 +361,13 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
 {
     struct ckptfs *fs = fs_of(req); /* a reply frees req */
     struct ckptfs_listing *l = handle_of(fi);
-    struct ckptfs_buffer *buffer = buffer_for(req, size);
+    struct ckptfs_buffer *buffer = buffer_of(fs, size);
     size_t used = 0;
 
-    if (!buffer)
+    if (!buffer) {
+        (void)fuse_reply_err(req, ENOMEM);
         return;
+    }
     char *buf = buffer->mem;
     for (size_t pos = (size_t)off, n = ckptfs_listing_count(l) + 2; pos < n; pos++) {
         size_t need = put_entry(req, l, pos, plus, buf + used, size - used);
@@ -401,8 +419,8 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
         return;
     int rc = is_source ? ckptfs_tree_source(fs_of(req), n, &value) : ENODATA;
     if (rc)
-        (void)fuse_reply_err(req, rc);
-    else
+        reply_err(&e, req, rc);
+    else if (claim(&e))
         reply_attribute(req, value, strlen(value), size);
 }
 

@@ -115,6 +115,7 @@ int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *co
     *r = (struct ckptfs_refresh){.config = config, .log = log, .sandbox = sandbox};
     (void)pthread_mutex_init(&r->lock, NULL);
     ckpt_cond_init(&r->wake);
+    ckptfs_silences_init(&r->silences);
     if (open_run(r, err) == 0)
         return 0;
     if (!config->wait || err->code == CKPT_USAGE)
@@ -199,17 +200,19 @@ void ckptfs_refresh_release(struct ckptfs_refresh *r)
 {
     ckptfs_steps_release(r->now);
     ckpt_run_close(atomic_load(&r->run));
+    ckptfs_silences_release(&r->silences);
     (void)pthread_cond_destroy(&r->wake);
     (void)pthread_mutex_destroy(&r->lock);
 }
+
+static uint64_t hash_of(const char *step) { return XXH3_64bits(step, strlen(step)); }
 
 /* Has this error of this step not been logged yet? It is logged once, however many requests get it.
  */
 static bool is_news(struct ckptfs_refresh *r, const char *step, const struct ckpt_err *err)
 {
     const size_t room = sizeof r->said / sizeof *r->said;
-    const uint64_t hash =
-        XXH3_64bits_withSeed(err->text, strlen(err->text), XXH3_64bits(step, strlen(step)));
+    const uint64_t hash = XXH3_64bits_withSeed(err->text, strlen(err->text), hash_of(step));
     bool known = false;
 
     (void)pthread_mutex_lock(&r->lock);
@@ -235,15 +238,23 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
 {
     struct ckpt_err own = {0};
     struct ckpt_run *run = atomic_load(&r->run);
+    const uint64_t begin_ms = ckpt_now_ms();
+    uint64_t ms;
 
     if (!run)
         return ckpt_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
-    if (ckpt_run_view(run, *step ? step : NULL, ret, &own) == 0)
+    if (ckpt_run_view(run, *step ? step : NULL, ret, &own) == 0) {
+        if (ckptfs_silence_ends(&r->silences, hash_of(step), &ms))
+            ckptfs_logf(r->log, CKPT_WARNING, "%s%s%s can be opened again, after %.0f s",
+                        r->config->run, *step ? "/" : "", step, (double)ms / 1000);
         return 0;
+    }
     if (own.code == CKPT_MISSING && is_gone(r, run, step))
         return ckpt_fail(err, CKPT_STALE, "step %s is gone", step);
     ckptfs_sandbox_explain(r->sandbox, &own);
-    if (is_news(r, step, &own))
+    /* while storage gives no answer, another file may be named each time */
+    if (own.code == CKPT_TIMEOUT ? ckptfs_silence_begins(&r->silences, hash_of(step), begin_ms)
+                                 : is_news(r, step, &own))
         ckptfs_logf(r->log, CKPT_ERROR, "%s%s%s%s", *step ? "step " : "", step, *step ? ": " : "",
                     own.text);
     return ckpt_err_move(err, &own);

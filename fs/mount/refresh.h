@@ -15,6 +15,7 @@
 #include "mount/log.h"
 #include "mount/nodes.h"
 #include "mount/sandbox.h"
+#include "mount/silence.h"
 
 /* An immutable list of steps, with a reference count. */
 struct ckptfs_steps {
@@ -39,7 +40,8 @@ struct ckptfs_refresh {
     bool failing;             /* the last scan failed and was logged */
     uint64_t said[64];        /* hashes of errors that were logged; protected by the lock */
     size_t nsaid;
-    bool kicked, stop; /* scan at once; end. Protected by the lock */
+    struct ckptfs_silences silences; /* of steps that are opened, and of files */
+    bool kicked, stop;               /* scan at once; end. Protected by the lock */
     pthread_t thread;
 };
 

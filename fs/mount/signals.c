@@ -6,11 +6,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 
-/* BOUND_S: time for the requests in progress to be answered, because storage that hangs must not
- * delay a SIGTERM for ever. NUDGE_MS: interval of the interrupts in quit(). */
-enum { BOUND_S = 10, NUDGE_MS = 20 };
+/* Storage that hangs must not delay a SIGTERM for ever. DETACH_MS: then the mount point is freed.
+ * BOUND_MS: time for the requests in progress to be answered. NUDGE_MS: interval of the interrupts
+ * in quit(). */
+enum { DETACH_MS = 1000, BOUND_MS = 10000, NUDGE_MS = 20 };
 
 static sigset_t signal_set(void)
 {
@@ -56,28 +58,48 @@ static void log_stats(struct ckptfs *fs)
                 (unsigned long long)st.open_files);
 }
 
+/* Storage hangs: free the mount point now, and say why the process stays. */
+static void detach(struct ckptfs_signals *s)
+{
+    const struct ckptfs_config *c = s->fs->config;
+    char name[CKPT_ERR_TEXT];
+    const bool any = ckptfs_admission_oldest(&s->fs->admission, name, sizeof name);
+
+    ckptfs_logf(s->fs->log, CKPT_WARNING,
+                "%s%s%s: the storage has not answered yet: %s is unmounted, and this process stays "
+                "until it has",
+                c->run, any && *name ? "/" : "", any ? name : "", c->mountpoint);
+    (void)ckptfs_mounter_unmount(s->mounter, NULL);
+}
+
 /* End the session. Its loop waits for a semaphore, or may be about to, so it is interrupted again
  * and again until everything has ended. */
 static void quit(struct ckptfs_signals *s)
 {
     const struct timespec pause = {.tv_nsec = NUDGE_MS * 1000000L};
     sigset_t set = signal_set();
-    time_t begin = time(NULL);
+    const uint64_t begin = ckpt_now_ms();
+    bool detached = false;
 
     atomic_store(&s->quitting, true);
     fuse_session_exit(s->se);
     ckptfs_admission_stop(&s->fs->admission);
-    while (!atomic_load(&s->done) && time(NULL) - begin < BOUND_S) {
+    while (!atomic_load(&s->done) && ckpt_now_ms() - begin < BOUND_MS) {
         (void)pthread_kill(s->main, SIGUSR2);
         int sig = sigtimedwait(&set, NULL, &pause);
-        if ((sig == SIGTERM || sig == SIGINT) && time(NULL) - begin >= 1)
+        if ((sig == SIGTERM || sig == SIGINT) && ckpt_now_ms() - begin >= DETACH_MS)
             break;
+        if (!detached && ckpt_now_ms() - begin >= DETACH_MS) {
+            detach(s);
+            detached = true;
+        }
     }
     if (atomic_load(&s->done))
         return;
-    ckptfs_logf(s->fs->log, CKPT_WARNING, "requests are still waiting for storage: leaving them");
-    (void)ckptfs_mounter_unmount(s->mounter, NULL);
-    _exit(EXIT_SUCCESS);
+    if (!detached)
+        detach(s);
+    ckptfs_watchdog_end(s->fs);
+    _exit(EXIT_SUCCESS); /* the kernel keeps the process while a thread hangs in it */
 }
 
 /* Called once a second, between signals. If the connection was aborted or the mount lazily
@@ -90,6 +112,7 @@ static void tick(struct ckptfs_signals *s)
         ckptfs_logf(s->fs->log, CKPT_ERROR,
                     "%zu requests waited for storage longer than %d s and were answered with EIO",
                     expired, CKPTFS_QUEUE_S);
+    ckptfs_watchdog_look(&s->watchdog, s->fs);
     if (fuse_session_exited(s->se) && !atomic_load(&s->done))
         quit(s);
 }

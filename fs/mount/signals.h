@@ -11,6 +11,7 @@
 
 #include "mount/mount.h"
 #include "mount/mounter.h"
+#include "mount/watchdog.h"
 
 struct ckptfs_signals {
     struct ckptfs *fs;
@@ -19,6 +20,7 @@ struct ckptfs_signals {
     pthread_t main; /* runs the session's loop */
     pthread_t thread;
     atomic_bool quitting, done;
+    struct ckptfs_watchdog watchdog;
 };
 
 /* Block these signals in this thread and all threads that it starts. Call it before mounting, so

@@ -16,6 +16,7 @@
 #include "base/str.h"
 #include "common.h"
 #include "mount/reply.h"
+#include "mount/watchdog.h"
 
 static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json",
                   PROMETHEUS_NAME[] = "stats.prom", LATEST_NAME[] = "latest",
@@ -193,16 +194,27 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
 
 static void enlist(struct ckptfs *fs, struct ckptfs_handle *h)
 {
+    atomic_init(&h->refs, 1);
     (void)pthread_mutex_lock(&fs->handles.lock);
     LIST_INSERT_HEAD(&fs->handles.all, h, link);
     (void)pthread_mutex_unlock(&fs->handles.lock);
 }
 
+struct ckptfs_handle *ckptfs_handle_hold(struct ckptfs_handle *h)
+{
+    atomic_fetch_add(&h->refs, 1);
+    return h;
+}
+
 void ckptfs_handle_close(struct ckptfs *fs, struct ckptfs_handle *h)
 {
+    if (atomic_fetch_sub(&h->refs, 1) > 1)
+        return;
     (void)pthread_mutex_lock(&fs->handles.lock);
     LIST_REMOVE(h, link);
     (void)pthread_mutex_unlock(&fs->handles.lock);
+    if (h->ino)
+        ckptfs_nodes_forget(&fs->nodes, h->ino, 1);
     ckpt_view_release(h->view);
     ckptfs_steps_release(h->steps);
     free(h->text);
@@ -334,7 +346,7 @@ struct ckptfs_file {
     struct ckptfs_handle handle;  /* must be the first member, as above */
     const struct ckpt_node *node; /* of handle.view; if that is NULL, handle.text is the file */
     uint64_t size;
-    const struct ckptfs_id *id; /* of its inode, which the kernel holds while the file is open */
+    const struct ckptfs_id *id; /* of its inode, which the handle holds */
     struct ckptfs_lanes lanes;  /* lanes of its reads */
     atomic_flag complained;     /* one log line per open file is enough */
 };
@@ -396,8 +408,13 @@ int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct c
     f->id = &node->id;
     f->lanes = (struct ckptfs_lanes){.step = hash(f->id->step, READING),
                                      .file = hash(f->id->path, hash(f->id->step, READING)),
-                                     .file_jobs = CKPTFS_FILE_JOBS};
-    if ((rc = open_content(fs, node, f)) != 0) {
+                                     .file_jobs = CKPTFS_FILE_JOBS,
+                                     .step_name = f->id->step,
+                                     .path = f->id->path};
+    if (ckptfs_nodes_ref(&fs->nodes, &node->id))
+        f->handle.ino = node->ino;
+    rc = f->handle.ino ? open_content(fs, node, f) : ENOMEM;
+    if (rc) {
         ckptfs_handle_close(fs, &f->handle);
         return rc;
     }
@@ -416,6 +433,7 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
 
     *ret_len = 0;
     if (ckpt_node_pread(f->handle.view, f->node, buf, len, off, ret_len, &err) == 0) {
+        ckptfs_storage_answers(fs, &f->lanes);
         if (*ret_len == len || off + *ret_len >= f->size)
             return 0;
         (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->id->path, *ret_len,
@@ -423,7 +441,9 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
     /* the library logs once per view that a shard has changed */
-    if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
+    if (err.code == CKPT_TIMEOUT)
+        ckptfs_storage_is_silent(fs, &f->lanes, err.text);
+    else if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
         ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->id->step, *f->id->step ? "/" : "",
                     err.text); /* the text begins with the file's name */
     return ckptfs_read_errno(&err);
@@ -454,7 +474,8 @@ bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
     /* all requests that open the same step share the lane of a file */
     *ret = (struct ckptfs_lanes){.step = hash(step, OPENING),
                                  .file = hash("", hash(step, OPENING)),
-                                 .file_jobs = CKPTFS_OPEN_JOBS};
+                                 .file_jobs = CKPTFS_OPEN_JOBS,
+                                 .step_name = step};
     if (run)
         *ret_view = ckpt_run_view_if_open(run, *step ? step : NULL);
     return *ret_view == NULL;

@@ -44,7 +44,9 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
 struct ckptfs_file;
 int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file **ret);
 
-/* Free an open file or listing, which begins with the handle. */
+/* Count a reference to an open file or listing, which begins with the handle, and give one back.
+ * The last one frees it. */
+struct ckptfs_handle *ckptfs_handle_hold(struct ckptfs_handle *h);
 void ckptfs_handle_close(struct ckptfs *fs, struct ckptfs_handle *h);
 
 /* Free all files and listings that are still open. Call it when no more requests can arrive. */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt info: facts about a run; of a mountpoint, about the run that it shows, and with -v what its
  * daemon has negotiated. */
+#include <limits.h>
+#include <mntent.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/err.h"
 #include "base/json.h"
@@ -85,10 +88,27 @@ static int gather(const struct ckpt_tool *t, const char *path, json_t **ret, str
     return 0;
 }
 
-/* The facts of a mountpoint, from its control file. */
+/* Is a ckptfs mounted anywhere? */
+static bool is_any_mounted(void)
+{
+    FILE *in = setmntent("/proc/self/mounts", "re");
+    struct mntent mount;
+    char line[4 * PATH_MAX];
+    bool any = false;
+
+    while (in && !any && getmntent_r(in, &mount, line, sizeof line))
+        any = strcmp(mount.mnt_type, "fuse.ckptfs") == 0;
+    if (in)
+        (void)endmntent(in);
+    return any;
+}
+
+/* The facts of a mountpoint, from its control file. If nothing is mounted, the path is not looked
+ * at: its storage may hang. */
 static json_t *mount_facts(const char *path)
 {
-    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/.ckptfs/stats.json", path);
+    ckpt_cleanup(ckpt_freep) char *file =
+        is_any_mounted() ? ckpt_asprintf("%s/.ckptfs/stats.json", path) : NULL;
     return file ? json_load_file(file, 0, NULL) : NULL;
 }
 

@@ -69,7 +69,7 @@ CKPT_PUBLIC const char *ckpt_options_word(size_t i, const char **ret_value, cons
 enum ckpt_option_topic {
     CKPT_TOPIC_MODEL,  /* which model is shown of a checkpoint */
     CKPT_TOPIC_FORMAT, /* how a view in a training framework's format is divided among ranks */
-    CKPT_TOPIC_BUCKET, /* how a run in a bucket is read */
+    CKPT_TOPIC_BUCKET, /* how a run in a bucket, or on storage at a distance, is read */
 };
 
 /* Return the topic of option i of ckpt_options_word. */
@@ -105,6 +105,10 @@ CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *
  * that a sandbox would not let be started later. ckpt_run_open does this itself. */
 CKPT_PUBLIC int ckpt_options_connect(struct ckpt_options *opt, const char *path,
                                      struct ckpt_err *err);
+
+/* For how many milliseconds storage may give no answer before a read of it fails: the option
+ * timeout=, or its default. */
+CKPT_PUBLIC uint32_t ckpt_options_timeout_ms(const struct ckpt_options *opt);
 
 /* ---- runs ---- */
 

@@ -25,7 +25,7 @@
 enum { LONGEST = 3 * PATH_MAX };
 
 struct ckpt_options {
-    int unused;
+    uint32_t timeout_s; /* 0: a default */
 };
 
 struct ckpt_node {
@@ -100,16 +100,22 @@ void ckpt_options_free(struct ckpt_options *opt) { free(opt); }
 
 bool ckpt_options_knows(const char *key)
 {
-    return strcmp(key, "base") == 0 || strcmp(key, "dtype") == 0 || strcmp(key, "view") == 0;
+    return strcmp(key, "base") == 0 || strcmp(key, "dtype") == 0 || strcmp(key, "view") == 0 ||
+           strcmp(key, "timeout") == 0;
+}
+
+uint32_t ckpt_options_timeout_ms(const struct ckpt_options *opt)
+{
+    return (opt->timeout_s ? opt->timeout_s : 120) * 1000;
 }
 
 const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
 {
-    static const char *const word[] = {"base", "dtype", "view"};
+    static const char *const word[] = {"base", "dtype", "view", "timeout"};
 
     *ret_value = "WORD";
     *ret_help = "made up";
-    return i < 3 ? word[i] : NULL;
+    return i < 4 ? word[i] : NULL;
 }
 
 enum ckpt_option_topic ckpt_options_topic(size_t i)
@@ -125,7 +131,8 @@ char *ckpt_options_meant(const char *word)
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
-    (void)opt;
+    if (strcmp(key, "timeout") == 0 && value)
+        opt->timeout_s = (uint32_t)strtoul(value, NULL, 10);
     if (strcmp(key, "dtype") == 0 && (!value || strcmp(value, "bogus") == 0))
         return fail(err, CKPT_USAGE, "dtype: not understood: ", value ? value : "");
     return 0;

@@ -4,6 +4,8 @@
  *
  * usage: slow_fs FOLDER MOUNTPOINT LATENCY_US BYTES_PER_SECOND [direct_io]
  *
+ * SIGUSR1 hangs it: requests wait, those that have begun and new ones, until SIGUSR2.
+ *
  * It stays in the foreground, and when it is unmounted it says how many requests of each kind there
  * were: one line of JSON on its standard output. */
 #define FUSE_USE_VERSION 31
@@ -12,6 +14,7 @@
 #include <fcntl.h>
 #include <fuse3/fuse.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -29,7 +32,10 @@ static struct {
     pthread_mutex_t lock;
     double busy_until; /* the link */
     atomic_ulong reads, bytes, opens, attributes, lists;
+    atomic_bool hangs;
 } storage = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+enum { LOOK_MS = 5 }; /* how often a request that hangs looks whether it still does */
 
 static double now(void)
 {
@@ -47,11 +53,21 @@ static void sleep_until(double when)
         ;
 }
 
+static void hang_or_go_on(int sig) { atomic_store(&storage.hangs, sig == SIGUSR1); }
+
+/* Until then, and for as long as the storage hangs. */
+static void wait_until(double when)
+{
+    sleep_until(when);
+    while (atomic_load(&storage.hangs))
+        sleep_until(now() + LOOK_MS * 1e-3);
+}
+
 /* A request without data. */
 static void wait_for(atomic_ulong *count)
 {
     atomic_fetch_add(count, 1);
-    sleep_until(now() + storage.latency);
+    wait_until(now() + storage.latency);
 }
 
 /* One that brings bytes: they queue up on the link, and take the latency besides. */
@@ -67,7 +83,7 @@ static void wait_for_bytes(size_t n)
     storage.busy_until += (double)n / storage.rate;
     const double end = storage.busy_until + storage.latency;
     (void)pthread_mutex_unlock(&storage.lock);
-    sleep_until(end);
+    wait_until(end);
 }
 
 static const char *below(const char *path) { return path[1] ? path + 1 : "."; }
@@ -167,6 +183,7 @@ static const struct fuse_operations operations = {.getattr = slow_getattr,
 
 int main(int argc, char **argv)
 {
+    const struct sigaction act = {.sa_handler = hang_or_go_on, .sa_flags = SA_RESTART};
     char options[] = "ro,max_threads=64,max_idle_threads=64";
     char foreground[] = "-f", o[] = "-o";
 
@@ -180,6 +197,8 @@ int main(int argc, char **argv)
         perror(argv[1]);
         return 1;
     }
+    (void)sigaction(SIGUSR1, &act, NULL);
+    (void)sigaction(SIGUSR2, &act, NULL);
     storage.latency = strtod(argv[3], NULL) * 1e-6;
     storage.rate = strtod(argv[4], NULL);
     storage.direct_io = argc > 5 && strcmp(argv[5], "direct_io") == 0;

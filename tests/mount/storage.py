@@ -3,8 +3,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 
@@ -14,16 +16,33 @@ class Storage:
 
     def __init__(self, build, folder, latency_us=1000, rate=1e9, top=None):
         self.at = tempfile.mkdtemp(dir=top)
+        self.end_of_hang = None
         self.server = subprocess.Popen([os.path.join(build, "tests", "slow_fs"), folder, self.at, str(latency_us), str(rate)], stdout=subprocess.PIPE)
         end = time.monotonic() + 30
         while not os.path.ismount(self.at):
             assert self.server.poll() is None and time.monotonic() < end
             time.sleep(0.01)
 
+    def hang(self, seconds=90):
+        """No request is answered any more, until go_on(), or at last after so many seconds: who waits cannot be killed."""
+        self.server.send_signal(signal.SIGUSR1)
+        self.end_of_hang = threading.Timer(seconds, self.go_on)
+        self.end_of_hang.start()
+
+    def go_on(self):
+        if self.end_of_hang:
+            self.end_of_hang.cancel()
+        self.server.send_signal(signal.SIGUSR2)
+
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        subprocess.run(["fusermount3", "-u", self.at], check=True)
+    def __exit__(self, *exc):
+        self.go_on()
+        try:
+            subprocess.run(["fusermount3", "-u", *(["-z"] if exc[0] else []), self.at], check=True)
+        except BaseException:
+            self.server.terminate()
+            raise
         self.counts = json.loads(self.server.communicate()[0])
         os.rmdir(self.at)

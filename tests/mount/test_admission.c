@@ -17,6 +17,7 @@ struct request {
     pthread_t thread;
     sem_t began, may_end;
     int error;
+    bool answered; /* by its thread */
 };
 
 /* In place of libfuse's: a request is its own number. */
@@ -38,13 +39,14 @@ static void *serve(void *arg)
         return NULL;
     (void)sem_post(&r->began);
     (void)sem_wait(&r->may_end);
+    r->answered = ckptfs_turn_claim(&turn);
     ckptfs_leave(&turn);
     return NULL;
 }
 
 static void begin(struct request *r, struct ckptfs_admission *a, uint64_t file)
 {
-    *r = (struct request){.a = a, .of = {.step = 1, .file = file, .file_jobs = 1}};
+    *r = (struct request){.a = a, .of = {1, file, 1, "10", "model.safetensors"}};
     (void)sem_init(&r->began, 0, 0);
     (void)sem_init(&r->may_end, 0, 0);
     assert_int_equal(pthread_create(&r->thread, NULL, serve, r), 0);
@@ -126,6 +128,51 @@ TEST(admission, what_waits_at_the_end_is_refused)
     ckptfs_admission_release(&a);
 }
 
-TESTS(T(admission, a_request_runs_when_the_one_before_it_ends),
+TEST(admission, a_request_is_answered_once)
+{
+    struct ckptfs_admission a;
+    struct request first, second, waiting, late, opens;
+    struct ckptfs_overdue o;
+    char name[64];
+
+    ckptfs_admission_init(&a);
+    CHECK(!ckptfs_admission_oldest(&a, name, sizeof name));
+    begin(&first, &a, 2);
+    (void)sem_wait(&first.began);
+    begin(&second, &a, 3);
+    (void)sem_wait(&second.began);
+    CHECK(ckptfs_admission_oldest(&a, name, sizeof name));
+    assert_string_equal(name, "10/model.safetensors");
+    begin(&waiting, &a, 2);
+    wait_for(&a, 1);
+    CHECK(!ckptfs_admission_overdue(&a, 3600 * 1000, &o)); /* none is so old */
+    CHECK(ckptfs_admission_overdue(&a, 0, &o));
+    CHECK(o.req == (fuse_req_t)&first && o.of.file == 2);
+    begin(&late, &a, 2); /* nobody waits for a file that hangs */
+    end(&late);
+    end(&waiting);
+    CHECK_EQ(late.error, ETIMEDOUT);
+    CHECK_EQ(waiting.error, ETIMEDOUT);
+    end(&first); /* too late */
+    end(&second);
+    CHECK(!first.answered && second.answered);
+    CHECK(!ckptfs_admission_any(&a, &o));
+
+    /* a step that is opened is not answered before the end of the mount, but once */
+    opens = (struct request){.a = &a, .of = {1, 4, 1, "10", NULL}};
+    (void)sem_init(&opens.began, 0, 0);
+    (void)sem_init(&opens.may_end, 0, 0);
+    assert_int_equal(pthread_create(&opens.thread, NULL, serve, &opens), 0);
+    (void)sem_wait(&opens.began);
+    CHECK(!ckptfs_admission_overdue(&a, 0, &o));
+    CHECK(ckptfs_admission_any(&a, &o));
+    CHECK(!ckptfs_admission_any(&a, &o));
+    end(&opens);
+    CHECK(!opens.answered);
+    ckptfs_admission_release(&a);
+}
+
+TESTS(T(admission, a_request_is_answered_once),
+      T(admission, a_request_runs_when_the_one_before_it_ends),
       T(admission, a_request_that_waits_ends_if_its_caller_is_interrupted),
       T(admission, what_waits_at_the_end_is_refused))

@@ -4,12 +4,17 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/mem.h"
 #include "base/par.h"
+#include "io/far/calls.h"
 #include "io/far/dir_listed.h"
 #include "io/source.h"
 #include "random.h"
@@ -47,7 +52,7 @@ static void begin(struct fixture *f, enum ckpt_far_rule rule)
     TREE_MUST((f->data = malloc(SIZE)));
     write_file(f, 1);
     TREE_MUST(ckpt_dir_open(f->t.path, CKPT_LINKS_BENEATH, &f->dir, &err) == 0);
-    ckpt_dir_set_far(f->dir, rule);
+    ckpt_dir_set_far(f->dir, &(struct ckpt_far_options){.rule = rule});
     TREE_MUST(ckpt_fdpool_new(4, &f->pool, &err) == 0);
     TREE_MUST(ckpt_source_file_new(f->dir, "file", f->pool, &f->s, &err) == 0);
 }
@@ -204,9 +209,9 @@ TEST(far, local_files_are_near_unless_the_rule_says_otherwise)
 
     begin(&f, CKPT_FAR_AUTO);
     CHECK(!ckpt_source_is_far(f.s) && !ckpt_dir_is_far(f.dir));
-    ckpt_dir_set_far(f.dir, CKPT_FAR_ALWAYS);
+    ckpt_dir_set_far(f.dir, &(struct ckpt_far_options){.rule = CKPT_FAR_ALWAYS});
     CHECK(ckpt_source_is_far(f.s) && ckpt_dir_is_far(f.dir));
-    ckpt_dir_set_far(f.dir, CKPT_FAR_NEVER);
+    ckpt_dir_set_far(f.dir, &(struct ckpt_far_options){.rule = CKPT_FAR_NEVER});
     CHECK(!ckpt_source_is_far(f.s) && !ckpt_dir_is_far(f.dir));
     end(&f);
 }
@@ -286,7 +291,84 @@ TEST(listed, many_folders_are_as_they_are)
     tree_close(&t);
 }
 
-TESTS(T(far, all_reads_by_many_threads_give_the_bytes_of_the_file),
+/* ---- calls that hang ---- */
+
+enum { SOON_MS = 400 };
+
+/* A call that returns when it may. */
+struct hung_call {
+    struct ckpt_call call;
+    sem_t *may_end;
+    atomic_uint *freed;
+};
+
+static void hang(struct ckpt_call *c) { (void)sem_wait(((struct hung_call *)c)->may_end); }
+
+static void count_freed(struct ckpt_call *c)
+{
+    atomic_fetch_add(((struct hung_call *)c)->freed, 1);
+    free(c);
+}
+
+static int call(sem_t *may_end, atomic_uint *freed, struct ckpt_err *err)
+{
+    static const struct ckpt_call_ops ops = {.make = hang, .free = count_freed};
+    const struct ckpt_far_options opt = {.timeout_ms = SOON_MS};
+    struct hung_call *c = calloc(1, sizeof *c);
+
+    TREE_MUST(c);
+    *c = (struct hung_call){.call = {.ops = &ops}, .may_end = may_end, .freed = freed};
+    const int rc = ckpt_call_make(&c->call, &opt, err);
+    if (rc == 0)
+        count_freed(&c->call);
+    return rc;
+}
+
+TEST(calls, that_hang_are_given_up_and_keep_what_they_have)
+{
+    atomic_uint freed = 0;
+    struct ckpt_err err;
+    sem_t may_end;
+
+    (void)sem_init(&may_end, 0, 0);
+    const uint64_t begin = ckpt_now_ms();
+    CHECK_FAILS(call(&may_end, &freed, &err), CKPT_TIMEOUT, "no answer for 0.4 s");
+    const uint64_t first = ckpt_now_ms();
+    CHECK(first - begin >= SOON_MS);
+    CHECK_FAILS(call(&may_end, &freed, &err), CKPT_TIMEOUT, "no answer");
+    CHECK(ckpt_now_ms() - first < SOON_MS); /* less patient, as one hangs */
+    CHECK_EQ(freed, 0);
+
+    for (int i = 0; i < 3; i++)
+        (void)sem_post(&may_end);
+    while (freed < 2) /* the kernel has returned: they are their threads' to free */
+        (void)usleep(1000);
+    CHECK_EQ(call(&may_end, &freed, NULL), 0);
+    CHECK_EQ(freed, 3);
+}
+
+TEST(calls, are_slow_and_do_not_hang_while_others_are_answered)
+{
+    struct ckpt_storage *s = NULL;
+    struct stat st;
+
+    TREE_MUST(stat("/", &st) == 0);
+    ckpt_cleanup(ckpt_closep) int fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    TREE_MUST((s = ckpt_storage_of(fd, st.st_dev)));
+    const uint64_t now = ckpt_now_ms();
+    CHECK(ckpt_storage_hangs(s, now - 2000, 1000)); /* it has answered nothing */
+    CHECK(!ckpt_storage_hangs(s, now - 500, 1000));
+    ckpt_storage_heard(s, now - 2000);
+    CHECK(!ckpt_storage_hangs(s, now - 2000, 1000));
+    CHECK(!ckpt_storage_is_silent(s, 1000));
+    ckpt_storage_heard(s, now - 900); /* made so much later, and answered */
+    CHECK(ckpt_storage_hangs(s, now - 2000, 1000));
+    CHECK(!ckpt_storage_hangs(s, now - 1500, 1000));
+}
+
+TESTS(T(calls, that_hang_are_given_up_and_keep_what_they_have),
+      T(calls, are_slow_and_do_not_hang_while_others_are_answered),
+      T(far, all_reads_by_many_threads_give_the_bytes_of_the_file),
       T(far, what_is_fetched_ahead_is_read_without_waiting),
       T(far, a_child_reads_what_its_parent_was_fetching),
       T(far, a_file_that_was_rewritten_is_stale_and_the_new_one_has_its_own_bytes),

@@ -436,7 +436,8 @@ static void use_archive(struct side *s, struct ckpt_recording *rec)
     char path[5000];
 
     (void)snprintf(path, sizeof path, "%s/archive", s->t.path);
-    if (ckpt_dir_open_archive(path, read_index, rec, &s->dir, &err) < 0)
+    if (ckpt_dir_open_archive(path, read_index, &(struct ckpt_far_options){0}, rec, &s->dir, &err) <
+        0)
         fail_msg("%s", err.text);
     TREE_MUST(ckpt_fdpool_new(0, &s->pool, &err) == 0);
     s->rec = rec;

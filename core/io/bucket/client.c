@@ -365,7 +365,7 @@ static XXH128_hash_t name_of(const struct ckpt_object *o)
 int ckpt_client_read(struct ckpt_client *c, const struct ckpt_object *o, const struct iovec *iov,
                      int n, uint64_t off, enum ckpt_read_how how, struct ckpt_err *err)
 {
-    const struct ckpt_far_object object = {name_of(o), o->size, o};
+    const struct ckpt_far_object object = {name_of(o), o->size, o, 0};
 
     return ckpt_far_read(&c->far, &object, iov, n, off, how, err);
 }
@@ -408,17 +408,17 @@ static int list_page(struct ckpt_client *c, const char *bucket, const char *pref
         return -1;
     while (!c->far.dead &&
            !(s = ckpt_parts_add(&c->far.parts, NO_OBJECT, 0, CKPT_WIRE_LIST, false)))
-        (void)ckpt_far_wait_for_room(&c->far, 0, err); /* it always ends: timeout_ms is 0 */
+        (void)ckpt_far_wait_for_room(&c->far, 0, 0, err);
     if (!s)
         return begin(&c->far, err);
     int rc = ask(c, s, (struct ckpt_wire_ask){.kind = CKPT_WIRE_LIST_PAGE}, bucket, prefix,
                  delimiter, *more, err);
     if (rc > 0)
-        (void)ckpt_far_wait_for_room(&c->far, 0, err); /* it always ends: timeout_ms is 0 */
+        (void)ckpt_far_wait_for_room(&c->far, 0, 0, err);
     if (rc != 0)
         return rc;
     s->pins++;
-    rc = ckpt_far_wait(&c->far, s, err);
+    rc = ckpt_far_wait(&c->far, s, 0, err); /* the helper always answers */
     if (rc == 0) {
         rc = take_page(ckpt_part_bytes(&c->far.parts, s), s->len, fn, ctx, err);
         free(*more);

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "io/far/calls.h"
 #include "io/iov.h"
 
 /* Reads of up to ITEM bytes look at an item of many, of which the next one and the end lie near. */
@@ -21,6 +22,7 @@ enum { ITEM = 4096 };
 void ckpt_far_arrived(struct ckpt_far *f, struct ckpt_part *part)
 {
     f->answered_ms = ckpt_now_ms();
+    f->latest_ms = ckpt_max_u64(f->latest_ms, part->begun_ms);
     part->state = CKPT_PART_READY;
     (void)pthread_cond_broadcast(&part->done);
     (void)pthread_cond_broadcast(&f->parts.freed);
@@ -29,7 +31,8 @@ void ckpt_far_arrived(struct ckpt_far *f, struct ckpt_part *part)
 void ckpt_far_failed(struct ckpt_far *f, struct ckpt_part *part, enum ckpt_code code,
                      const char *text)
 {
-    f->answered_ms = ckpt_now_ms();
+    if (code != CKPT_TIMEOUT)
+        f->answered_ms = ckpt_now_ms();
     part->state = CKPT_PART_FAILED;
     part->code = code;
     part->text = strdup(text);
@@ -46,37 +49,46 @@ void ckpt_far_all_failed(struct ckpt_far *f, enum ckpt_code code, const char *te
     (void)pthread_cond_broadcast(&f->parts.freed);
 }
 
-/* Wait for a second, or until the condition is signalled. -1 and *err: nothing has come from the
- * storage for too long, since `begin_ms`. */
-static int wait_a_while(struct ckpt_far *f, pthread_cond_t *cond, uint64_t begin_ms,
-                        struct ckpt_err *err)
+/* Wait for a moment, or until the condition is signalled. */
+static void wait_a_while(struct ckpt_far *f, pthread_cond_t *cond, uint32_t timeout_ms)
 {
-    const struct timespec until = ckpt_deadline(1000);
+    const struct timespec until =
+        ckpt_deadline(timeout_ms ? ckpt_min_u64(timeout_ms / 8 + 1, 1000) : 1000);
 
     (void)pthread_cond_timedwait(cond, &f->lock, &until);
-    const uint64_t since = ckpt_max_u64(begin_ms, f->answered_ms);
-    return f->ops->timeout_ms == 0 || ckpt_now_ms() < since + f->ops->timeout_ms
-               ? 0
-               : ckpt_fail(err, CKPT_IO, "the storage has given no answer for %u s",
-                           f->ops->timeout_ms / 1000);
 }
 
-int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, struct ckpt_err *err)
+/* Has nothing come since then, for too long? */
+static bool is_silent(const struct ckpt_far *f, uint64_t since_ms, uint32_t timeout_ms)
+{
+    return timeout_ms && ckpt_now_ms() >= ckpt_max_u64(since_ms, f->answered_ms) + timeout_ms;
+}
+
+int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, uint32_t timeout_ms,
+                  struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ms();
 
-    while (part->state == CKPT_PART_FETCHING)
-        if (wait_a_while(f, &part->done, begin, err) < 0 && part->state == CKPT_PART_FETCHING)
-            return -1;
+    while (part->state == CKPT_PART_FETCHING) {
+        const uint64_t begun = part->begun_ms;
+        if (is_silent(f, begun ? begun : begin, timeout_ms) ||
+            (timeout_ms && begun && f->latest_ms >= begun + timeout_ms))
+            return ckpt_call_hangs(timeout_ms, err);
+        wait_a_while(f, &part->done, timeout_ms);
+    }
     if (part->state == CKPT_PART_READY || part->code == CKPT_OK)
         return part->state != CKPT_PART_READY;
     return part->text ? ckpt_fail(err, part->code, "%s", part->text) : ckpt_nomem(err);
 }
 
 /* Not for ever: the room may be elsewhere, as in the helper's socket. */
-int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, struct ckpt_err *err)
+int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, uint32_t timeout_ms,
+                           struct ckpt_err *err)
 {
-    return wait_a_while(f, &f->parts.freed, begin_ms, err);
+    if (is_silent(f, begin_ms, timeout_ms))
+        return ckpt_call_hangs(timeout_ms, err);
+    wait_a_while(f, &f->parts.freed, timeout_ms);
+    return 0;
 }
 
 /* ---- asking; all with the lock held ---- */
@@ -168,11 +180,11 @@ static int prepare(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t
 /* ---- reading ---- */
 
 /* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. */
-static int copy(struct ckpt_far *f, struct ckpt_part *s, uint64_t off, uint64_t end,
-                struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
+static int copy(struct ckpt_far *f, struct ckpt_part *s, uint32_t timeout_ms, uint64_t off,
+                uint64_t end, struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
 {
     s->pins++;
-    const int rc = ckpt_far_wait(f, s, err);
+    const int rc = ckpt_far_wait(f, s, timeout_ms, err);
     if (rc == 0) {
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
         const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
@@ -242,9 +254,9 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
         if (want(f, o, off, stop, block, false, err) < 0)
             return -1;
         struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
-        if (!s && ckpt_far_wait_for_room(f, begin_ms, err) < 0)
+        if (!s && ckpt_far_wait_for_room(f, begin_ms, o->timeout_ms, err) < 0)
             return -1;
-        if (s && copy(f, s, off, end, &to, &len, err) < 0)
+        if (s && copy(f, s, o->timeout_ms, off, end, &to, &len, err) < 0)
             return -1;
         if (f->dead)
             return f->ops->begin(f, err);

@@ -33,7 +33,8 @@ struct ckpt_far;
 struct ckpt_far_object {
     XXH128_hash_t name; /* of these bytes: what was changed has another one. Not zero */
     uint64_t size;
-    const void *what; /* for the functions below */
+    const void *what;    /* for the functions below */
+    uint32_t timeout_ms; /* of a request without an answer; 0: answers always come */
 };
 
 /* All functions are called with the lock held. */
@@ -56,17 +57,18 @@ struct ckpt_far_ops {
     /* A large read that is waited for is cut into parts of at least so many bytes, so that several
      * are fetched at the same time. */
     uint32_t least;
-    uint32_t block;      /* the largest part */
-    uint32_t timeout_ms; /* of waiting while nothing comes; 0: answers always come */
+    uint32_t block; /* the largest part */
 };
 
 /* Whoever fetches embeds this first. */
 struct ckpt_far {
     const struct ckpt_far_ops *ops;
     pthread_mutex_t lock;
-    pid_t owner;          /* the process whose parts these are */
-    bool dead;            /* no answers come any more: `begin` says why */
-    uint64_t answered_ms; /* when the last part came or failed; ckpt_now_ms */
+    pid_t owner; /* the process whose parts these are */
+    bool dead;   /* no answers come any more: `begin` says why */
+    /* ckpt_now_ms: when the last part came or failed; when the latest one of those was begun that
+     * have come. */
+    uint64_t answered_ms, latest_ms;
     struct ckpt_parts parts;
 };
 
@@ -90,8 +92,12 @@ void ckpt_far_failed(struct ckpt_far *f, struct ckpt_part *part, enum ckpt_code 
 /* No part that is on its way will come. */
 void ckpt_far_all_failed(struct ckpt_far *f, enum ckpt_code code, const char *text);
 
-/* Wait until the part, which the caller has pinned, is fetched; 1: it must be asked for again. */
-int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, struct ckpt_err *err);
-/* Wait until there may be room for a part. -1 and *err: nothing has come since begin_ms
- * (ckpt_now_ms), and for too long. */
-int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, struct ckpt_err *err);
+/* Wait until the part, which the caller has pinned, is fetched; 1: it must be asked for again.
+ * TIMEOUT: it has not come for timeout_ms (0: no matter how long), and no other part either, or one
+ * that was begun so much later. Who fetches it may still write to its memory. */
+int ckpt_far_wait(struct ckpt_far *f, struct ckpt_part *part, uint32_t timeout_ms,
+                  struct ckpt_err *err);
+/* Wait until there may be room for a part. TIMEOUT: no part has come since begin_ms (ckpt_now_ms),
+ * for timeout_ms (0: no matter how long). */
+int ckpt_far_wait_for_room(struct ckpt_far *f, uint64_t begin_ms, uint32_t timeout_ms,
+                           struct ckpt_err *err);

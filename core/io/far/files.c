@@ -21,8 +21,7 @@ enum {
     ALIGN = 4096,    /* of O_DIRECT */
     UNITS = 256 * 1024 * 1024 / CKPT_PARTS_UNIT,
 
-    IDLE_MS = 5000,          /* then threads end, and what is held is forgotten */
-    TIMEOUT_MS = 120 * 1000, /* without any part: what a server needs to come back */
+    IDLE_MS = 5000, /* then threads end, and what is held is forgotten */
     STACK = 256 * 1024,
 };
 
@@ -145,7 +144,8 @@ static void *read_parts(void *arg)
     (void)pthread_mutex_lock(&f->far.lock);
     while (wait_for_task(f, &t)) {
         struct ckpt_err err = {0};
-        const struct ckpt_part *part = t.part;
+        struct ckpt_part *const part = t.part;
+        part->begun_ms = ckpt_now_ms();
         (void)pthread_mutex_unlock(&f->far.lock);
         const int rc = t.file.read(t.file.file, t.file.shared,
                                    (unsigned char *)ckpt_part_bytes(&f->far.parts, part), part->len,
@@ -202,7 +202,7 @@ static int ask(struct ckpt_far *far, struct ckpt_part *part, const struct ckpt_f
     struct files *f = self(far);
     struct task t = {part, *(const struct ckpt_far_file *)o->what};
 
-    if (f->idle <= f->queue.len - f->begun && f->threads < CKPT_FAR_AT_ONCE &&
+    if (f->idle <= f->queue.len - f->begun && f->threads < t.file.at_once &&
         start_thread(f, err) < 0) {
         ckpt_parts_free(&far->parts, part);
         return -1;
@@ -216,9 +216,5 @@ static int ask(struct ckpt_far *far, struct ckpt_part *part, const struct ckpt_f
     return 0;
 }
 
-static const struct ckpt_far_ops files_ops = {.begin = begin,
-                                              .ask = ask,
-                                              .align = ALIGN,
-                                              .least = LEAST,
-                                              .block = BLOCK,
-                                              .timeout_ms = TIMEOUT_MS};
+static const struct ckpt_far_ops files_ops = {
+    .begin = begin, .ask = ask, .align = ALIGN, .least = LEAST, .block = BLOCK};

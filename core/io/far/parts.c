@@ -121,6 +121,7 @@ struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uin
     part->state = CKPT_PART_FETCHING;
     part->pins = 0;
     part->tick = ++p->tick;
+    part->begun_ms = 0;
     part->is_end = false;
     part->ahead = prefetch;
     part->unread = true;

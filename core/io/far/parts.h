@@ -34,11 +34,12 @@ struct ckpt_part {
     uint64_t off;
     uint32_t len, unit, nunit; /* bytes; where they lie in the memory */
     enum ckpt_part_state state;
-    uint32_t pins; /* threads that wait for it, or copy from it */
-    uint64_t tick; /* of the last use; 0: has been read to its end */
-    bool is_end;   /* of an object: to be kept in the cache when it is first read */
-    bool ahead;    /* fetched before a read needed it */
-    bool unread;   /* nothing of it was read yet */
+    uint32_t pins;     /* threads that wait for it, or copy from it */
+    uint64_t tick;     /* of the last use; 0: has been read to its end */
+    uint64_t begun_ms; /* when the one request for it was made (ckpt_now_ms); 0: not known */
+    bool is_end;       /* of an object: to be kept in the cache when it is first read */
+    bool ahead;        /* fetched before a read needed it */
+    bool unread;       /* nothing of it was read yet */
     pthread_cond_t done;
     enum ckpt_code code; /* FAILED; and `text` says why. OK: it may be asked for again */
     char *text;          /* of a list: where it continues. NULL: no memory */
