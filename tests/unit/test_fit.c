@@ -130,9 +130,20 @@ TEST(fit, packed_tensors_of_a_module_stand_for_its_weight)
     CHECK(!ckpt_fit_stands_for(own, "v.weight_packed") && !ckpt_fit_stands_for(own, "n"));
 }
 
+TEST(fit, a_place_is_better_by_shapes_then_by_names)
+{
+    const struct ckpt_fit less = {.shaped = 3, .named = 9}, more = {.shaped = 4, .named = 5},
+                          named = {.shaped = 4, .named = 6};
+
+    CHECK(ckpt_fit_better(&more, &less) && !ckpt_fit_better(&less, &more));
+    CHECK(ckpt_fit_better(&named, &more) && !ckpt_fit_better(&more, &named));
+    CHECK(!ckpt_fit_better(&more, &more));
+}
+
 TESTS(T(fit, the_prefix_is_the_one_below_which_most_tensors_are),
       T(fit, names_that_are_the_model_s_own_have_no_prefix),
       T(fit, shapes_tell_two_models_of_one_class_apart), T(fit, two_models_of_one_shape_are_told),
       T(fit, half_of_the_names_is_not_enough),
       T(fit, another_size_of_the_model_is_still_found_by_its_names),
-      T(fit, packed_tensors_of_a_module_stand_for_its_weight))
+      T(fit, packed_tensors_of_a_module_stand_for_its_weight),
+      T(fit, a_place_is_better_by_shapes_then_by_names))
