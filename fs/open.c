@@ -44,6 +44,7 @@ void ckpt_tool_release(struct ckpt_tool *t)
     free(t->delta_format);
     ckpt_options_free(t->other);
     free(t->svg);
+    free(t->part);
     free(t->layout);
     free(t->transport);
 }

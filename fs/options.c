@@ -33,6 +33,7 @@ const struct ckptfs_command ckptfs_commands[] = {
     {CKPTFS_EXPORT, "ckpt export", "RUN DEST", "Write the model directory DEST",
      "Example: ckpt export run/checkpoints my-model --dtype=bfloat16\n"
      "Run it again to resume, or to compare a finished export.\n"
+     "Many machines write one export: srun -N 8 ckpt export RUN DEST, or --part I/N by hand.\n"
      "Every step, while training goes on:\n"
      "  ckpt export run/checkpoints models --steps=new --watch --then ./evaluate {}\n",
      "convert save write merge consolidate extract copy cp dump to_hf import"},
@@ -177,6 +178,11 @@ const struct ckpt_option ckptfs_options[] = {
      TOOL(CKPTFS_EXPORT, FLAG, weights_only), .also = "only_weights no_config no_tokenizer"},
     {"no-weights", NULL, "write only the other files", TOOL(CKPTFS_EXPORT, FLAG, no_weights),
      .also = "config_only tokenizer_only skip_weights only_config"},
+    {"part", "I/N",
+     "write part I of N, from 1: N processes write one export, at once or one after the other",
+     TOOL(CKPTFS_EXPORT, TEXT, part), .also = "shard rank part_of"},
+    {"alone", NULL, "write everything, whatever mpirun or srun has put into the environment",
+     TOOL(CKPTFS_EXPORT, FLAG, alone), .also = "single no_mpi no_slurm"},
     {"steps", "all|A..B|new",
      "a directory DEST/STEP for every step, for those with a number from A to B, or for those that "
      "have no finished directory",

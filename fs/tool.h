@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include <jansson.h>
+
 #include <ckptfs/load.h>
 
 #include "cmdline.h"
@@ -23,6 +25,8 @@ struct ckpt_tool {
     const char *program; /* the name that stands before messages */
     bool json, files, tensors, quiet, verbose;
     bool weights_only, no_weights, watch; /* of export */
+    char *part;                           /* of export: "I/N"; NULL: what the launcher says */
+    bool alone;                           /* of export: whatever the launcher says */
     /* of verify and delta: */
     struct ckpt_options *other; /* of B; NULL: the defaults */
     char *other_step;           /* as `step` */
@@ -99,3 +103,10 @@ struct ckpt_export {
  * nothing. */
 int ckpt_export(struct ckpt_export *e, struct ckpt_view *view, const char *dest,
                 struct ckpt_err *err);
+
+/* If `dest` is not there, or is empty, and an unfinished export into it is: *ret, which is new,
+ * says how far that is; else NULL. Nothing is changed. */
+int ckpt_export_state(const char *dest, json_t **ret, struct ckpt_err *err);
+
+/* Print that for people. */
+void ckpt_export_print_state(const json_t *state);

@@ -438,9 +438,10 @@ int ckpt_cmd_delta(const struct ckpt_tool *t, struct ckpt_err *err)
     if (d.all.overwrite && !d.form->has_overwrite)
         return ckpt_fail(err, CKPT_USAGE, "--encoding overwrite does not apply to --format %s",
                          d.form->name);
-    if (steps && (t->steps || t->weights_only || t->no_weights))
+    if (steps && (t->steps || t->weights_only || t->no_weights || t->part))
         return ckpt_fail(err, CKPT_USAGE,
-                         "--delta-from does not go with --steps, --weights-only or --no-weights");
+                         "--delta-from does not go with --steps, --weights-only, --no-weights or "
+                         "--part");
     return take_version(&d, err) < 0 ||
                    ckpt_tool_open_run(t->run, t->opt, steps ? t->delta_from : t->step, NULL,
                                       &d.from, err) < 0 ||

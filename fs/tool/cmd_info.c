@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt info: facts about a run; of a mountpoint, about the run that it shows, and with -v what its
- * daemon has negotiated. */
+ * daemon has negotiated; of the directory of an unfinished export, how far that is. */
 #include <limits.h>
 #include <mntent.h>
 #include <stdio.h>
@@ -123,9 +123,17 @@ static void print_advice(const json_t *mount)
 
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL, *state = NULL;
     const char *run = ckpt_json_str(mount, "run");
 
+    if (!mount && ckpt_export_state(t->run, &state, err) < 0)
+        return -1;
+    if (state && t->json)
+        return ckpt_out_json(state, err);
+    if (state) {
+        ckpt_export_print_state(state);
+        return CKPT_TOOL_GOOD;
+    }
     /* a mount may wait for its first step */
     if (gather(t, run ? run : t->run, &j, err) < 0 && !mount)
         return -1;

@@ -24,7 +24,7 @@ static int push(struct ckpt_items *items, char *path, struct ckpt_item item, str
         return ckpt_nomem(err);
     }
     items->item[items->n++] = item;
-    items->bytes += item.size;
+    items->bytes += item.size - item.first;
     return 0;
 }
 
@@ -98,6 +98,20 @@ int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, str
             return -1;
     }
     return 0;
+}
+
+int ckpt_items_add_part(struct ckpt_items *items, const struct ckpt_item *of, uint64_t from,
+                        uint64_t to, struct ckpt_err *err)
+{
+    const struct ckpt_item part = {.size = to, .file = of->file, .first = from, .start = from};
+
+    return push(items, strdup(of->path), part, err);
+}
+
+int ckpt_items_add_name(struct ckpt_items *items, const char *path, uint64_t size,
+                        struct ckpt_err *err)
+{
+    return push(items, strdup(path), (struct ckpt_item){.size = size}, err);
 }
 
 void ckpt_items_release(struct ckpt_items *items)

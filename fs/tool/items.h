@@ -16,6 +16,7 @@ struct ckpt_item {
     const struct ckpt_node *file; /* NULL: it is a tensor */
     size_t tensor;
     /* of the pump (pump.h): */
+    uint64_t first;      /* the item is the bytes [first, size) of the file; 0: all */
     uint64_t start;      /* the byte to begin at, or CKPT_PUMP_SKIP */
     XXH3_state_t *state; /* of the hash of the bytes before it; NULL: begins at 0. Owned */
     XXH128_hash_t hash;  /* of the bytes so far, at the end of all */
@@ -40,6 +41,14 @@ void ckpt_items_keep(struct ckpt_items *items, bool weights);
 
 /* List all tensors, in the order of the state dict, as ckpt_items_files lists files. */
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
+
+/* Add the bytes [from, to) of another list's item, whose file is borrowed. */
+int ckpt_items_add_part(struct ckpt_items *items, const struct ckpt_item *of, uint64_t from,
+                        uint64_t to, struct ckpt_err *err);
+
+/* Add a file of which nothing can be read. */
+int ckpt_items_add_name(struct ckpt_items *items, const char *path, uint64_t size,
+                        struct ckpt_err *err);
 
 /* Free the list. */
 void ckpt_items_release(struct ckpt_items *items);

@@ -245,7 +245,7 @@ static uint64_t bytes_already(const struct ckpt_pump *p)
 
     for (size_t i = 0; i < p->items->n; i++) {
         const struct ckpt_item *item = &p->items->item[i];
-        sum += item->start == CKPT_PUMP_SKIP ? item->size : item->start;
+        sum += (item->start == CKPT_PUMP_SKIP ? item->size : item->start) - item->first;
     }
     return sum;
 }

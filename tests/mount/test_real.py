@@ -264,12 +264,13 @@ class Real(Case):
                                  stderr=subprocess.DEVNULL)
             time.sleep(delay)
             p.send_signal(signal.SIGKILL)
-            # also if it was killed after its last act, when nothing is left to take up
-            if p.wait() == 0 or os.path.isdir(out) and os.listdir(out) and ".ckptfs-export" not in os.listdir(out):
-                shutil.rmtree(out)
+            p.wait()
+            self.assertIn(sorted(os.listdir(out)) if os.path.exists(out) else [], ([], sorted(os.listdir(want))))
+            shutil.rmtree(out, ignore_errors=True)
         done = ckpt("export", self.run_dir, out, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(digests(out), digests(want))
+        self.assertEqual(sorted(n for n in os.listdir(self.tmp) if "ckptfs-export" in n), [])
         self.assertEqual(json.loads(done.stdout)["xxh3"], json.loads(ckpt("digest", self.run_dir, "--json").stdout)["xxh3"])
 
     def test_an_interrupted_export_says_how_to_go_on(self):
@@ -278,10 +279,11 @@ class Real(Case):
             out = os.path.join(self.tmp, f"out-{sig}")
             dest = os.path.join(out, "10") if more else out
             p = subprocess.Popen([CKPT, "export", self.run_dir, out, "--jobs=1", *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            wait_until(lambda: os.path.exists(os.path.join(dest, ".model.safetensors.partial")), "it has begun")
+            work = os.path.join(os.path.dirname(dest), f".{os.path.basename(dest)}.ckptfs-export")
+            wait_until(lambda: os.path.exists(os.path.join(work, "files", ".model.safetensors.partial")), "it has begun")
             p.send_signal(sig)
             self.assertEqual((p.communicate()[1], p.returncode), ("ckpt: interrupted: run the same command again to resume\n", -sig))
-            self.assertIn(".ckptfs-export", os.listdir(dest))
+            self.assertFalse(os.path.exists(dest))
             done = ckpt("export", self.run_dir, out, *more)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("resumed", done.stdout)
