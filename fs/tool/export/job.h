@@ -2,14 +2,17 @@
 /* The work folder of an unfinished export, in which all processes that write it meet; there is no
  * server, and no lock that NFS or Lustre lack. It holds
  *
- *     job          what is exported: a JSON object, which the first process writes
- *     files/       the files, which becomes DEST when all are whole
- *     processes/   a journal of each process, to which nobody else writes: lines of JSON. The first
- *                  one is of process.h, then there are those of done.h; {"end": BOOL} is the last
- *                  one of a process that was not killed: did it do what it had to? Its time is the
- * process's heartbeat claims/      ID.0 is made with O_EXCL by the process that does ID alone, and
- * names that process. If it is dead, another makes ID.1, and so on: the last one counts, and none
- * is deleted
+ *     job          a JSON object: what is exported, which the first process writes
+ *     files/       the files; becomes DEST when all are whole
+ *     processes/   a journal of each process, to which nobody else writes
+ *     claims/      who does what alone
+ *
+ * A journal consists of lines of JSON. The first one is of process.h, then there are those of
+ * done.h; {"end": BOOL} is the last one of a process that was not killed: did it do what it had to?
+ * Its time of modification is the process's heartbeat.
+ *
+ * A claim ID.0 is made with O_EXCL by the process that does ID alone, and names that process. If it
+ * is dead, another makes ID.1, and so on: the last one counts, and none is deleted.
  *
  * A job without files/ has become DEST, and its folder is about to be deleted. */
 #pragma once
