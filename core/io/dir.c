@@ -62,11 +62,20 @@ static char *blobs_of(const char *real)
     return ckpt_asprintf("%.*s/blobs", (int)n, real);
 }
 
+/* The first bytes of a far file, by its path from the root. */
+struct head {
+    char *below;
+    unsigned char *data;
+    size_t len;
+    bool whole; /* the file has no more */
+};
+
 /* Data that all directories below one ckpt_dir_open share. */
 struct root {
     struct ckpt_below top; /* its strings are owned */
     atomic_uint refs;
-    pthread_mutex_t lock; /* protects the names below, which many files share */
+    pthread_mutex_t lock; /* protects the names below, which many files share, and the heads */
+    CKPT_VEC(struct head) heads;
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
@@ -89,10 +98,20 @@ struct ckpt_dir {
     char path[];                        /* as shown to people */
 };
 
+static void forget_heads(struct root *r)
+{
+    for (size_t i = 0; i < r->heads.len; i++) {
+        free(r->heads.ptr[i].below);
+        free(r->heads.ptr[i].data);
+    }
+    ckpt_vec_release(&r->heads);
+}
+
 static void root_unref(struct root *r)
 {
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
         return;
+    forget_heads(r);
     ckpt_closep(&r->top.fd);
     if (r->way.ops->free)
         r->way.ops->free(r->way.ctx);
@@ -536,8 +555,53 @@ void ckpt_dir_refresh(const struct ckpt_dir *dir)
 {
     const struct ckpt_dir_way *way = &dir->root->way;
 
+    (void)pthread_mutex_lock(&dir->root->lock);
+    forget_heads(dir->root);
+    (void)pthread_mutex_unlock(&dir->root->lock);
     if (way->ops->refresh)
         way->ops->refresh(way->ctx);
+}
+
+/* ---- first bytes of far files ---- */
+
+enum { MOST_HEADS = 64, MOST_HEAD_BYTES = 256 * 1024 };
+
+bool ckpt_dir_recall_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap,
+                          size_t *ret)
+{
+    ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
+    struct root *r = dir->root;
+    bool found = false;
+
+    (void)pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; below && i < r->heads.len && !found; i++) {
+        const struct head *h = &r->heads.ptr[i];
+        if (strcmp(h->below, below) != 0 || (!h->whole && h->len < cap))
+            continue;
+        *ret = h->len < cap ? h->len : cap;
+        memcpy(buf, h->data, *ret);
+        found = true;
+    }
+    (void)pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+void ckpt_dir_keep_head(const struct ckpt_dir *dir, const char *name, const void *data, size_t len,
+                        bool whole)
+{
+    struct root *r = dir->root;
+    struct head h = {.len = len, .whole = whole};
+
+    if (!ckpt_dir_is_far(dir) || len > MOST_HEAD_BYTES || !(h.below = join(dir->below, name)))
+        return;
+    if ((h.data = malloc(len + 1)))
+        memcpy(h.data, data, len);
+    (void)pthread_mutex_lock(&r->lock);
+    if (h.data && r->heads.len < MOST_HEADS && ckpt_vec_push(&r->heads, h) == 0)
+        h = (struct head){0};
+    (void)pthread_mutex_unlock(&r->lock);
+    free(h.below);
+    free(h.data);
 }
 
 /* ---- what was read before ---- */

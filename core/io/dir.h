@@ -214,8 +214,15 @@ int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const cha
                          uint64_t size, const struct iovec *iov, int n, uint64_t off,
                          enum ckpt_read_how how, struct ckpt_err *err);
 
-/* Makes a directory forget the lists that it keeps, so that the next question looks again. Only
- * buckets keep any. */
+/* The first bytes of a far file, for which many probes ask: recall them, if they or all of a
+ * shorter file were kept, and keep them, until ckpt_dir_refresh. */
+bool ckpt_dir_recall_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap,
+                          size_t *ret);
+void ckpt_dir_keep_head(const struct ckpt_dir *dir, const char *name, const void *data, size_t len,
+                        bool whole);
+
+/* Makes a directory forget the lists and the first bytes of files that it keeps, so that the next
+ * question looks again. Only far ones keep any. */
 void ckpt_dir_refresh(const struct ckpt_dir *dir);
 
 /* Begin to fetch, all at once, what every reader of a bucket's folder needs at first: the files

@@ -1098,10 +1098,17 @@ size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *bu
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
 
+    size_t n;
+
+    if (ckpt_dir_recall_head(dir, name, buf, cap, &n))
+        return n;
     if (open_once(dir, name, &s, NULL) < 0)
         return 0;
-    const size_t n = (size_t)ckpt_min_u64(cap, s->size);
-    return read_first(dir, s, buf, n, NULL) < 0 ? 0 : n;
+    n = (size_t)ckpt_min_u64(cap, s->size);
+    if (read_first(dir, s, buf, n, NULL) < 0)
+        return 0;
+    ckpt_dir_keep_head(dir, name, buf, n, n == s->size);
+    return n;
 }
 
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
