@@ -121,22 +121,31 @@ static void print_advice(const json_t *mount)
         (void)printf("faster: echo 2048 | sudo tee /sys/class/bdi/%s/read_ahead_kb\n", bdi);
 }
 
+/* For a path that is no run: is an unfinished export to be there? Else fail as *why says. */
+static int tell_export(const struct ckpt_tool *t, const struct ckpt_err *why, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *state = NULL;
+
+    /* storage that hangs is not asked again */
+    if (why->code != CKPT_TIMEOUT && ckpt_export_state(t->run, &state, err) < 0)
+        return -1;
+    if (!state)
+        return ckpt_err_move(err, why);
+    if (t->json)
+        return ckpt_out_json(state, err);
+    ckpt_export_print_state(state);
+    return CKPT_TOOL_GOOD;
+}
+
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL, *state = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *mount = mount_facts(t->run), *j = NULL;
     const char *run = ckpt_json_str(mount, "run");
+    struct ckpt_err own = {0};
 
-    if (!mount && ckpt_export_state(t->run, &state, err) < 0)
-        return -1;
-    if (state && t->json)
-        return ckpt_out_json(state, err);
-    if (state) {
-        ckpt_export_print_state(state);
-        return CKPT_TOOL_GOOD;
-    }
     /* a mount may wait for its first step */
-    if (gather(t, run ? run : t->run, &j, err) < 0 && !mount)
-        return -1;
+    if (gather(t, run ? run : t->run, &j, &own) < 0 && !mount)
+        return tell_export(t, &own, err);
     if (t->json) {
         if (mount && j && json_object_update_missing(mount, j) < 0)
             return ckpt_nomem(err);
