@@ -154,11 +154,14 @@ static int label_one(struct matching *m, size_t i, const char *begin, size_t beg
     const struct ckpt_state_name *n = &m->name[i];
     ckpt_cleanup(ckpt_freep) char *kind = strndup(n->kind, n->kind_len),
                                   *parameter = strndup(n->parameter, n->parameter_len);
+    ckpt_cleanup(ckpt_freep) char *would = NULL;
+    const char *weight = begin ? find_weight(m, begin, begin_len, n) : NULL;
 
     if (!kind || !parameter)
         return ckpt_nomem(err);
-    const struct ckpt_state state = {kind, parameter,
-                                     begin ? find_weight(m, begin, begin_len, n) : NULL};
+    if (begin && !weight && !(would = ckpt_asprintf("%.*s%s", (int)begin_len, begin, parameter)))
+        return ckpt_nomem(err);
+    const struct ckpt_state state = {kind, parameter, weight ? weight : would};
     return m->buf.failed ? ckpt_nomem(err) : ckpt_catalog_set_state(m->cat, i, &state, err);
 }
 

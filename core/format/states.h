@@ -31,6 +31,6 @@ ckpt_state_parse_fn ckpt_state_parse_torch;
 
 /* State of all tensors of cat that are an optimizer's, by their names, which parameter's they are
  * (ckpt_catalog_set_state). A parameter's weight has its name, with the same beginning for all
- * parameters of one optimizer: "model." or "app.model."; it is not stated if there is none, or if
- * two beginnings are as good. */
+ * parameters of one optimizer: "model." or "app.model.". It is not stated if no weight has such a
+ * name, or if two beginnings are as good. */
 int ckpt_states_label(struct ckpt_catalog *cat, ckpt_state_parse_fn *parse, struct ckpt_err *err);

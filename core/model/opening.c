@@ -65,7 +65,7 @@ struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening
         .base_config = own_names ? ckpt_opening_model_config(o) : ckpt_opening_base_config(o),
         .overrides = opt->overrides,
         .allow_partial = opt->allow_partial,
-        .allow_missing = opt->missing == CKPT_LACKS_FROM_BASE,
+        .allow_missing = opt->missing == CKPT_LACKS_FROM_BASE || o->other_form,
         .allow_leftover = opt->allow_leftover,
         .layout_only = ckpt_state_is_moment(opt),
     };
@@ -177,7 +177,7 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
     if (o->lists_states)
         return 0;
     const struct ckpt_state_asked asked = {opt, ckpt_dir_path(o->dir)};
-    if (ckpt_state_choose(&asked, &o->cat, err) < 0 || keep_part(o, err) < 0)
+    if (ckpt_state_choose(&asked, &o->cat, &o->other_form, err) < 0 || keep_part(o, err) < 0)
         return -1;
     if (!o->facts.files_at) {
         o->facts.files_at = o->reader->side_files;

@@ -45,6 +45,8 @@ struct ckpt_opening {
     json_t *corrected; /* the model's config with the options' corrections; NULL: there are none */
     json_t *framework; /* for a writer: the config of the checkpoint's framework, until a recipe
                           makes the one of the format that is written; or NULL */
+    bool
+        other_form; /* a state is shown, whose parameters are stored in another form than weights */
     bool config_changed; /* config differs from the file that was read (quantisation removed,
                             another vocabulary) */
     bool renamed;        /* at least one tensor has another name than it is stored under */

@@ -113,8 +113,17 @@ struct choice {
     struct ckpt_catalog *cat; /* the reader's */
     const char *kind;
     const struct ckpt_tensor **state; /* of each tensor of cat, if it is a weight; or NULL */
-    size_t nstate, nstray;            /* states of this kind; of which no weight is known */
-    const char *stray;                /* the first one's name */
+    size_t nstate;                    /* states of this kind */
+
+    /* Those of which nothing says whose they are, and the first one's name. */
+    size_t nstray;
+    const char *stray;
+
+    /* Those of parameters that are stored in another form than the weights, as where a trainer
+     * fuses q, k and v in memory, and the first one's name. */
+    size_t nother;
+    const char *other;
+
     struct ckpt_catalog *made;
     uint32_t nowhere; /* the source of weights without the state */
 };
@@ -133,9 +142,12 @@ static int note(struct choice *c, const struct ckpt_tensor *t, struct ckpt_err *
         t->state->weight ? ckpt_catalog_find(cat, t->state->weight) : NULL;
 
     c->nstate++;
+    if (!w && t->state->weight) {
+        c->other = c->nother++ ? c->other : t->name;
+        return 0;
+    }
     if (!w) {
-        if (c->nstray++ == 0)
-            c->stray = t->name;
+        c->stray = c->nstray++ ? c->stray : t->name;
         return 0;
     }
     const struct ckpt_tensor **of = &c->state[w - cat->tensors.ptr];
@@ -191,6 +203,36 @@ static int add_nowhere(struct choice *c, const struct ckpt_tensor *w, enum ckpt_
     return 0;
 }
 
+static int add_state(struct choice *c, const struct ckpt_tensor *t, const char *name,
+                     struct ckpt_err *err)
+{
+    struct ckpt_tensor own = *t;
+
+    own.name = name;
+    own.wanted = 0;
+    return ckpt_catalog_copy(c->made, &own, 0, err);
+}
+
+/* Add the states of parameters that are stored in another form, under the names that these would
+ * have, which recipes may know. Which weights they stand for is not known here, so weights without
+ * a state are not there at all. */
+static int add_others(struct choice *c, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = c->cat;
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (t->state && t->state->weight && strcmp(t->state->kind, c->kind) == 0 &&
+            !ckpt_catalog_find(cat, t->state->weight) && add_state(c, t, t->state->weight, err) < 0)
+            return -1;
+    }
+    ckpt_catalog_note(c->made,
+                      "%zu parameters of the optimizer are stored in another form than the weights "
+                      "('%s' ...); a tensor without '%s', such as a frozen one, is left out",
+                      c->nother, c->other, c->kind);
+    return 0;
+}
+
 static int replace(struct choice *c, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = c->cat;
@@ -200,18 +242,11 @@ static int replace(struct choice *c, struct ckpt_err *err)
         const struct ckpt_tensor *w = &cat->tensors.ptr[i];
         if (!is_weight(w))
             continue;
-        if (!c->state[i]) {
-            if (add_nowhere(c, w, dtype, err) < 0)
-                return -1;
-            continue;
-        }
-        struct ckpt_tensor own = *c->state[i];
-        own.name = w->name;
-        own.wanted = 0;
-        if (ckpt_catalog_copy(c->made, &own, 0, err) < 0)
+        if (c->state[i] ? add_state(c, c->state[i], w->name, err) < 0
+                        : !c->nother && add_nowhere(c, w, dtype, err) < 0)
             return -1;
     }
-    return 0;
+    return c->nother ? add_others(c, err) : 0;
 }
 
 static int begin(struct choice *c, struct ckpt_err *err)
@@ -248,7 +283,7 @@ static int keep_raw(struct choice *c, struct ckpt_err *err)
 }
 
 int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
-                      struct ckpt_err *err)
+                      bool *ret_other_form, struct ckpt_err *err)
 {
     ckpt_cleanup(choice_release) struct choice c = {
         .asked = asked, .cat = *cat, .kind = asked->opt->state};
@@ -264,6 +299,7 @@ int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog 
             c.made,
             "left out: %zu tensors of state '%s' whose weight is not known, the first is '%s'",
             c.nstray, c.kind, c.stray);
+    *ret_other_form = c.nother > 0;
     ckpt_catalog_free(*cat);
     *cat = ckpt_steal(&c.made);
     return 0;

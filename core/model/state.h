@@ -25,11 +25,12 @@ struct ckpt_state_asked {
 
 /* Put the state that the options ask for in the place of each weight of *cat, which is the
  * reader's and is replaced; with view=raw, keep the state's tensors under their parameters' names.
- * A weight that has none lies nowhere (ckpt_tensor_is_nowhere) afterwards. Nothing to do if no
- * state is asked for. MISSING: the checkpoint has no such state. CONFLICT: one has another shape
+ * A weight that has none lies nowhere (ckpt_tensor_is_nowhere) afterwards; but if parameters are
+ * stored in another form than weights (*ret_other_form), it is not there at all. Nothing to do if
+ * no state is asked for. MISSING: the checkpoint has no such state. CONFLICT: one has another shape
  * than its parameter, or two belong to one. UNSUPPORTED: nothing says whose they are. */
 int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
-                      struct ckpt_err *err);
+                      bool *ret_other_form, struct ckpt_err *err);
 
 /* Tell which tensors of the model are left out because they lie nowhere. *ret_names are the names
  * of the others, with NULL for those (the caller frees the array); NULL: none is left out. MISSING:

@@ -96,8 +96,9 @@ struct ckpt_cuts {
 struct ckpt_state {
     const char *kind; /* "master", "exp_avg", "exp_avg_sq", "step", else the framework's word */
     const char *parameter; /* the parameter, as the framework's optimizer calls it */
-    const char *weight; /* the name of the tensor with its weight, which may be the same tensor; or
-                           NULL: the catalogue has none */
+    const char *weight; /* the name that the tensor with its weight has, which may be the same one;
+                           of a parameter that is stored in another form, the name that it would
+                           have; or NULL: nothing says it */
 };
 
 struct ckpt_value;

@@ -11,6 +11,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
+import case  # noqa: E402
+
 try:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
@@ -181,6 +184,41 @@ class Frameworks(Case):
         os.truncate(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0], 1000)
         said = self.refused(run, "state=exp_avg")
         self.assertIn("has none: left out: ", said)
+
+
+class Fixtures(Case):
+    """Every real checkpoint that has an optimizer: a state has the weights' names and shapes, and a master that is rounded is the weight."""
+
+    def test_all(self):
+        masters = moments = 0
+        for path in sorted(p for root in case.roots() for p in glob.glob(os.path.join(root, "**", "case*.json"), recursive=True)):
+            c = case.load(path)
+            if c["compare"] == "refuse" or c.get("view") not in (None, "hf", "raw") or c.get("steps"):
+                continue
+            options = [o for o in case.options_of(c) if not o.startswith(("max_shard_size=", "dtype=", "missing=", "lora="))]
+            run = os.path.join(c["folder"], c["open"])
+            info = subprocess.run([CKPT, "info", run, "--json", *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
+            states = json.loads(info.stdout).get("states", {}) if info.returncode == 0 else {}
+            if not states.keys() & {"exp_avg", "master"}:
+                continue
+            with self.subTest(case=os.path.relpath(path, c["folder"] + "/../..")):
+                weights = self.export(run, *options)[0]
+                for kind in ("exp_avg", "exp_avg_sq", "master"):
+                    if kind not in states:
+                        continue
+                    if "mfsdp" in path:  # by number: nothing says whose they are
+                        self.assertIn("nothing says whose", self.refused(run, f"state={kind}", *options))
+                        continue
+                    got = self.export(run, f"state={kind}", *options)[0]
+                    self.assertEqual(sorted(got), sorted(weights) if "torchtitan" in path else sorted(got))
+                    moments += kind == "exp_avg"
+                    for name, t in got.items() if c.get("view") != "raw" else ():
+                        self.assertEqual(t.shape, weights[name].shape, name)
+                        if kind == "master" and weights[name].element_size() == 2:
+                            masters += 1
+                            self.assertTrue(torch.equal(t.to(weights[name].dtype), weights[name]), name)
+        self.assertGreater(moments, 0)
+        self.assertGreater(masters, 0)
 
 
 class Listing(Case):
