@@ -333,7 +333,8 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         stored, "saved_ns", (json_int_t)ckpt_node_mtime_ns(ckpt_view_root(view)), "pieces", pieces,
         "warnings", view->cat->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
-        json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0 ||
+        json_object_set_new(info, "tied",
+                            ckpt_describe_ties(view->shared, view->cat, view->config)) < 0 ||
         json_object_set_new(info, "dtypes", count_dtypes(view->cat, false)) < 0 ||
         json_object_set_new(info, "stored_dtypes", count_dtypes(view->cat, true)) < 0 ||
         (storage && json_object_set_new(info, "storage", json_string(storage)) < 0) ||
@@ -453,7 +454,8 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *out = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *ties = ckpt_describe_ties(view);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *ties =
+        ckpt_describe_ties(view->shared, view->cat, view->config);
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
     struct ckpt_tensor_info info = {.size = sizeof info};
     const char *tied = t ? NULL : ckpt_json_str(ties, tensor);

@@ -123,6 +123,13 @@ void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j)
 
     switch (json_typeof(j)) {
     case JSON_OBJECT:
+        if (json_object_get(j, "$tuple")) {
+            ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_MARK);
+            json_array_foreach(json_object_get(j, "$tuple"), i, value)
+                ckpt_pickle_out_json(p, value);
+            ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE);
+            break;
+        }
         ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
         json_object_foreach((json_t *)j, key, value) {
             ckpt_pickle_out_text(p, key);
@@ -485,6 +492,20 @@ void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, s
 
     if (ckpt_torch_out_file(&f, out, NULL, NULL) < 0)
         out->failed = true;
+}
+
+void ckpt_torch_out_json(const json_t *j, struct ckpt_str *out)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
+    struct ckpt_pickle_out p = {.out = &pickle};
+
+    ckpt_pickle_out_begin(&p);
+    ckpt_pickle_out_json(&p, j);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_STOP);
+    if (pickle.failed)
+        out->failed = true;
+    else
+        ckpt_torch_out_pickle("archive/", ckpt_str_get(&pickle), pickle.len, out);
 }
 
 void ckpt_torch_out_none(struct ckpt_str *out)

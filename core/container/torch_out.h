@@ -57,8 +57,8 @@ void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n);
 void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x);
 void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text);
 
-/* Push a JSON value: dicts, lists, strings, numbers, booleans, None. A string that is the name of a
- * dtype ("torch.bfloat16") becomes that. */
+/* Push a JSON value: dicts, lists, strings, numbers, booleans, None; {"$tuple": [...]} is a tuple.
+ * A string that is the name of a dtype ("torch.bfloat16") becomes that. */
 void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j);
 
 /* Put the object on top of the stack into the memo, as its next entry. */
@@ -104,6 +104,9 @@ int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *tex
 /* Append the file of an object that has no tensors. */
 void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
                            struct ckpt_str *out);
+
+/* Append the archive of a JSON value, as ckpt_pickle_out_json has it. */
+void ckpt_torch_out_json(const json_t *j, struct ckpt_str *out);
 
 /* Append the file of the object [None]. */
 void ckpt_torch_out_none(struct ckpt_str *out);

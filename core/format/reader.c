@@ -11,6 +11,22 @@
 
 enum { MAX_POINTER = 4096 };
 
+int ckpt_facts_copy(const struct ckpt_facts *facts, struct ckpt_facts *ret)
+{
+    const json_t *const of[] = {facts->dtypes, facts->metadata, facts->adapter_config};
+    json_t **const to[] = {&ret->dtypes, &ret->metadata, &ret->adapter_config};
+    bool good = true;
+
+    *ret = *facts;
+    ret->weight_map = ckpt_weight_map_ref(facts->weight_map);
+    ret->home = ckpt_dir_ref(facts->home);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        *to[i] = of[i] ? json_deep_copy(of[i]) : NULL;
+        good &= !of[i] || *to[i];
+    }
+    return good ? 0 : -1;
+}
+
 void ckpt_facts_release(struct ckpt_facts *facts)
 {
     ckpt_weight_map_unref(facts->weight_map);

@@ -116,6 +116,9 @@ struct ckpt_facts {
     const char *dtypes_file; /* the name of the file that says them */
 };
 
+/* Copy the facts; -1: there is no memory, and *ret is to be released all the same. */
+int ckpt_facts_copy(const struct ckpt_facts *facts, struct ckpt_facts *ret);
+
 /* Release what the facts refer to. */
 void ckpt_facts_release(struct ckpt_facts *facts);
 
@@ -162,6 +165,12 @@ struct ckpt_reader {
      * its own file, they are those of the first rank. NULL: the format has none. */
     int (*objects)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                    struct ckpt_err *err);
+
+    /* Add to the array `out` the groups of the optimizer's parameters, as format/groups.h has them.
+     * `objects` is what the function above gives. NULL: they are as torch's state dicts have them.
+     */
+    int (*groups)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                  const json_t *objects, json_t *out, struct ckpt_err *err);
 
     /* Add to the object `out` the paths of the stored names in the nested state dict that was
      * saved: {"optim.lr": ["optim", "lr"]}. NULL: the format keeps no paths. */

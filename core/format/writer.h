@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/str.h"
 #include "format/output.h"
 #include "tensor/catalog.h"
 #include "tensor/slice.h"
@@ -26,6 +27,10 @@ struct ckpt_writing {
     const json_t *config; /* the format's own, which a recipe made; NULL: the format has none */
     const json_t *about;  /* facts about the checkpoint that is read (catalog.h) */
     uint64_t step;        /* the checkpoint's; 0: it has none */
+    /* with the option optimizer: its groups of parameters, each with all members of a group of
+     * torch's AdamW and "params", the tensors' names without what the format puts before them; and
+     * tensors of cat say of which parameter they are which state (ckpt_state). NULL: without */
+    const json_t *groups;
     const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
                                                and how it would split them */
     struct ckpt_vfiles *files;              /* to add to */
@@ -62,6 +67,10 @@ struct ckpt_writer {
     bool hub_files;          /* a model directory's other files lie beside its own */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     const struct ckpt_writer_word *words; /* of its framework; NULL: none */
+    /* Append the name that the format gives to what an optimizer has of a parameter: "step",
+     * "exp_avg", "exp_avg_sq", or "weight", the parameter itself. NULL: the format has no place for
+     * an optimizer. */
+    void (*state_name)(struct ckpt_str *out, const char *parameter, const char *kind);
     const char *also; /* what other programs call this view, as ckpt_words_find has it; or NULL */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);

@@ -91,30 +91,31 @@ int ckpt_describe_paths(const struct ckpt_view *view, json_t **ret, struct ckpt_
 /* ---- ties ---- */
 
 /* The input embedding's name in this view; NULL: it has none. */
-static const char *embedding_of(const struct ckpt_view *v, const struct ckpt_type *type)
+static const char *embedding_of(const struct ckpt_catalog *cat, const struct ckpt_type *type)
 {
     for (size_t i = 0; i < type->embedding.n; i++)
-        if (ckpt_catalog_find(v->cat, type->embedding.text[i]))
+        if (ckpt_catalog_find(cat, type->embedding.text[i]))
             return type->embedding.text[i];
     return NULL;
 }
 
-json_t *ckpt_describe_ties(const struct ckpt_view *v)
+json_t *ckpt_describe_ties(const struct ckpt_shared *shared, const struct ckpt_catalog *cat,
+                           const json_t *config)
 {
-    const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(v->shared->recipes),
-                                                   ckpt_json_str(v->config, "model_type"));
-    const bool is_known = type != ckpt_types_any(ckpt_recipes_types(v->shared->recipes));
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(shared->recipes), ckpt_json_str(config, "model_type"));
+    const bool is_known = type != ckpt_types_any(ckpt_recipes_types(shared->recipes));
     json_t *tied = json_object();
 
-    if (!ckpt_json_bool(v->config, "tie_word_embeddings", false))
+    if (!ckpt_json_bool(config, "tie_word_embeddings", false))
         return tied;
     for (size_t i = 0; i < type->ties.n && tied; i++) {
         const struct ckpt_text_pair *tie = &type->ties.pair[i];
-        const char *to = tie->to ? tie->to : embedding_of(v, type);
+        const char *to = tie->to ? tie->to : embedding_of(cat, type);
         /* for a type without facts of its own the list has the names of all types */
         if (!is_known && (!type->output.n || strcmp(tie->from, type->output.text[0]) != 0))
             continue;
-        if (!to || ckpt_catalog_find(v->cat, tie->from) || !ckpt_catalog_find(v->cat, to))
+        if (!to || ckpt_catalog_find(cat, tie->from) || !ckpt_catalog_find(cat, to))
             continue;
         ckpt_json_set(&tied, tie->from, json_string(to));
     }

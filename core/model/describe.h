@@ -29,7 +29,9 @@ int ckpt_describe_states(const struct ckpt_view *view, json_t **ret, struct ckpt
  * them. *ret is a new object; {} if the format keeps none. */
 int ckpt_describe_paths(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
 
-/* The names that the model's class has for stored tensors besides their own, as in
+/* The names that the class of the model with this config has for tensors of cat besides their own,
+ * as in
  * {"lm_head.weight": "model.embed_tokens.weight"}: what the config ties. A new object; NULL: out of
  * memory. */
-json_t *ckpt_describe_ties(const struct ckpt_view *view);
+json_t *ckpt_describe_ties(const struct ckpt_shared *shared, const struct ckpt_catalog *cat,
+                           const json_t *config);

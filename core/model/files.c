@@ -565,6 +565,7 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
                              .output = output,
                              .config = o->framework,
                              .about = o->cat->about,
+                             .groups = o->groups,
                              .model = model,
                              .files = &files};
 

@@ -282,7 +282,7 @@ static int convert_names(struct ckpt_opening *o, struct ckpt_err *err)
     struct ckpt_recipe_options convert = {.format = "hub",
                                           .base_config = o->config,
                                           .back = true,
-                                          .layout_only = ckpt_state_is_moment(o->shared->opt)};
+                                          .layout_only = ckpt_state_is_moment(o->state)};
 
     if (o->decision.convert == CKPT_CONVERT_NOT)
         return 0;
@@ -385,7 +385,7 @@ static bool is_unknown(const struct ckpt_opening *o, const struct ckpt_tensor *t
 {
     enum ckpt_dtype mapped;
 
-    return o->facts.dtypes && !o->shared->opt->raw && !ckpt_state_is_asked(o->shared->opt) &&
+    return o->facts.dtypes && !o->shared->opt->raw && !ckpt_state_is_asked(o->state) &&
            o->shared->opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_dtype_is_castable(t->dtype) &&
            !keeps_dtype(o, t->name) && !find_mapped(o, t->name, &mapped);
 }
@@ -409,7 +409,7 @@ static enum ckpt_dtype wanted_dtype(const struct ckpt_opening *o, const struct c
     const bool cast = o->shared->opt->dtype_rule == CKPT_DTYPE_CAST;
     enum ckpt_dtype mapped, dtype;
 
-    if (ckpt_state_is_asked(o->shared->opt)) /* a state's dtype is its own */
+    if (ckpt_state_is_asked(o->state)) /* a state's dtype is its own */
         return cast && ckpt_dtype_is_castable(t->dtype) ? o->shared->opt->dtype
                                                         : (enum ckpt_dtype)t->dtype;
     if (!ckpt_dtype_is_castable(t->dtype) || o->shared->opt->dtype_rule == CKPT_DTYPE_STORED)
@@ -678,7 +678,7 @@ static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
                                                 .back = true,
                                                 .output = &output,
                                                 .allow_leftover = s->opt->allow_leftover,
-                                                .layout_only = ckpt_state_is_moment(s->opt)};
+                                                .layout_only = ckpt_state_is_moment(o->state)};
 
     if (ckpt_recipes_forced(s->recipes))
         return ckpt_fail(err, CKPT_USAGE,
@@ -694,9 +694,10 @@ static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
 static int leave_out_states(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) const char **name = NULL;
+    const struct ckpt_state_asked asked = ckpt_opening_asked(o);
     const bool renamed = o->renamed;
 
-    if (ckpt_state_leave_out(o->shared->opt, o->cat, &name, err) < 0 ||
+    if (ckpt_state_leave_out(&asked, o->cat, &name, err) < 0 ||
         (name && ckpt_opening_rename(o, name, err) < 0))
         return -1;
     o->renamed = renamed;

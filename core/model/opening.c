@@ -67,7 +67,7 @@ struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening
         .allow_partial = opt->allow_partial,
         .allow_missing = opt->missing == CKPT_LACKS_FROM_BASE || o->other_form,
         .allow_leftover = opt->allow_leftover,
-        .layout_only = ckpt_state_is_moment(opt),
+        .layout_only = ckpt_state_is_moment(o->state),
     };
 }
 
@@ -77,6 +77,8 @@ int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err)
 {
     if (!(o->name = strdup(*o->step ? o->step : ckpt_dir_real_name(o->dir))))
         return ckpt_nomem(err);
+    if (!o->state)
+        o->state = o->shared->opt->optimizer ? CKPT_STATE_TRAINED : o->shared->opt->state;
     ckpt_dir_small_soon(o->dir);
     return (o->reader = ckpt_reader_probe(o->dir, err)) ? 0 : -1;
 }
@@ -144,6 +146,38 @@ static int keep_part(struct ckpt_opening *o, struct ckpt_err *err)
     return ckpt_opening_rename(o, name, err);
 }
 
+struct ckpt_state_asked ckpt_opening_asked(const struct ckpt_opening *o)
+{
+    return (struct ckpt_state_asked){
+        .state = o->state, .raw = o->shared->opt->raw, .path = ckpt_dir_path(o->dir)};
+}
+
+/* Keep what the reader has read, of which several models will be made. */
+static int keep_read(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    o->read = ckpt_steal(&o->cat);
+    return ckpt_facts_copy(&o->facts, &o->read_facts) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Choose the part that the options name, and find what goes with the weights. */
+static int settle(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+
+    if (keep_part(o, err) < 0)
+        return -1;
+    if (!o->facts.files_at) {
+        o->facts.files_at = o->reader->side_files;
+        o->facts.files = CKPT_FILES_TOKENIZER;
+    }
+    if (find_home(o, err) < 0)
+        return -1;
+    const json_t *config = ckpt_opening_model_config(o);
+    return config && ckpt_options_override(opt)
+               ? ckpt_opening_correct(o, config, &o->corrected, err)
+               : 0;
+}
+
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = o->shared->opt;
@@ -154,13 +188,13 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .naming = &naming,
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
-        .states = opt->raw || ckpt_state_is_asked(opt) || o->lists_states,
+        .states = opt->raw || ckpt_state_is_asked(o->state) || o->lists_states,
         .variant = opt->variant,
         .name = o->name,
         .above = o->above,
         .base = o->shared->base ? o->shared->base->cat : NULL,
-        .masters = ckpt_state_is_asked(opt)
-                       ? !ckpt_state_is_moment(opt)
+        .masters = ckpt_state_is_asked(o->state)
+                       ? !ckpt_state_is_moment(o->state)
                        : opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
     };
 
@@ -176,27 +210,43 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         return ckpt_nomem(err);
     if (o->lists_states)
         return 0;
-    const struct ckpt_state_asked asked = {opt, ckpt_dir_path(o->dir)};
-    if (ckpt_state_choose(&asked, &o->cat, &o->other_form, err) < 0 || keep_part(o, err) < 0)
+    if (opt->optimizer && keep_read(o, err) < 0)
         return -1;
-    if (!o->facts.files_at) {
-        o->facts.files_at = o->reader->side_files;
-        o->facts.files = CKPT_FILES_TOKENIZER;
-    }
-    if (find_home(o, err) < 0)
-        return -1;
-    const json_t *config = ckpt_opening_model_config(o);
-    return config && ckpt_options_override(opt)
-               ? ckpt_opening_correct(o, config, &o->corrected, err)
+    const struct ckpt_state_asked asked = ckpt_opening_asked(o);
+    return (o->read ? ckpt_state_make(&asked, o->read, &o->cat, &o->other_form, err)
+                    : ckpt_state_choose(&asked, &o->cat, &o->other_form, err)) < 0 ||
+                   settle(o, err) < 0
+               ? -1
                : 0;
+}
+
+int ckpt_opening_begin_state(const struct ckpt_opening *of, const char *state,
+                             struct ckpt_opening *ret, struct ckpt_err *err)
+{
+    ret->shared = of->shared;
+    ret->dir = of->dir;
+    ret->above = of->above;
+    ret->around = of->around;
+    ret->step = of->step;
+    ret->state = state;
+    ret->reader = of->reader;
+    const struct ckpt_state_asked asked = ckpt_opening_asked(ret);
+    if (!(ret->name = strdup(of->name)) || ckpt_facts_copy(&of->read_facts, &ret->facts) < 0)
+        return ckpt_nomem(err);
+    return ckpt_state_make(&asked, of->read, &ret->cat, &ret->other_form, err) < 0
+               ? -1
+               : settle(ret, err);
 }
 
 void ckpt_opening_release(struct ckpt_opening *o)
 {
     ckpt_vtree_free(o->tree);
     ckpt_catalog_free(o->cat);
+    ckpt_catalog_free(o->read);
     ckpt_catalog_free(o->adapter);
     ckpt_facts_release(&o->facts);
+    ckpt_facts_release(&o->read_facts);
+    json_decref(o->groups);
     ckpt_home_release(&o->home);
     json_decref(o->base_names);
     json_decref(o->corrected);

@@ -8,6 +8,7 @@
  *     decide      every choice, as a pure function     decide.c
  *     make        names, values, config                model.c
  *     average     the mean of several such models      mean.c
+ *     add         what the optimizer has of it         optimizer.c
  *     cast        dtypes                               model.c
  *     lay out     the files                            files.c
  *
@@ -21,6 +22,7 @@
 #include "format/reader.h"
 #include "model/base.h"
 #include "model/decide.h"
+#include "model/state.h"
 #include "model/view.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
@@ -34,12 +36,17 @@ struct ckpt_opening {
     struct ckpt_dir *around; /* the step's folder, if dir is one inside; or NULL */
     const char *step;        /* its name in the run; "" for a single checkpoint */
     bool lists_states;       /* all states are read, and none is chosen */
+    const char *state;       /* what is shown of each parameter (model/state.h); NULL: what the
+                                options say, as ckpt_opening_begin sets it */
     /* what is found out */
     const struct ckpt_reader *reader;
     struct ckpt_facts facts; /* the reader's; then also what the names say */
     struct ckpt_home home;   /* of the model; none if a base or the reader has its config */
     struct ckpt_decision decision;
     struct ckpt_catalog *cat;     /* the reader's; then the model's */
+    struct ckpt_catalog *read;    /* with an optimizer: the reader's, of all states; else NULL */
+    struct ckpt_facts read_facts; /* and the reader's facts as they were */
+    json_t *groups; /* with an optimizer: its groups of parameters (format/writer.h); or NULL */
     struct ckpt_catalog *adapter; /* the adapter that is merged into cat; or NULL */
     json_t *base_names;           /* {tensor: its name in the base} where they differ; or NULL */
     json_t *corrected; /* the model's config with the options' corrections; NULL: there are none */
@@ -65,6 +72,19 @@ int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err);
 
 /* Read the catalogue and the facts, and find the model's home; to list states, only the former. */
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* Begin another opening of what `of` has read, of another state of each parameter; *ret is all zero
+ * before, and released by the caller, after a failure too. It is to be identified next. */
+int ckpt_opening_begin_state(const struct ckpt_opening *of, const char *state,
+                             struct ckpt_opening *ret, struct ckpt_err *err);
+
+/* Add what the optimizer has of each parameter to o->cat, the model, under the names of the format
+ * that is written; set o->groups. Nothing to do without the option optimizer. MISSING: the run has
+ * no such states, or does not say a number that no option gives. */
+int ckpt_optimizer_add(struct ckpt_opening *o, struct ckpt_err *err);
+
+/* The request for ckpt_state_choose and others. */
+struct ckpt_state_asked ckpt_opening_asked(const struct ckpt_opening *o);
 void ckpt_opening_release(struct ckpt_opening *o);
 
 /* The facts about the model type that o->config names. */

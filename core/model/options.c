@@ -2,6 +2,7 @@
 /* Parsing options: one table for the mount, the tool and the library. */
 #include "model/options.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -205,6 +206,46 @@ static const char *view_word(const struct ckpt_options *opt)
                               : "hf";
 }
 
+/* The first number of the optimizer that was given; or NULL. */
+static const char *first_hyper(const struct ckpt_options *opt)
+{
+    static const char *const key[] = {"_lr", "_betas", "_eps", "_weight_decay", "_optimizer_step"};
+
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++)
+        if (json_object_get(opt->overrides, key[i]))
+            return key[i] + 1;
+    return NULL;
+}
+
+static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
+{
+    const struct ckpt_writer *writer = opt->output.writer;
+    const char *hyper = first_hyper(opt);
+
+    if (!opt->optimizer)
+        return hyper ? ckpt_fail(err, CKPT_USAGE, "option %s: it goes with the option optimizer",
+                                 hyper)
+                     : 0;
+    if (!writer || !writer->state_name)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option optimizer: it is for view=dcp, which trainers load; view=%s has "
+                         "no place for an optimizer (view=raw shows all tensors as they are "
+                         "stored, state=exp_avg one moment under the model's names)",
+                         view_word(opt));
+    if (opt->state || opt->average || opt->missing == CKPT_LACKS_FROM_BASE || opt->lora)
+        return ckpt_fail(err, CKPT_USAGE, "option optimizer: it does not go with %s",
+                         opt->state     ? "state="
+                         : opt->average ? "average="
+                         : opt->lora    ? "lora="
+                                        : "missing=base");
+    if (opt->dtype_rule == CKPT_DTYPE_CAST || opt->dequantize)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option %s: with optimizer each tensor keeps the dtype in which the run "
+                         "has it",
+                         opt->dequantize ? "dequantize" : "dtype");
+    return 0;
+}
+
 int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
 {
     const struct ckpt_writer *writer = opt->output.writer;
@@ -218,6 +259,8 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
     if (opt->state && (opt->missing == CKPT_LACKS_FROM_BASE || opt->lora == CKPT_LORA_MERGE))
         return ckpt_fail(err, CKPT_USAGE, "option state: with %s there is nothing but weights",
                          opt->lora == CKPT_LORA_MERGE ? "lora=merge" : "missing=base");
+    if (check_optimizer(opt, err) < 0)
+        return -1;
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
         return -1;
     if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))
@@ -326,6 +369,54 @@ static int set_alpha(void *into, const struct ckpt_option *o, const char *value,
     return set_override(into, "_lora_alpha", o->word, ckpt_steal(&v), err);
 }
 
+/* Parse a number that an optimizer may have; false: it is none. */
+static bool parse_hyper(const char *text, double *ret)
+{
+    char *end;
+
+    *ret = strtod(text, &end);
+    return end != text && !*end && *ret >= 0 && *ret < INFINITY;
+}
+
+/* Parse one number, or "0.9+0.95"; new, or NULL. */
+static json_t *hyper_value(const char *text, bool two)
+{
+    ckpt_cleanup(ckpt_freep) char *first = strdup(text ? text : "");
+    char *second = two && first ? strchr(first, '+') : NULL;
+    double a, b;
+
+    if (second)
+        *second++ = '\0';
+    if (!first || two != (second != NULL) || !parse_hyper(first, &a))
+        return NULL;
+    if (!two)
+        return json_real(a);
+    return parse_hyper(second, &b) && a < 1 && b < 1 ? json_pack("[f, f]", a, b) : NULL;
+}
+
+/* Set a number of the optimizer: "_lr" of the overrides. */
+static int set_hyper(void *into, const struct ckpt_option *o, const char *value,
+                     struct ckpt_err *err)
+{
+    enum { MOST_STEPS = 1 << 24 }; /* torch counts them in F32 */
+    const bool two = strcmp(o->word, "betas") == 0,
+               is_count = strcmp(o->word, "optimizer_step") == 0;
+    ckpt_cleanup(ckpt_freep) char *key = ckpt_asprintf("_%s", o->word);
+    json_t *v = hyper_value(value, two);
+    const double x = json_number_value(v);
+
+    if (!key || !v || (is_count && (x > MOST_STEPS || x != floor(x)))) {
+        json_decref(v);
+        return key ? ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not %s", o->word,
+                               value ? value : "",
+                               two        ? "two numbers below 1, such as 0.9+0.95"
+                               : is_count ? "a number of steps, at most 16777216"
+                                          : "a number from 0 on")
+                   : ckpt_nomem(err);
+    }
+    return set_override(into, key, o->word, v, err);
+}
+
 #define FLAG(member) .kind = CKPT_OPTION_FLAG, .at = offsetof(struct ckpt_options, member)
 #define PATH(member) .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, member)
 #define CHOICE(member)                                                                             \
@@ -360,8 +451,7 @@ static const struct ckpt_option options[] = {
      "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
      "names it has in memory, or a checkpoint of another framework",
      .also = "format output_format out_format target_format export_format save_format to to_format "
-             "target target_type saver to_hf:hf hf:hf raw:raw optimizer:raw optim:raw "
-             "optimizer_states:raw load_optimizer:raw include_optimizer:raw",
+             "target target_type saver to_hf:hf hf:hf raw:raw",
      .set = set_view},
     {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
      .also = "shard_size export_size split_size split_max_size max_file_size max_shard",
@@ -377,6 +467,21 @@ static const struct ckpt_option options[] = {
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, state),
      .also = "moment optimizer_state optim_state exp_avg:exp_avg exp_avg_sq:exp_avg_sq "
              "fp32_master:master master_weights:master"},
+    {"optimizer", NULL,
+     "of view=dcp: also the masters and the moments, so that training goes on from the view",
+     .also = "optim optimizer_states load_optimizer include_optimizer save_optimizer resume "
+             "with_optimizer",
+     FLAG(optimizer)},
+    {"lr", "X", "with optimizer: learning rate, if the run does not say it",
+     .also = "learning_rate", .set = set_hyper},
+    {"betas", "B1+B2", "with optimizer: Adam's betas, if the run does not say them",
+     .also = "adam_betas", .set = set_hyper},
+    {"eps", "X", "with optimizer: Adam's epsilon, if the run does not say it",
+     .also = "adam_eps adam_epsilon epsilon", .set = set_hyper},
+    {"weight_decay", "X", "with optimizer: weight decay, if the run does not say it", .also = "wd",
+     .set = set_hyper},
+    {"optimizer_step", "N", "with optimizer: steps that it has taken, if the run does not say it",
+     .set = set_hyper},
     {"average", "last:K|STEP+STEP", "the mean of several steps, as one model",
      .kind = CKPT_OPTION_TEXT, .at = offsetof(struct ckpt_options, average),
      .also = "avg average_checkpoints num_checkpoints merge_checkpoints soup model_soup swa"},
@@ -610,8 +715,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         opt->part ? opt->part : "", opt->state ? opt->state : "", opt->average ? opt->average : "",
         opt->variant ? opt->variant : "", opt->recipe ? opt->recipe : "",
         opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
-        (unsigned long long)opt->max_shard_size, opt->raw + 2 * opt->memory, opt->dequantize,
-        (int)opt->lora, opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
+        (unsigned long long)opt->max_shard_size, opt->raw + 2 * opt->memory,
+        opt->dequantize + 2 * opt->optimizer, (int)opt->lora,
+        opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
     uint64_t seed = hash_output(&opt->output);
     for (size_t i = 0; i < opt->also.len; i++)
         seed = XXH3_64bits_withSeed(opt->also.ptr[i], strlen(opt->also.ptr[i]), seed);

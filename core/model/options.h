@@ -50,6 +50,7 @@ struct ckpt_options {
     bool memory;               /* names as transformers has them in memory, not on the hub */
     struct ckpt_output output; /* view=dcp and the like: the format and its layout */
     enum ckpt_lora_rule lora;
+    bool optimizer;  /* view=dcp and the like: also what the optimizer has of each parameter */
     bool dequantize; /* convert block-scaled weights to ordinary ones */
     bool allow_partial;
     bool allow_leftover; /* leave out tensors that the model does not have */

@@ -12,14 +12,15 @@
 #define WEIGHT "weight"
 #define MASTER "master"
 
-bool ckpt_state_is_asked(const struct ckpt_options *opt)
-{
-    return opt->state && strcmp(opt->state, WEIGHT) != 0;
-}
+bool ckpt_state_is_asked(const char *state) { return state && strcmp(state, WEIGHT) != 0; }
 
-bool ckpt_state_is_moment(const struct ckpt_options *opt)
+static bool is_trained(const char *state) { return strcmp(state, CKPT_STATE_TRAINED) == 0; }
+
+static bool is_origin(const char *state) { return strcmp(state, CKPT_STATE_ORIGIN) == 0; }
+
+bool ckpt_state_is_moment(const char *state)
 {
-    return ckpt_state_is_asked(opt) && strcmp(opt->state, MASTER) != 0;
+    return ckpt_state_is_asked(state) && strcmp(state, MASTER) != 0 && !is_trained(state);
 }
 
 /* Is the tensor a weight, or does it stand for one? */
@@ -103,14 +104,14 @@ static int fail_missing(const struct ckpt_state_asked *asked, const struct ckpt_
 
     append_states(cat, &states);
     return ckpt_fail(err, CKPT_MISSING, "'%s' has no state '%s': it has %s%s%s", asked->path,
-                     asked->opt->state, ckpt_str_get(&states), why ? "; " : "", why ? why : "");
+                     asked->state, ckpt_str_get(&states), why ? "; " : "", why ? why : "");
 }
 
 /* ---- instead of the weights ---- */
 
 struct choice {
     const struct ckpt_state_asked *asked;
-    struct ckpt_catalog *cat; /* the reader's */
+    const struct ckpt_catalog *cat; /* the reader's */
     const char *kind;
     const struct ckpt_tensor **state; /* of each tensor of cat, if it is a weight; or NULL */
     size_t nstate;                    /* states of this kind */
@@ -173,6 +174,8 @@ static int find_states(struct choice *c, struct ckpt_err *err)
         if (t->state && strcmp(t->state->kind, c->kind) == 0 && note(c, t, err) < 0)
             return -1;
     }
+    if (is_trained(c->asked->state) || is_origin(c->asked->state))
+        return 0;
     if (!c->nstate)
         return fail_missing(c->asked, c->cat, err);
     if (c->nstray < c->nstate)
@@ -233,17 +236,32 @@ static int add_others(struct choice *c, struct ckpt_err *err)
     return 0;
 }
 
-static int replace(struct choice *c, struct ckpt_err *err)
+/* A source without bytes, whose number is c->nowhere then. */
+static int new_nowhere(struct choice *c, const char *why, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *nowhere = NULL;
+
+    if (ckpt_source_nowhere_new(why, &nowhere, err) < 0)
+        return -1;
+    c->nowhere = ckpt_catalog_add_source(c->made, nowhere, err);
+    return c->nowhere == UINT32_MAX ? -1 : 0;
+}
+
+static int replace_all(struct choice *c, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = c->cat;
     const enum ckpt_dtype dtype = dtype_of(c);
+    const bool origin = is_origin(c->asked->state), trained = is_trained(c->asked->state);
 
     for (size_t i = 0; i < cat->tensors.len; i++) {
-        const struct ckpt_tensor *w = &cat->tensors.ptr[i];
+        const struct ckpt_tensor *w = &cat->tensors.ptr[i],
+                                 *state = c->state[i] || !trained ? c->state[i] : w;
         if (!is_weight(w))
             continue;
-        if (c->state[i] ? add_state(c, c->state[i], w->name, err) < 0
-                        : !c->nother && add_nowhere(c, w, dtype, err) < 0)
+        if (origin && new_nowhere(c, w->name, err) < 0)
+            return -1;
+        if (state ? add_state(c, state, w->name, err) < 0
+                  : !c->nother && add_nowhere(c, w, dtype, err) < 0)
             return -1;
     }
     return c->nother ? add_others(c, err) : 0;
@@ -251,48 +269,40 @@ static int replace(struct choice *c, struct ckpt_err *err)
 
 static int begin(struct choice *c, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *nowhere = NULL;
     ckpt_cleanup(ckpt_freep) char *why =
         ckpt_asprintf("the checkpoint has no '%s' of this parameter", c->kind);
 
     if (!why)
         return ckpt_nomem(err);
-    if (ckpt_catalog_new_like(c->cat, &c->made, err) < 0 ||
-        ckpt_source_nowhere_new(why, &nowhere, err) < 0)
-        return -1;
-    c->nowhere = ckpt_catalog_add_source(c->made, nowhere, err);
-    return c->nowhere == UINT32_MAX ? -1 : 0;
+    return ckpt_catalog_new_like(c->cat, &c->made, err) < 0 ? -1 : new_nowhere(c, why, err);
 }
 
 /* Keep the tensors of the state, under their parameters' names. */
-static int keep_raw(struct choice *c, struct ckpt_err *err)
+static int keep_raw(const struct ckpt_state_asked *asked, struct ckpt_catalog *cat,
+                    struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(c->cat);
+    ckpt_cleanup(ckpt_freep) const char **name = ckpt_catalog_names(cat);
     size_t kept = 0;
 
     if (!name)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < c->cat->tensors.len; i++) {
-        struct ckpt_tensor *t = &c->cat->tensors.ptr[i];
-        const bool is = strcmp(kind_of(t), c->kind) == 0;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        const bool is = strcmp(kind_of(t), asked->state) == 0;
         name[i] = is ? t->state->parameter : NULL;
         t->wanted = is ? 0 : t->wanted;
         kept += is;
     }
-    return kept ? ckpt_catalog_select(c->cat, name, err) : fail_missing(c->asked, c->cat, err);
+    return kept ? ckpt_catalog_select(cat, name, err) : fail_missing(asked, cat, err);
 }
 
-int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
-                      bool *ret_other_form, struct ckpt_err *err)
+int ckpt_state_make(const struct ckpt_state_asked *asked, const struct ckpt_catalog *cat,
+                    struct ckpt_catalog **ret, bool *ret_other_form, struct ckpt_err *err)
 {
     ckpt_cleanup(choice_release) struct choice c = {
-        .asked = asked, .cat = *cat, .kind = asked->opt->state};
+        .asked = asked, .cat = cat, .kind = is_trained(asked->state) ? MASTER : asked->state};
 
-    if (!ckpt_state_is_asked(asked->opt))
-        return 0;
-    if (asked->opt->raw)
-        return keep_raw(&c, err);
-    if (find_states(&c, err) < 0 || begin(&c, err) < 0 || replace(&c, err) < 0)
+    if (find_states(&c, err) < 0 || begin(&c, err) < 0 || replace_all(&c, err) < 0)
         return -1;
     if (c.nstray)
         ckpt_catalog_warn(
@@ -300,12 +310,27 @@ int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog 
             "left out: %zu tensors of state '%s' whose weight is not known, the first is '%s'",
             c.nstray, c.kind, c.stray);
     *ret_other_form = c.nother > 0;
-    ckpt_catalog_free(*cat);
-    *cat = ckpt_steal(&c.made);
+    *ret = ckpt_steal(&c.made);
     return 0;
 }
 
-int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *cat,
+int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
+                      bool *ret_other_form, struct ckpt_err *err)
+{
+    struct ckpt_catalog *made;
+
+    if (!ckpt_state_is_asked(asked->state))
+        return 0;
+    if (asked->raw)
+        return keep_raw(asked, *cat, err);
+    if (ckpt_state_make(asked, *cat, &made, ret_other_form, err) < 0)
+        return -1;
+    ckpt_catalog_free(*cat);
+    *cat = made;
+    return 0;
+}
+
+int ckpt_state_leave_out(const struct ckpt_state_asked *asked, struct ckpt_catalog *cat,
                          const char ***ret_names, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) const char **name = NULL;
@@ -313,7 +338,7 @@ int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *ca
     size_t n = 0;
 
     *ret_names = NULL;
-    if (!ckpt_state_is_asked(opt) || opt->raw)
+    if (!ckpt_state_is_asked(asked->state) || asked->raw || is_origin(asked->state))
         return 0;
     if (!(name = ckpt_catalog_names(cat)))
         return ckpt_nomem(err);
@@ -325,9 +350,10 @@ int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *ca
     if (!n)
         return 0;
     if ((why = left_out(cat)))
-        return ckpt_fail(err, CKPT_MISSING, "state=%s: '%s' has none: %s", opt->state, first, why);
+        return ckpt_fail(err, CKPT_MISSING, "state=%s: '%s' has none: %s", asked->state, first,
+                         why);
     ckpt_catalog_note(cat, "left out: %zu tensor%s without '%s', such as frozen ones: '%s'%s", n,
-                      n == 1 ? "" : "s", opt->state, first, n == 1 ? "" : " ...");
+                      n == 1 ? "" : "s", asked->state, first, n == 1 ? "" : " ...");
     *ret_names = ckpt_steal(&name);
     return 0;
 }

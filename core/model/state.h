@@ -8,34 +8,45 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "model/options.h"
 #include "tensor/catalog.h"
 
+/* A state has the word that the option has: "exp_avg". NULL, or "weight":
+ * the weights, as ever. These two are for views with an optimizer: the masters, and the weights of
+ * parameters that have none; and tensors that lie nowhere, each in a source with the name of the
+ * reader's tensor, so that the model's tensors tell of which they are made. */
+#define CKPT_STATE_TRAINED "master or weight"
+#define CKPT_STATE_ORIGIN "origin"
+
 /* Is a state to be shown instead of the weights? */
-bool ckpt_state_is_asked(const struct ckpt_options *opt);
+bool ckpt_state_is_asked(const char *state);
 
 /* Is arithmetic of the mapping (x + 1) to be left out? It belongs to weights and masters. */
-bool ckpt_state_is_moment(const struct ckpt_options *opt);
+bool ckpt_state_is_moment(const char *state);
 
-/* A request: the options, and the checkpoint's path for messages. */
+/* A request. */
 struct ckpt_state_asked {
-    const struct ckpt_options *opt;
-    const char *path;
+    const char *state;
+    bool raw;         /* view=raw */
+    const char *path; /* of the checkpoint, for messages */
 };
 
-/* Put the state that the options ask for in the place of each weight of *cat, which is the
- * reader's and is replaced; with view=raw, keep the state's tensors under their parameters' names.
- * A weight that has none lies nowhere (ckpt_tensor_is_nowhere) afterwards; but if parameters are
- * stored in another form than weights (*ret_other_form), it is not there at all. Nothing to do if
- * no state is asked for. MISSING: the checkpoint has no such state. CONFLICT: one has another shape
- * than its parameter, or two belong to one. UNSUPPORTED: nothing says whose they are. */
+/* Make a catalogue in which the state that is asked for is in the place of each weight of cat,
+ * which is the reader's. A weight that has none lies nowhere (ckpt_tensor_is_nowhere) there; but if
+ * parameters are stored in another form than the weights (*ret_other_form), it is not there at all.
+ * MISSING: the checkpoint has no such state. CONFLICT: one has another shape than its parameter, or
+ * two belong to one. UNSUPPORTED: nothing says whose they are. */
+int ckpt_state_make(const struct ckpt_state_asked *asked, const struct ckpt_catalog *cat,
+                    struct ckpt_catalog **ret, bool *ret_other_form, struct ckpt_err *err);
+
+/* Replace *cat by the catalogue that ckpt_state_make makes of it; with view=raw, keep the state's
+ * tensors under their parameters' names. Nothing to do if no state is asked for. */
 int ckpt_state_choose(const struct ckpt_state_asked *asked, struct ckpt_catalog **cat,
                       bool *ret_other_form, struct ckpt_err *err);
 
 /* Tell which tensors of the model are left out because they lie nowhere. *ret_names are the names
  * of the others, with NULL for those (the caller frees the array); NULL: none is left out. MISSING:
  * the reader could not read all of the state. */
-int ckpt_state_leave_out(const struct ckpt_options *opt, struct ckpt_catalog *cat,
+int ckpt_state_leave_out(const struct ckpt_state_asked *asked, struct ckpt_catalog *cat,
                          const char ***ret_names, struct ckpt_err *err);
 
 /* List the states of a catalogue: {"exp_avg": {"tensors": 10, "bytes": 4000, "dtypes": {"F32":

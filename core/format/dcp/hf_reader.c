@@ -420,6 +420,7 @@ const struct ckpt_reader ckpt_reader_dcp_hf = {
     .name = "dcp_hf",
     .probe = dcp_hf_probe,
     .load = dcp_hf_load,
+    .groups = ckpt_dcp_groups,
     .latest = ckpt_trainers_latest,
     .finished = ckpt_trainers_finished,
 };

@@ -25,6 +25,14 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 int ckpt_dcp_add_states(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                         struct ckpt_catalog *cat, struct ckpt_err *err);
 
+/* Folders of an optimizer's DCP beside the model's, a list that ends with NULL. */
+extern const char *const ckpt_dcp_optimizers[];
+
+/* Add the groups of the optimizer, as ckpt_reader.groups does: those among the objects of the
+ * model's DCP, or else those of an optimizer's own beside it. */
+int ckpt_dcp_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                    const json_t *objects, json_t *out, struct ckpt_err *err);
+
 /* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects does. In place of the one that
  * is named `spread` (NULL: none) there are the members of its dict. */
 int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

@@ -152,15 +152,25 @@ static void put_key(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, s
     ckpt_pickle_out_ops(p, NEW);
 }
 
-/* A name's path in the state dict, which is flat. */
+/* A name's path in the state dict. */
 static void put_path(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
 {
     struct ckpt_dcp_key key;
 
     s->key(s->ctx, i, &key);
     ckpt_pickle_out_text(p, key.name);
-    ckpt_pickle_out_text(p, key.name);
-    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE1);
+    if (!key.npath) {
+        ckpt_pickle_out_text(p, key.name);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE1);
+        return;
+    }
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_MARK);
+    for (uint32_t k = 0; k < key.npath; k++)
+        if (key.path[k])
+            ckpt_pickle_out_text(p, key.path[k]);
+        else
+            ckpt_pickle_out_u64(p, key.number);
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_TUPLE);
 }
 
 /* MetadataIndex(fqn, offset, index) */
@@ -182,7 +192,7 @@ static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
         put_size(p, OFFSET_KEY, d.off, key.rank);
     }
     ckpt_pickle_out_get(p, INDEX_KEY);
-    if (s->indexed)
+    if (s->indexed && !key.is_object)
         ckpt_pickle_out_u64(p, part->index);
     else
         ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_NONE);

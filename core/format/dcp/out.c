@@ -38,7 +38,10 @@ static size_t put_archive(const struct ckpt_dcp_state *s, size_t i, struct ckpt_
 
     s->key(s->ctx, s->part[i].key, &key);
     if (key.is_object) {
-        ckpt_torch_out_none(out);
+        if (key.object.ptr)
+            ckpt_str_append(out, key.object.ptr, key.object.len);
+        else
+            ckpt_torch_out_none(out);
         return out->len - before;
     }
     const struct ckpt_torch_out t = {

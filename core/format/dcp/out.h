@@ -22,10 +22,24 @@
 /* A pickle of torch.distributed.checkpoint.metadata's Metadata, written whenever it is read, an
  * entry per tensor and per part. */
 
+enum { CKPT_DCP_PATH = 4 };
+
+/* The archive of an object (container/torch_out.h); ptr NULL: that of the list [None]. */
+struct ckpt_dcp_archive {
+    const char *ptr;
+    size_t len;
+};
+
 /* An entry of the state dict: a tensor of that shape, or an object. */
 struct ckpt_dcp_key {
     const char *name; /* valid until the next call */
     bool is_object;
+    struct ckpt_dcp_archive object;
+    /* where it is in the nested state dict that was saved: npath keys, of which NULL stands for
+     * `number`, a place in a list. npath 0: the state dict is flat, and the name is the key */
+    const char *path[CKPT_DCP_PATH];
+    uint32_t npath;
+    uint64_t number;
     enum ckpt_dtype dtype;
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK];
@@ -65,13 +79,14 @@ int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *ar
 
 /* Add the files of a state below `folder` ("", or "step-5/"): of ranks 0..ranks, which are those of
  * its parts. A rank without parts has an empty file if `empty` is true, else none. The state is the
- * files' arena's. Objects are lists of None. */
+ * files' arena's. */
 int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
                  uint32_t ranks, bool empty, struct ckpt_err *err);
 
 /* Add a checkpoint of w->cat's tensors under their names, cut by rows as FSDP2 does,
- * below `folder` ("", or "step-5/"), for w->output's ranks. The state dict is flat:
- * {name: tensor}. */
+ * below `folder` ("", or "step-5/"), for w->output's ranks. The state dict is flat, {name:
+ * tensor}; with an optimizer it is {"model": {name: tensor}, "optim": ...}, as torch's
+ * get_state_dict gives the latter. */
 int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt_err *err);
 
 /* ---- tensors cut along their first dimension, as torch's Shard(0) deals the rows out to ranks

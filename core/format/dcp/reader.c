@@ -62,12 +62,7 @@ static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *o
               : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
 }
 
-/* ---- objects ---- */
-
-struct taking {
-    json_t *out;
-    const char *spread;
-};
+/* ---- paths ---- */
 
 static const char *no_tensor(void *ctx, const char *name)
 {
@@ -75,38 +70,6 @@ static const char *no_tensor(void *ctx, const char *name)
     (void)name;
     return NULL;
 }
-
-static bool every_object(void *ctx, const char *name)
-{
-    (void)ctx;
-    (void)name;
-    return true;
-}
-
-static int take(void *ctx, const char *name, struct ckpt_source *s, struct ckpt_err *err)
-{
-    const struct taking *t = ctx;
-    bool spread = t->spread && strcmp(name, t->spread) == 0;
-
-    return ckpt_torch_object(s, spread ? "" : name, spread, t->out, err);
-}
-
-int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                     const char *spread, json_t *out, struct ckpt_err *err)
-{
-    struct taking t = {.out = out, .spread = spread};
-    const struct ckpt_dcp_format format = {.name = "dcp",
-                                           .tensor = no_tensor,
-                                           .may_be_empty = true,
-                                           .wants = every_object,
-                                           .object = take,
-                                           .ctx = &t};
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-
-    return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);
-}
-
-/* ---- paths ---- */
 
 static int dcp_paths(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                      struct ckpt_err *err)
@@ -143,6 +106,7 @@ const struct ckpt_reader ckpt_reader_dcp = {
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,
+    .groups = ckpt_dcp_groups,
     .paths = dcp_paths,
     .latest = ckpt_trainers_latest,
     .finished = dcp_finished,

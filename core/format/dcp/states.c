@@ -7,7 +7,7 @@
 #include "format/states.h"
 
 /* Folders of optimizers beside the model's: of accelerate and HF Trainer, of NeMo Automodel. */
-static const char *const folders[] = {"optimizer_0", "optim"};
+const char *const ckpt_dcp_optimizers[] = {"optimizer_0", "optim", NULL};
 
 /* Schedulers' tensors lie in the same files. */
 static const char *name_state(void *ctx, const char *name)
@@ -64,8 +64,8 @@ int ckpt_dcp_add_states(struct ckpt_dir *dir, const struct ckpt_reader_options *
 {
     if (!opt->states)
         return 0;
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
-        if (add_folder(dir, folders[i], opt, cat, err) < 0)
+    for (const char *const *folder = ckpt_dcp_optimizers; *folder; folder++)
+        if (add_folder(dir, *folder, opt, cat, err) < 0)
             return -1;
     return ckpt_states_label(cat, ckpt_state_parse_torch, err);
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A flat state dict of a catalogue's tensors, cut by rows. */
+/* A state dict of a catalogue's tensors, cut by rows: flat, or of a model and its optimizer. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/str.h"
+#include "container/torch_out.h"
 #include "format/dcp/out.h"
 
 /* ---- rows ---- */
@@ -56,28 +58,122 @@ int ckpt_rows_count(const struct ckpt_catalog *cat, uint32_t ranks, size_t *ret,
     return 0;
 }
 
+/* A member of a group of the optimizer. */
+struct member {
+    const char *name, *key; /* "optim.param_groups.0.lr", "lr" */
+    uint64_t group;
+    struct ckpt_dcp_archive value;
+};
+
+/* The keys are the tensors; then the members of all groups. */
 struct state {
     struct ckpt_dcp_state out;
     const struct ckpt_catalog *cat;
     uint32_t ranks;
+    struct member *member;
+    size_t nmember;
 };
+
+/* ---- an optimizer ---- */
+
+static void state_name(struct ckpt_str *out, const char *parameter, const char *kind)
+{
+    if (strcmp(kind, "weight") == 0)
+        ckpt_str_printf(out, "model.%s", parameter);
+    else
+        ckpt_str_printf(out, "optim.state.%s.%s", parameter, kind);
+}
+
+static void set_path(struct ckpt_dcp_key *key, const struct ckpt_tensor *t)
+{
+    if (t->state) {
+        const char *const path[] = {"optim", "state", t->state->parameter, t->state->kind};
+        memcpy(key->path, path, sizeof path);
+        key->npath = 4;
+        return;
+    }
+    key->path[0] = "model";
+    key->path[1] = t->name + strlen("model.");
+    key->npath = 2;
+}
+
+static void get_member(const struct member *m, struct ckpt_dcp_key *ret)
+{
+    *ret = (struct ckpt_dcp_key){.name = m->name,
+                                 .is_object = true,
+                                 .object = m->value,
+                                 .path = {"optim", "param_groups", NULL, m->key},
+                                 .npath = 4,
+                                 .number = m->group};
+}
+
+/* Fill in a member; all texts are the arena's, since the view outlives the groups. */
+static int set_member(struct member *m, uint64_t group, const char *key, const json_t *value,
+                      struct ckpt_arena *arena)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+
+    m->group = group;
+    ckpt_str_printf(&text, "optim.param_groups.%" PRIu64 ".%s", group, key);
+    m->name = ckpt_arena_strndup(arena, ckpt_str_get(&text), text.len);
+    m->key = ckpt_arena_strdup(arena, key);
+    ckpt_str_clear(&text);
+    ckpt_torch_out_json(value, &text);
+    char *own = ckpt_arena_alloc(arena, text.len + 1);
+    if (!m->name || !m->key || !own || text.failed)
+        return -1;
+    memcpy(own, ckpt_str_get(&text), text.len);
+    m->value = (struct ckpt_dcp_archive){own, text.len};
+    return 0;
+}
+
+static int list_members(struct state *s, const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    size_t i, n = 0;
+    const char *key;
+    json_t *group, *value;
+
+    json_array_foreach((json_t *)w->groups, i, group)
+        n += json_object_size(group);
+    if (!(s->member = ckpt_arena_alloc(&w->files->arena, (n + 1) * sizeof *s->member)))
+        return ckpt_nomem(err);
+    json_array_foreach((json_t *)w->groups, i, group) {
+        json_object_foreach(group, key, value)
+            if (set_member(&s->member[s->nmember++], i, key, value, &w->files->arena) < 0)
+                return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* ---- keys and parts ---- */
 
 static void get_key(const void *ctx, size_t i, struct ckpt_dcp_key *ret)
 {
     const struct state *s = ctx;
+    const size_t n = s->cat->tensors.len;
     const struct ckpt_tensor *t = &s->cat->tensors.ptr[i];
 
+    if (i >= n) {
+        get_member(&s->member[i - n], ret);
+        return;
+    }
     *ret =
         (struct ckpt_dcp_key){.name = t->name, .dtype = (enum ckpt_dtype)t->dtype, .rank = t->rank};
     memcpy(ret->dim, t->dim, t->rank * sizeof *t->dim);
+    if (s->nmember)
+        set_path(ret, t);
 }
 
-/* A tensor's part has the number of its rank. */
+/* A tensor's part has the number of its rank; the first rank has the objects. */
 static bool get_chunk(const void *ctx, size_t key, size_t rank, struct ckpt_dcp_data *ret)
 {
     const struct state *s = ctx;
     struct ckpt_rows rows;
 
+    if (key >= s->cat->tensors.len) {
+        *ret = (struct ckpt_dcp_data){0};
+        return rank == 0;
+    }
     if (rank >= s->ranks ||
         !ckpt_rows_of(&s->cat->tensors.ptr[key], (uint32_t)rank, s->ranks, &rows))
         return false;
@@ -91,11 +187,14 @@ static void list_parts(struct state *s)
     struct ckpt_rows rows;
     size_t n = 0;
 
-    for (uint32_t r = 0; r < s->ranks; r++)
+    for (uint32_t r = 0; r < s->ranks; r++) {
         for (size_t i = 0; i < s->cat->tensors.len; i++)
             if (ckpt_rows_of(&s->cat->tensors.ptr[i], r, s->ranks, &rows))
                 s->out.part[n++] =
                     (struct ckpt_dcp_part){.rank = r, .key = (uint32_t)i, .index = r};
+        for (size_t i = 0; r == 0 && i < s->nmember; i++)
+            s->out.part[n++] = (struct ckpt_dcp_part){.key = (uint32_t)(s->cat->tensors.len + i)};
+    }
     s->out.npart = n;
 }
 
@@ -116,7 +215,10 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
                                 .indexed = true},
                         .cat = w->cat,
                         .ranks = ranks};
-    s->out.part = ckpt_arena_alloc(&w->files->arena, (most + 1) * sizeof *s->out.part);
+    if (list_members(s, w, err) < 0)
+        return -1;
+    s->out.nkey += s->nmember;
+    s->out.part = ckpt_arena_alloc(&w->files->arena, (most + s->nmember + 1) * sizeof *s->out.part);
     if (!s->out.part)
         return ckpt_nomem(err);
     list_parts(s);
@@ -134,5 +236,6 @@ const struct ckpt_writer ckpt_writer_dcp = {
     .keys = 1u << CKPT_CUT_RANKS | CKPT_WRITES_NAMES,
     .layout = "each tensor is cut along its first dimension, for ranks=N",
     .bare = true,
+    .state_name = state_name,
     .write = write_dcp,
 };

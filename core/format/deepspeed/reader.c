@@ -12,6 +12,7 @@
 #include "base/str.h"
 #include "container/torch_file.h"
 #include "format/deepspeed/load.h"
+#include "format/groups.h"
 #include "format/reader.h"
 #include "format/states.h"
 
@@ -219,6 +220,51 @@ static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *op
     return e ? ckpt_torch_objects_of(below, e->name, opt->pool, "", out, err) : 0;
 }
 
+/* The names of the parameters in group i, in the model's first file; new, or NULL. */
+static json_t *names_of_group(const json_t *objects, size_t i)
+{
+    ckpt_cleanup(ckpt_freep) char *prefix = ckpt_asprintf("param_shapes.%zu.", i);
+    json_t *list = json_array(), *shape;
+    const char *name;
+
+    json_object_foreach((json_t *)objects, name, shape)
+        if (prefix && ckpt_has_prefix(name, prefix))
+            ckpt_json_append(&list, json_string(name + strlen(prefix)));
+    return list;
+}
+
+static int ds_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     const json_t *objects, json_t *out, struct ckpt_err *err)
+{
+    static const char universal[] = "zero/optimizer_state.pt";
+    ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag files = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+    ckpt_cleanup(ckpt_freep) char *tag = NULL;
+    const enum place place = find_place(dir, &tag);
+    json_t *group;
+    size_t i;
+
+    if (place == DANGLING)
+        return refuse_latest(dir, err);
+    if (ckpt_dir_open_below(dir, place == ABOVE ? tag : ".", &below, err) < 0 ||
+        ckpt_ds_tag_read(below, &files, err) < 0)
+        return -1;
+    const struct ckpt_ds_entry *e = ckpt_ds_tag_find(&files, CKPT_DS_OPTIM, 0, 0);
+    const char *file = e ? e->name : ckpt_dir_has_file(below, universal) ? universal : NULL;
+    if ((file ? ckpt_groups_of_file(below, file, opt->pool, out, err)
+              : ckpt_groups_of_torch(objects, out, err)) < 0)
+        return -1;
+    json_array_foreach(out, i, group) {
+        json_t *names = names_of_group(objects, i);
+        if (!names || (json_array_size(names) && json_object_set(group, "params", names) < 0)) {
+            json_decref(names);
+            return ckpt_nomem(err);
+        }
+        json_decref(names);
+    }
+    return 0;
+}
+
 /* ---- folders of tags ---- */
 
 /* Split a name such as "global_step12" into the number and the length of the part before it. */
@@ -266,6 +312,7 @@ const struct ckpt_reader ckpt_reader_deepspeed = {
     .probe = ds_probe,
     .load = ds_load,
     .objects = ds_objects,
+    .groups = ds_groups,
     .latest = ckpt_ds_latest,
     .finished = ds_finished,
     .tools = tools,

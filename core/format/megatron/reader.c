@@ -12,6 +12,7 @@
 #include "container/config.h"
 #include "container/torch_file.h"
 #include "format/dcp/load.h"
+#include "format/groups.h"
 #include "format/megatron/load.h"
 #include "format/reader.h"
 
@@ -399,6 +400,38 @@ static int megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_optio
                : 0;
 }
 
+/* Say which parameters a group has: without weight decay are, if nothing else was configured, those
+ * of one dimension and the biases. */
+static int say_vectors(json_t *groups, struct ckpt_err *err)
+{
+    json_t *group;
+    size_t i;
+
+    json_array_foreach(groups, i, group) {
+        const json_t *mult = json_object_get(group, "wd_mult");
+        if (mult &&
+            json_object_set_new(group, "vectors", json_boolean(json_number_value(mult) == 0)) < 0)
+            return ckpt_nomem(err);
+        (void)json_object_del(group, "wd_mult");
+    }
+    return 0;
+}
+
+static int megatron_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                           const json_t *objects, json_t *out, struct ckpt_err *err)
+{
+    const struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(dir);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+
+    if (ckpt_dir_open_below(dir, *layout.below ? layout.below : ".", &at, err) < 0)
+        return -1;
+    if (ckpt_dir_has_file(at, COMMON) && ckpt_groups_of_file(at, COMMON, opt->pool, out, err) < 0)
+        return -1;
+    if (json_array_size(out) == 0 && ckpt_groups_of_torch(objects, out, err) < 0)
+        return -1;
+    return say_vectors(out, err);
+}
+
 /* ---- folders of steps ---- */
 
 static char *megatron_latest(struct ckpt_dir *run)
@@ -453,6 +486,7 @@ const struct ckpt_reader ckpt_reader_megatron = {
     .has_weights_in = megatron_has_weights_in,
     .load = megatron_load,
     .objects = megatron_objects,
+    .groups = megatron_groups,
     .latest = megatron_latest,
     .finished = megatron_finished,
 };

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option optimizer: torch resumes from the view with its own loader, dcp.load and set_state_dict. The view has what torch itself
+would have saved, key by key; and after a step with the same gradients all parameters are those of the run that went on, bit for bit."""
+
+import glob
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import unittest
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import transformers as tf
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    from test_states import CKPT, MOMENTS, RUNS, SIZES, Case, trained
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+CONFIGS = {"llama": tf.LlamaConfig(**SIZES), "tied": tf.Qwen2Config(**SIZES, tie_word_embeddings=True),
+           "moe": tf.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)}
+
+
+def blank(config):
+    """A model and an optimizer that nothing was loaded into."""
+    model = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.model.norm.weight.requires_grad_(False)
+    return model, optimizer_of(model)
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW([{"params": [p for p in model.parameters() if p.requires_grad and p.ndim > 1]},
+                              {"params": [p for p in model.parameters() if p.requires_grad and p.ndim == 1]}], lr=9.0, weight_decay=0.5)
+
+
+def resume(model, optimizer, path):
+    own, optim = get_state_dict(model, optimizer)
+    dcp.load({"model": own, "optim": optim}, checkpoint_id=path, no_dist=not dist.is_initialized())
+    set_state_dict(model, optimizer, model_state_dict=own, optim_state_dict=optim)
+
+
+def gradient(name, p):
+    g = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
+    return torch.randn(p.shape, generator=g)
+
+
+def go_on(model, optimizer):
+    """A step with gradients that follow from the names alone; all parameters then."""
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        p.grad = gradient(name, p)
+        if hasattr(p, "device_mesh"):
+            from torch.distributed.tensor import distribute_tensor
+            p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
+    optimizer.step()
+    return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for n, p in model.named_parameters()}
+
+
+class Resume(Case):
+    def view(self, run, *options, ok=True):
+        out = self.at("view")
+        shutil.rmtree(out, ignore_errors=True)
+        done = subprocess.run([CKPT, "export", run, out, "-o", "view=dcp", "-o", "optimizer", *(a for o in options for a in ("-o", o))],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode == 0, ok, done.stderr)
+        return out if ok else done.stderr, done.stderr
+
+    def read(self, path):
+        """All tensors of a DCP, and all objects."""
+        whole = {}
+        for k, m in FileSystemReader(path).read_metadata().state_dict_metadata.items():
+            whole[k] = torch.empty(m.size, dtype=m.properties.dtype) if hasattr(m, "size") else None
+        dcp.load(whole, checkpoint_id=path, no_dist=True)
+        return whole
+
+    def is_as_saved(self, view, saved):
+        got, want = (FileSystemReader(p).read_metadata() for p in (view, saved))
+        self.assertEqual(got.planner_data, want.planner_data)
+        got, want = self.read(view), self.read(saved)
+        self.assertEqual(sorted(got), sorted(want))
+        for k, v in want.items():
+            if isinstance(v, torch.Tensor):
+                self.assertTrue(got[k].dtype == v.dtype and torch.equal(got[k], v), k)
+            elif k.endswith(".params"):
+                self.assertEqual(sorted(got[k]), sorted(p for p in v if p != "model.norm.weight"), k)
+            else:
+                self.assertEqual((type(got[k]), got[k]), (type(v), v), k)
+
+    def equal(self, got, want):
+        self.assertEqual(sorted(got), sorted(want))
+        for k, t in want.items():
+            self.assertTrue(torch.equal(got[k], t), k)
+
+
+class Torch(Resume):
+    """From torch's own checkpoints, nested and flattened, and those of trainers that have two of them."""
+
+    def test_all(self):
+        for name, config in CONFIGS.items():
+            model, optimizer = trained(config)
+            for group, lr in zip(optimizer.param_groups, (0.25, 0.125)):
+                group.update(lr=lr, betas=(0.75, 0.875), eps=1e-6)
+            config.save_pretrained(self.at(name))
+            own, optim = get_state_dict(model, optimizer)
+            _, flat = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+            flat = {k: v for k, v in flat.items() if "model.norm.weight" not in k}
+            saved = self.at(name + "-saved")
+            dcp.save({"model": own, "optim": optim}, checkpoint_id=saved, no_dist=True)
+            forms = {"nested": {"": {"model": own, "optim": optim}}, "flat": {"": {"model": own, "optim": flat}},
+                     "app": {"": {"app": {"model": own, "optimizer_0": optim}}},
+                     "accelerate": {"pytorch_model_fsdp_0": {"model": own}, "optimizer_0": {"optimizer": optim}}}
+            for form, folders in forms.items():
+                for folder, state in folders.items():
+                    dcp.save(state, checkpoint_id=self.at(f"{name}-{form}", folder), no_dist=True)
+            want = go_on(model, optimizer)
+            for form in forms:
+                run = self.at(f"{name}-{form}")
+                with self.subTest(name=name, form=form):
+                    view, said = self.view(run, "base=" + self.at(name), "names=memory", "ranks=3")
+                    self.assertIn("the states of schedulers, random numbers and data loaders are not in this view", said)
+                    if form != "flat":  # torch gives no order of groups back
+                        self.is_as_saved(view, saved)
+                    fresh = blank(config)
+                    resume(*fresh, view)
+                    self.assertEqual([g["lr"] for g in fresh[1].param_groups], [0.25, 0.125])
+                    self.assertEqual([g["weight_decay"] for g in fresh[1].param_groups], [0.1, 0.0])
+                    self.equal(go_on(*fresh), want)
+
+    def test_hub_names(self):
+        """Experts that are stacked in memory are apart in the view, and so are their moments; each has the step of all."""
+        model, optimizer = trained(CONFIGS["moe"])
+        model.save_pretrained(self.at("base"))
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("run"), no_dist=True)
+        view = self.read(self.view(self.at("run"), "base=" + self.at("base"))[0])
+        weights = load_file(self.at("base", "model.safetensors"))
+        self.assertEqual(sorted(k for k in view if k.startswith("model.")), sorted("model." + k for k in weights))
+        for k, t in weights.items():
+            self.assertTrue(torch.equal(view["model." + k], t), k)
+            for kind, of in {**MOMENTS, "step": lambda _: torch.tensor(1.)}.items():
+                key = f"optim.state.{k}.{kind}"
+                self.assertEqual(key in view, k != "model.norm.weight")
+                if key in view:
+                    self.assertTrue(torch.equal(view[key], of(t)), key)
+        params = [view[f"optim.param_groups.{i}.params"] for i in range(2)]
+        self.assertEqual(sorted(params[0]), sorted(k for k, t in weights.items() if t.ndim > 1))
+        self.assertEqual(sorted(params[1]), sorted(k for k, t in weights.items() if t.ndim == 1 and k != "model.norm.weight"))
+
+    def test_mesh(self):
+        """Into FSDP2 on two ranks."""
+        config = CONFIGS["llama"]
+        model, optimizer = trained(config)
+        model.save_pretrained(self.at("base"))
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("run"), no_dist=True)
+        view, _ = self.view(self.at("run"), "base=" + self.at("base"), "ranks=3")
+        ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "rank", str(r), self.top.name, view]) for r in range(2)]
+        self.assertEqual([r.wait(timeout=240) for r in ranks], [0, 0])
+        self.equal(torch.load(self.at("stepped.pt")), go_on(model, optimizer))
+
+    def test_faults(self):
+        model, optimizer = trained(CONFIGS["llama"])
+        model.save_pretrained(self.at("base"))
+        base = "base=" + self.at("base")
+        own, optim = get_state_dict(model, optimizer)
+        bare = {"state": optim["state"], "param_groups": [{"params": g["params"], "eps": 0.5} for g in optim["param_groups"]]}
+        dcp.save({"model": own, "optim": bare}, checkpoint_id=self.at("bare"), no_dist=True)
+        said, _ = self.view(self.at("bare"), base, ok=False)
+        self.assertIn("does not say lr of its optimizer: give it with the option lr=X", said)
+        said, _ = self.view(self.at("bare"), base, "lr=0.1", ok=False)
+        self.assertIn("give it with the option betas=B1+B2", said)
+        view, said = self.view(self.at("bare"), base, "lr=0.1", "betas=0.5+0.75", "weight_decay=0", "eps=0.25", "optimizer_step=7")
+        self.assertIn("optimizer: eps is that of the option, not the run's", said)
+        self.assertIn("the run does not say amsgrad, maximize, foreach, capturable, differentiable, fused, decoupled_weight_decay: torch's defaults", said)
+        got = self.read(view)
+        self.assertEqual([got[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay")], [0.1, (0.5, 0.75), 0.25, 0.0])
+        self.assertEqual(got["optim.state.lm_head.weight.step"], 7)
+
+        half = {**optim, "state": {k: {m: t for m, t in v.items() if m != "exp_avg_sq" or "mlp" not in k} for k, v in optim["state"].items()}}
+        dcp.save({"model": own, "optim": half}, checkpoint_id=self.at("half"), no_dist=True)
+        said, _ = self.view(self.at("half"), base, ok=False)
+        self.assertIn("has exp_avg, but not exp_avg_sq", said)
+
+        stepless = {**optim, "state": {k: {m: t for m, t in v.items() if m != "step"} for k, v in optim["state"].items()}}
+        dcp.save({"model": own, "optim": stepless}, checkpoint_id=self.at("stepless"), no_dist=True)
+        self.assertIn("give the number with the option optimizer_step=N", self.view(self.at("stepless"), base, ok=False)[0])
+
+        lost = {**optim, "param_groups": [{**g, "params": g["params"][1:]} for g in optim["param_groups"]]}
+        dcp.save({"model": own, "optim": lost}, checkpoint_id=self.at("lost"), no_dist=True)
+        self.assertIn("the run has 2 groups of parameters, and nothing says to which", self.view(self.at("lost"), base, ok=False)[0])
+
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        sgd.step()
+        own, optim = get_state_dict(model, sgd)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("sgd"), no_dist=True)
+        self.assertIn("has the state 'momentum_buffer', which AdamW has not", self.view(self.at("sgd"), base, ok=False)[0])
+        dcp.save({"model": own}, checkpoint_id=self.at("weights"), no_dist=True)
+        self.assertIn("has no state 'exp_avg': it has weight", self.view(self.at("weights"), base, "lr=1", ok=False)[0])
+        for option in ("state=master", "dtype=bfloat16", "average=last:2"):
+            self.assertIn("option", self.view(self.at("bare"), base, option, ok=False)[0])
+        self.assertIn("option lr: it goes with the option optimizer", self.refused(self.at("bare"), "lr=1", base))
+        self.assertIn("option optimizer: it is for view=dcp", self.refused(self.at("bare"), "optimizer", base))
+        for value in ("betas=0.9", "betas=0.9+1", "lr=-1", "lr=x", "optimizer_step=1.5"):
+            self.assertIn("is not", self.refused(self.at("bare"), "view=dcp", "optimizer", value, base))
+
+    def test_steps_and_groups_apart(self):
+        """What is joined must agree: experts that are apart in the run, and stacked in memory."""
+        model, optimizer = trained(CONFIGS["moe"])
+        model.save_pretrained(self.at("base"))
+        weights = load_file(self.at("base", "model.safetensors"))
+        experts = sorted(k for k in weights if "experts" in k)
+
+        def saved(name, steps, groups):
+            state = {k: {"step": torch.tensor(float(steps(k))), **{m: of(t) for m, of in MOMENTS.items()}} for k, t in weights.items()}
+            rest = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+            dcp.save({"model": weights, "optim": {"state": state, "param_groups": [{"params": g, "weight_decay": 0.1 * i, **rest} for i, g in enumerate(groups)]}},
+                     checkpoint_id=self.at(name), no_dist=True)
+            return self.at(name), "base=" + self.at("base"), "names=memory"
+
+        view = self.read(self.view(*saved("good", lambda k: 5, [list(weights)]))[0])
+        stacked = [k for k in view if "experts" in k and k.endswith(".step")]
+        self.assertEqual(len(stacked), 4)
+        self.assertEqual({float(view[k]) for k in stacked}, {5.0})
+        run = saved("steps", lambda k: 5 + (k == experts[3]), [list(weights)])
+        self.assertIn("which took different numbers of steps: give one for all with optimizer_step=N", self.view(*run, ok=False)[0])
+        self.view(*run, "optimizer_step=5")
+        run = saved("groups", lambda k: 5, [[k for k in weights if k != experts[3]], [experts[3]]])
+        self.assertIn("which are in different groups of the optimizer", self.view(*run, ok=False)[0])
+
+
+class Lost:
+    def __init__(self, *_):
+        pass
+
+
+class WithoutMegatron:
+    """Reads a common state whose enumerations are Megatron's, without them."""
+    load = pickle.load
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            return Lost if module.startswith("megatron") else super().find_class(module, name)
+
+
+class Frameworks(Resume):
+    """From runs of frameworks, whose moments torch writes anew: twice the master, and its square."""
+
+    def check(self, run, vectors, *options):
+        masters, _ = self.export(run, "state=master")
+        path, said = self.view(run, *options)
+        view = self.read(path)
+        tied = () if "lm_head.weight" in masters else ("lm_head.weight",)
+        self.assertEqual(sorted(k for k in view if k.startswith("model.")), sorted("model." + k for k in [*masters, *tied]))
+        for k, t in masters.items():
+            self.assertTrue(torch.equal(view["model." + k], t), k)
+            for kind, of in MOMENTS.items():
+                self.assertTrue(torch.equal(view[f"optim.state.{k}.{kind}"], of(t)), k)
+        config = tf.AutoConfig.from_pretrained(self.export_config(run))
+        model, _ = blank(config)
+        model.requires_grad_(True)
+        optimizer = optimizer_of(model) if vectors else torch.optim.AdamW(model.parameters(), lr=9.0)
+        resume(model, optimizer, path)
+        # The run goes on: its masters and moments, by hand.
+        other, _ = blank(config)
+        other.requires_grad_(True)
+        other.load_state_dict(masters, strict=not config.tie_word_embeddings)
+        by_hand = optimizer_of(other) if vectors else torch.optim.AdamW(other.parameters())
+        for mine, of in zip(by_hand.param_groups, optimizer.param_groups):
+            mine.update({k: v for k, v in of.items() if k != "params"})
+        for p in other.parameters():
+            by_hand.state[p] = {"step": view["optim.state.model.norm.weight.step"].clone(), **{kind: of(p.detach()) for kind, of in MOMENTS.items()}}
+        self.equal(go_on(model, optimizer), go_on(other, by_hand))
+        return view, said
+
+    def export_config(self, run):
+        out = self.at("hf")
+        shutil.rmtree(out, ignore_errors=True)
+        subprocess.run([CKPT, "export", run, out], check=True, capture_output=True)
+        return out
+
+    def test_megatron(self):
+        step = os.path.join(RUNS, "megatron", "iter_0000010")
+        metadata = FileSystemReader(step).read_metadata().state_dict_metadata
+        whole = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "chunks") and m.size.numel()}
+        dcp.load(whole, checkpoint_id=step, no_dist=True)
+        for k in [k for k in whole if k.startswith("optimizer.state.fp32_param.")]:
+            for kind, of in MOMENTS.items():
+                whole[k.replace("fp32_param", kind)] = of(whole[k])
+        run = self.at("megatron", "iter_0000010")
+        dcp.save(whole, checkpoint_id=run, no_dist=True)
+        for file in ("common.pt", "metadata.json"):
+            shutil.copy(os.path.join(step, file), run)
+        view, said = self.check(run, False)
+        self.assertEqual(view["optim.param_groups.0.betas"], (0.9, 0.999))
+        self.assertEqual(view["optim.state.model.norm.weight.step"], 1)
+        self.assertNotIn("optim.param_groups.1.lr", view)
+        # Two groups that differ: those of one dimension have no weight decay.
+        common = torch.load(os.path.join(run, "common.pt"), weights_only=False, pickle_module=WithoutMegatron)
+        for key, value in vars(common["args"]).items():
+            if isinstance(value, Lost):
+                setattr(common["args"], key, None)
+        common["optimizer"]["optimizer"]["param_groups"][0].update(weight_decay=0.125)
+        for group in common["optimizer"]["optimizer"]["param_groups"]:
+            group.update(lr=0.25, step=9)
+        torch.save(common, os.path.join(run, "common.pt"))
+        view, said = self.check(run, True)
+        self.assertIn("the run has 2 groups of parameters and does not say which parameters they have", said)
+        self.assertEqual([view[f"optim.param_groups.{i}.weight_decay"] for i in range(2)], [0.125, 0.0])
+        self.assertEqual(view["optim.state.model.norm.weight.step"], 9)
+
+    def test_nanotron(self):
+        run = self.at("nanotron")
+        shutil.copytree(os.path.join(RUNS, "nanotron", "20"), run)
+        for path in glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")):
+            held = torch.load(path, weights_only=False)
+            held["names"] = dict(enumerate(held["gradient_accumulator"]))
+            held["state"] = {i: {"step": torch.tensor(7.), **{kind: of(held["gradient_accumulator"][n]) for kind, of in MOMENTS.items()}}
+                             for i, n in held["names"].items()}
+            held["param_groups"][0].update(lr=0.25)
+            torch.save(held, path)
+        view, _ = self.check(run, False)
+        self.assertEqual(view["optim.state.model.norm.weight.step"], 7)
+        self.assertEqual([view[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay", "initial_lr")], [0.25, (0.9, 0.95), 1e-8, 0.01, 0.0003])
+        os.remove(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0])
+        self.view(run, ok=False)
+
+
+def run_rank(rank, top, view):
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo", init_method="file://" + os.path.join(top, "meet"), rank=rank, world_size=2)
+    torch.manual_seed(3)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    model.model.norm.weight.requires_grad_(False)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = optimizer_of(model)
+    resume(model, optimizer, view)
+    stepped = go_on(model, optimizer)
+    if rank == 0:
+        torch.save(stepped, os.path.join(top, "stepped.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(int(sys.argv[2]), *sys.argv[3:])
+    else:
+        unittest.main()
