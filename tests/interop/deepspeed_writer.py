@@ -347,6 +347,36 @@ def parallels(world, rank, port, top, stages):
                 write_parallel(deepspeed, rank, os.path.join(top, f"{name}{stage}"), config, stage)
 
 
+def write_groups(deepspeed, rank, at, stage):
+    """A llama whose optimizer has two groups, after two steps."""
+    import transformers as tf
+    torch.manual_seed(7)
+    config = tf.LlamaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_key_value_heads=2)
+    model = tf.AutoModelForCausalLM.from_config(config)
+    groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == wide], "weight_decay": 0.125 * wide} for wide in (True, False)]
+    optimizer = torch.optim.AdamW(groups, lr=0.0078125, betas=(0.75, 0.875), eps=1e-6)
+    plan = {"stage": stage, "dtype": "bf16", "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(plan))
+    ids = torch.arange(1, 9).view(1, 8)
+    for _ in range(2):
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+    engine.save_checkpoint(at)
+    masters, moments = live_states(engine)
+    if rank == 0:
+        torch.save({"masters": masters, "moments": moments}, at + ".want")
+        config.save_pretrained(at + "-base")
+    dist.barrier()
+    engine.destroy()
+
+
+def groups(world, rank, port, top, stages):
+    deepspeed = start(world, rank, port)
+    for stage in stages:
+        with contextlib.redirect_stdout(None):
+            write_groups(deepspeed, rank, os.path.join(top, f"groups{stage}"), stage)
+
+
 def inside(module, path):
     """The module below this one whose name's parts are given; it is made if it is not there."""
     for part in path:

@@ -19,11 +19,13 @@ try:
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+    from tensor_case import ranks
     from test_states import CKPT, MOMENTS, RUNS, SIZES, Case, trained
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
+DEEPSPEED = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.path.isdir(p)]
 CONFIGS = {"llama": tf.LlamaConfig(**SIZES), "tied": tf.Qwen2Config(**SIZES, tie_word_embeddings=True),
            "moe": tf.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)}
 
@@ -331,6 +333,38 @@ class Frameworks(Resume):
         self.assertEqual([view[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay", "initial_lr")], [0.25, (0.9, 0.95), 1e-8, 0.01, 0.0003])
         os.remove(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0])
         self.view(run, ok=False)
+
+
+@unittest.skipUnless(DEEPSPEED, "CKPTFS_DEEPSPEED has no folder with deepspeed")
+class DeepSpeed(Resume):
+    """From what DeepSpeed's ranks write, whose optimizer has two groups."""
+
+    def test_zero(self):
+        version = DEEPSPEED[-1]
+        ranks.run(3, "deepspeed_writer", "groups", ranks.free_port(), self.top.name, [1, 2, 3], folder=self.top.name, PYTHONPATH=version)
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                want = torch.load(self.at(f"groups{stage}.want"))
+                base = self.at(f"groups{stage}-base")
+                path, _ = self.view(self.at(f"groups{stage}", "global_step2"), "base=" + base)
+                view = self.read(path)
+                self.equal({k: t for k, t in view.items() if k.startswith("model.")}, {"model." + k: t for k, t in want["masters"].items()})
+                self.equal({k: t for k, t in view.items() if k.startswith("optim.state.") and not k.endswith(".step")}, want["moments"])
+                self.assertEqual({float(t) for k, t in view.items() if k.endswith(".step")}, {2.0})
+                for i, decay in enumerate((0.125, 0.0)):
+                    self.assertEqual([view[f"optim.param_groups.{i}.{k}"] for k in ("lr", "betas", "eps", "weight_decay")], [0.0078125, (0.75, 0.875), 1e-6, decay])
+                    self.assertEqual(sorted(view[f"optim.param_groups.{i}.params"]), sorted(k for k, t in want["masters"].items() if (t.ndim > 1) == (i == 0)))
+                model = tf.AutoModelForCausalLM.from_config(tf.AutoConfig.from_pretrained(base))
+                optimizer = optimizer_of(model)
+                resume(model, optimizer, path)
+                other = tf.AutoModelForCausalLM.from_config(model.config)
+                other.load_state_dict(want["masters"])
+                by_hand = optimizer_of(other)
+                for group, decay in zip(by_hand.param_groups, (0.125, 0.0)):
+                    group.update(lr=0.0078125, betas=(0.75, 0.875), eps=1e-6, weight_decay=decay)
+                for name, p in other.named_parameters():
+                    by_hand.state[p] = {"step": torch.tensor(2.), **{kind: want["moments"][f"optim.state.{name}.{kind}"] for kind in MOMENTS}}
+                self.equal(go_on(model, optimizer), go_on(other, by_hand))
 
 
 def run_rank(rank, top, view):
