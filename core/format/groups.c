@@ -13,6 +13,7 @@ const char *const ckpt_hyper_keys[CKPT_NHYPER] = {
     [CKPT_HYPER_BETAS] = "betas",
     [CKPT_HYPER_EPS] = "eps",
     [CKPT_HYPER_DECAY] = "weight_decay",
+    [CKPT_HYPER_INITIAL_LR] = "initial_lr",
 };
 
 const struct ckpt_hyper_flag ckpt_hyper_flags[] = {

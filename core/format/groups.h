@@ -17,8 +17,15 @@
 #include "io/dir.h"
 #include "io/source.h"
 
-/* The hyper-parameters that every group needs, and their keys: "lr" ... */
-enum ckpt_hyper { CKPT_HYPER_LR, CKPT_HYPER_BETAS, CKPT_HYPER_EPS, CKPT_HYPER_DECAY, CKPT_NHYPER };
+/* The hyper-parameters of a group. The last one is that of a scheduler, which not all have. */
+enum ckpt_hyper {
+    CKPT_HYPER_LR,
+    CKPT_HYPER_BETAS,
+    CKPT_HYPER_EPS,
+    CKPT_HYPER_DECAY,
+    CKPT_HYPER_INITIAL_LR,
+    CKPT_NHYPER
+};
 /* The key of each. */
 extern const char *const ckpt_hyper_keys[CKPT_NHYPER];
 

@@ -37,6 +37,18 @@ static int check_key(const struct ckpt_output *o, const char *view, const char *
                      key, view, views);
 }
 
+struct ckpt_writers_text ckpt_writers_with_states(void)
+{
+    struct ckpt_writers_text views = {""};
+    size_t at = 0;
+
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        if ((*w)->state_name && at < sizeof views.text)
+            at += (size_t)snprintf(views.text + at, sizeof views.text - at, "%sview=%s",
+                                   at ? ", " : "", (*w)->name);
+    return views;
+}
+
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err)
 {
     for (int i = 0; i < CKPT_NCUT; i++)

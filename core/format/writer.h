@@ -71,6 +71,8 @@ struct ckpt_writer {
      * "exp_avg", "exp_avg_sq", or "weight", the parameter itself. NULL: the format has no place for
      * an optimizer. */
     void (*state_name)(struct ckpt_str *out, const char *parameter, const char *kind);
+    /* Whoever resumes has a scheduler before it loads, and asks for the groups' "initial_lr". */
+    bool has_scheduler;
     const char *also; /* what other programs call this view, as ckpt_words_find has it; or NULL */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
@@ -82,6 +84,12 @@ struct ckpt_writer {
 
 /* All writers; ends with NULL. */
 extern const struct ckpt_writer *const ckpt_writers[];
+
+struct ckpt_writers_text {
+    char text[256];
+};
+/* The views that have a place for an optimizer: "view=dcp, view=...", for messages. */
+struct ckpt_writers_text ckpt_writers_with_states(void);
 
 /* Does the format have all the dimensions that were given? `view` is the word of the option view,
  * for the message. USAGE. */

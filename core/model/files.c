@@ -569,7 +569,8 @@ static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *
                              .model = model,
                              .files = &files};
 
-    w.step = step_of(o);
+    if (!(w.step = step_of(o)))
+        w.step = o->taken;
     if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))
         return ckpt_nomem(err);
     memset(w.place, 0, bytes);

@@ -46,6 +46,7 @@ struct ckpt_opening {
     struct ckpt_catalog *cat;     /* the reader's; then the model's */
     struct ckpt_catalog *read;    /* with an optimizer: the reader's, of all states; else NULL */
     struct ckpt_facts read_facts; /* and the reader's facts as they were */
+    uint64_t taken;               /* and the most steps that it took of a parameter */
     json_t *groups; /* with an optimizer: its groups of parameters (format/writer.h); or NULL */
     struct ckpt_catalog *adapter; /* the adapter that is merged into cat; or NULL */
     json_t *base_names;           /* {tensor: its name in the base} where they differ; or NULL */

@@ -113,6 +113,9 @@ static int complete(struct making *m, json_t *group, struct ckpt_err *err)
     for (size_t i = 0; i < CKPT_NHYPER; i++) {
         const char *key = ckpt_hyper_keys[i];
         json_t *said = json_object_get(group, key), *given = option(m, key);
+        if (!said && !given && i == CKPT_HYPER_INITIAL_LR &&
+            !m->o->shared->opt->output.writer->has_scheduler)
+            continue;
         if (!said && !given)
             return ckpt_fail(err, CKPT_MISSING,
                              "option optimizer: '%s' does not say %s of its optimizer: give it "
@@ -393,13 +396,15 @@ static int set_state(struct making *m, const char *parameter, const char *kind,
     return ckpt_catalog_set_state(cat, cat->tensors.len - 1, &state, err);
 }
 
-/* Add a source with a number to the model's catalogue. */
+/* Add a source with a number of steps to the model's catalogue. */
 static int new_number(struct making *m, float x, uint32_t *ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
 
     if (ckpt_source_mem_new("the optimizer's step", &x, sizeof x, &s, err) < 0)
         return -1;
+    if (x >= 0 && x < (float)INT32_MAX && (uint64_t)x > m->o->taken)
+        m->o->taken = (uint64_t)x;
     *ret = ckpt_catalog_add_source(m->o->cat, s, err);
     return *ret == UINT32_MAX ? -1 : 0;
 }
@@ -581,7 +586,7 @@ static json_t *torch_group(const json_t *of)
     json_t *group = json_object(), *betas = json_object();
 
     ckpt_json_set(&betas, "$tuple", json_deep_copy(json_object_get(of, "betas")));
-    for (size_t i = 0; i < CKPT_NHYPER; i++)
+    for (size_t i = 0; i < CKPT_HYPER_INITIAL_LR; i++)
         ckpt_json_set(&group, ckpt_hyper_keys[i],
                       i == CKPT_HYPER_BETAS
                           ? betas

@@ -209,7 +209,8 @@ static const char *view_word(const struct ckpt_options *opt)
 /* The first number of the optimizer that was given; or NULL. */
 static const char *first_hyper(const struct ckpt_options *opt)
 {
-    static const char *const key[] = {"_lr", "_betas", "_eps", "_weight_decay", "_optimizer_step"};
+    static const char *const key[] = {"_lr",  "_initial_lr",   "_betas",
+                                      "_eps", "_weight_decay", "_optimizer_step"};
 
     for (size_t i = 0; i < sizeof key / sizeof *key; i++)
         if (json_object_get(opt->overrides, key[i]))
@@ -227,11 +228,12 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
                                  hyper)
                      : 0;
     if (!writer || !writer->state_name)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option optimizer: it is for view=dcp, which trainers load; view=%s has "
-                         "no place for an optimizer (view=raw shows all tensors as they are "
-                         "stored, state=exp_avg one moment under the model's names)",
-                         view_word(opt));
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "option optimizer: view=%s has no place for an optimizer, but %s (view=raw "
+            "shows all tensors as they are stored, state=exp_avg one moment under the "
+            "model's names)",
+            view_word(opt), ckpt_writers_with_states().text);
     if (opt->state || opt->average || opt->missing == CKPT_LACKS_FROM_BASE || opt->lora)
         return ckpt_fail(err, CKPT_USAGE, "option optimizer: it does not go with %s",
                          opt->state     ? "state="
@@ -468,12 +470,15 @@ static const struct ckpt_option options[] = {
      .also = "moment optimizer_state optim_state exp_avg:exp_avg exp_avg_sq:exp_avg_sq "
              "fp32_master:master master_weights:master"},
     {"optimizer", NULL,
-     "of view=dcp: also the masters and the moments, so that training goes on from the view",
+     "of a trainer's view: also the masters and the moments, so that training goes on",
      .also = "optim optimizer_states load_optimizer include_optimizer save_optimizer resume "
              "with_optimizer",
      FLAG(optimizer)},
     {"lr", "X", "with optimizer: learning rate, if the run does not say it",
      .also = "learning_rate", .set = set_hyper},
+    {"initial_lr", "X",
+     "with optimizer: learning rate from which a scheduler computes, if the run does not say it",
+     .also = "base_lr max_lr", .set = set_hyper},
     {"betas", "B1+B2", "with optimizer: Adam's betas, if the run does not say them",
      .also = "adam_betas", .set = set_hyper},
     {"eps", "X", "with optimizer: Adam's epsilon, if the run does not say it",

@@ -67,10 +67,10 @@ def go_on(model, optimizer):
 
 
 class Resume(Case):
-    def view(self, run, *options, ok=True):
-        out = self.at("view")
+    def view(self, run, *options, ok=True, form="dcp"):
+        out = self.at("view-" + form)
         shutil.rmtree(out, ignore_errors=True)
-        done = subprocess.run([CKPT, "export", run, out, "-o", "view=dcp", "-o", "optimizer", *(a for o in options for a in ("-o", o))],
+        done = subprocess.run([CKPT, "export", run, out, "-o", "view=" + form, "-o", "optimizer", *(a for o in options for a in ("-o", o))],
                               capture_output=True, text=True)
         self.assertEqual(done.returncode == 0, ok, done.stderr)
         return out if ok else done.stderr, done.stderr
@@ -209,7 +209,7 @@ class Torch(Resume):
         for option in ("state=master", "dtype=bfloat16", "average=last:2"):
             self.assertIn("option", self.view(self.at("bare"), base, option, ok=False)[0])
         self.assertIn("option lr: it goes with the option optimizer", self.refused(self.at("bare"), "lr=1", base))
-        self.assertIn("option optimizer: it is for view=dcp", self.refused(self.at("bare"), "optimizer", base))
+        self.assertIn("option optimizer: view=hf has no place for an optimizer, but view=dcp, view=torchtitan", self.refused(self.at("bare"), "optimizer", base))
         for value in ("betas=0.9", "betas=0.9+1", "lr=-1", "lr=x", "optimizer_step=1.5"):
             self.assertIn("is not", self.refused(self.at("bare"), "view=dcp", "optimizer", value, base))
 
@@ -333,6 +333,54 @@ class Frameworks(Resume):
         self.assertEqual([view[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay", "initial_lr")], [0.25, (0.9, 0.95), 1e-8, 0.01, 0.0003])
         os.remove(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0])
         self.view(run, ok=False)
+
+
+class Torchtitan(Resume):
+    """Into torchtitan's checkpoints: what its CheckpointManager loads, the optimizer's state dict flattened under its own names."""
+
+    def test_all(self):
+        configs = {"llama": tf.LlamaConfig(**SIZES, rope_theta=5e5), "moe": CONFIGS["moe"]}
+        for name, config in configs.items():
+            with self.subTest(name=name):
+                model, optimizer = trained(config)
+                for group in optimizer.param_groups:
+                    group["initial_lr"] = 0.5
+                model.save_pretrained(self.at(name))
+                base = "base=" + self.at(name)
+                own, optim = get_state_dict(model, optimizer)
+                run = self.at(name + "-run")
+                dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
+                nested = self.read(self.view(run, base)[0])
+                out, _ = self.view(run, base, "ranks=3", form="torchtitan")
+                step = os.path.join(out, "step-1")  # torchtitan loads a model alone from step-0
+                view, paths = self.read(step), FileSystemReader(step).read_metadata().planner_data
+                weights = {k: t for k, t in view.items() if not k.startswith("optimizer.")}
+                for kind, of in MOMENTS.items():
+                    self.equal({k[len("optimizer.state."):-len(kind) - 1]: t for k, t in view.items() if k.startswith("optimizer.state.") and k.endswith("." + kind)},
+                               {k: of(t) for k, t in weights.items() if k != "norm.weight"})
+                for k in view:
+                    self.assertEqual(paths[k], ("optimizer", k[len("optimizer."):]) if k.startswith("optimizer.") else (k,))
+                names = {k.split(".", 2)[2].rsplit(".", 1)[0] for k in view if k.startswith("optimizer.param_groups.")}
+                self.assertEqual(names, set(weights) - {"norm.weight"})
+                group = optim["param_groups"][0]
+                for k in names:
+                    want = {**group, "weight_decay": 0.1 if weights[k].ndim > 1 else 0.0}
+                    self.assertEqual({key: view[f"optimizer.param_groups.{k}.{key}"] for key in group if key != "params"}, {key: v for key, v in want.items() if key != "params"})
+                    self.assertEqual(view[f"optimizer.state.{k}.step"], 1)
+                # And back again: what the view says of itself is what the run said.
+                again = self.read(self.view(out, base)[0])
+                self.assertEqual(sorted(again), sorted(nested))
+                for k, t in nested.items():
+                    if isinstance(t, torch.Tensor):
+                        self.assertTrue(torch.equal(again[k], t), k)
+                    elif k.endswith(".params"):
+                        self.assertEqual(sorted(again[k]), sorted(t))
+                    else:
+                        self.assertEqual(again[k], t, k)
+        del optimizer.param_groups[0]["initial_lr"]
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
+        self.assertIn("give it with the option initial_lr=X", self.view(run, base, form="torchtitan", ok=False)[0])
 
 
 @unittest.skipUnless(DEEPSPEED, "CKPTFS_DEEPSPEED has no folder with deepspeed")

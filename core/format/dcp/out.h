@@ -83,11 +83,24 @@ int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *ar
 int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
                  uint32_t ranks, bool empty, struct ckpt_err *err);
 
+/* Two forms of a state dict with an optimizer. */
+enum ckpt_dcp_optimizer {
+    /* {"model": {name: tensor}, "optim": {"state": {...}, "param_groups": [...]}}, as torch's
+     * get_state_dict gives the latter */
+    CKPT_DCP_NESTED,
+    /* {name: tensor, ..., "optimizer": {"state.NAME.exp_avg": tensor, "param_groups.NAME.lr":
+     * number, ...}}: with flatten_optimizer_state_dict */
+    CKPT_DCP_FLATTENED,
+};
+
 /* Add a checkpoint of w->cat's tensors under their names, cut by rows as FSDP2 does,
  * below `folder` ("", or "step-5/"), for w->output's ranks. The state dict is flat, {name:
- * tensor}; with an optimizer it is {"model": {name: tensor}, "optim": ...}, as torch's
- * get_state_dict gives the latter. */
-int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt_err *err);
+ * tensor}; with an optimizer it is nested or flattened. */
+int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, enum ckpt_dcp_optimizer form,
+                   struct ckpt_err *err);
+
+/* Append the name of a state in the flattened form, as ckpt_writer.state_name does. */
+void ckpt_dcp_flattened_name(struct ckpt_str *out, const char *parameter, const char *kind);
 
 /* ---- tensors cut along their first dimension, as torch's Shard(0) deals the rows out to ranks
  * ---- */

@@ -58,9 +58,10 @@ int ckpt_rows_count(const struct ckpt_catalog *cat, uint32_t ranks, size_t *ret,
     return 0;
 }
 
-/* A member of a group of the optimizer. */
+/* A value of a group of the optimizer. */
 struct member {
-    const char *name, *key; /* "optim.param_groups.0.lr", "lr" */
+    const char *name; /* "optim.param_groups.0.lr" */
+    const char *key;  /* "lr" */
     uint64_t group;
     struct ckpt_dcp_archive value;
 };
@@ -70,6 +71,7 @@ struct state {
     struct ckpt_dcp_state out;
     const struct ckpt_catalog *cat;
     uint32_t ranks;
+    enum ckpt_dcp_optimizer form;
     struct member *member;
     size_t nmember;
 };
@@ -84,62 +86,110 @@ static void state_name(struct ckpt_str *out, const char *parameter, const char *
         ckpt_str_printf(out, "optim.state.%s.%s", parameter, kind);
 }
 
-static void set_path(struct ckpt_dcp_key *key, const struct ckpt_tensor *t)
+#define FLATTENED "optimizer."
+
+void ckpt_dcp_flattened_name(struct ckpt_str *out, const char *parameter, const char *kind)
 {
-    if (t->state) {
+    if (strcmp(kind, "weight") == 0)
+        ckpt_str_puts(out, parameter);
+    else
+        ckpt_str_printf(out, FLATTENED "state.%s.%s", parameter, kind);
+}
+
+/* Give a tensor its path in the state dict. */
+static void set_path(struct ckpt_dcp_key *key, const struct state *s, const struct ckpt_tensor *t)
+{
+    const bool nested = s->form == CKPT_DCP_NESTED;
+
+    if (t->state && nested) {
         const char *const path[] = {"optim", "state", t->state->parameter, t->state->kind};
         memcpy(key->path, path, sizeof path);
         key->npath = 4;
-        return;
+    } else if (t->state || nested) {
+        key->path[0] = t->state ? "optimizer" : "model";
+        key->path[1] = t->name + (t->state ? strlen(FLATTENED) : strlen("model."));
+        key->npath = 2;
     }
-    key->path[0] = "model";
-    key->path[1] = t->name + strlen("model.");
-    key->npath = 2;
 }
 
-static void get_member(const struct member *m, struct ckpt_dcp_key *ret)
+static void get_member(const struct state *s, const struct member *m, struct ckpt_dcp_key *ret)
 {
-    *ret = (struct ckpt_dcp_key){.name = m->name,
-                                 .is_object = true,
-                                 .object = m->value,
-                                 .path = {"optim", "param_groups", NULL, m->key},
-                                 .npath = 4,
-                                 .number = m->group};
+    *ret = (struct ckpt_dcp_key){.name = m->name, .is_object = true, .object = m->value};
+    if (s->form == CKPT_DCP_NESTED) {
+        const char *const path[] = {"optim", "param_groups", NULL, m->key};
+        memcpy(ret->path, path, sizeof path);
+        ret->npath = 4;
+        ret->number = m->group;
+    } else {
+        ret->path[0] = "optimizer";
+        ret->path[1] = m->name + strlen(FLATTENED);
+        ret->npath = 2;
+    }
 }
 
-/* Fill in a member; all texts are the arena's, since the view outlives the groups. */
-static int set_member(struct member *m, uint64_t group, const char *key, const json_t *value,
-                      struct ckpt_arena *arena)
+/* Make the archive of a value; its text is the arena's, since the view outlives the groups. */
+static int make_archive(const json_t *value, struct ckpt_arena *arena, struct ckpt_dcp_archive *ret)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 
-    m->group = group;
-    ckpt_str_printf(&text, "optim.param_groups.%" PRIu64 ".%s", group, key);
-    m->name = ckpt_arena_strndup(arena, ckpt_str_get(&text), text.len);
-    m->key = ckpt_arena_strdup(arena, key);
-    ckpt_str_clear(&text);
     ckpt_torch_out_json(value, &text);
     char *own = ckpt_arena_alloc(arena, text.len + 1);
-    if (!m->name || !m->key || !own || text.failed)
+    if (!own || text.failed)
         return -1;
     memcpy(own, ckpt_str_get(&text), text.len);
-    m->value = (struct ckpt_dcp_archive){own, text.len};
+    *ret = (struct ckpt_dcp_archive){own, text.len};
+    return 0;
+}
+
+/* Add a value; `of`, the parameter whose it is, is NULL in the nested form. */
+static int add_member(struct state *s, const struct member *of_group, const char *of,
+                      struct ckpt_arena *arena)
+{
+    struct member *m = &s->member[s->nmember++];
+    ckpt_cleanup(ckpt_freep) char *name =
+        of ? ckpt_asprintf(FLATTENED "param_groups.%s.%s", of, of_group->key)
+           : ckpt_asprintf("optim.param_groups.%" PRIu64 ".%s", of_group->group, of_group->key);
+
+    *m = *of_group;
+    m->name = name ? ckpt_arena_strdup(arena, name) : NULL;
+    return m->name ? 0 : -1;
+}
+
+/* Add the values of one key of a group. In the flattened form each parameter has all of them. */
+static int add_members(struct state *s, uint64_t group, const char *key, const json_t *value,
+                       const json_t *params, struct ckpt_arena *arena)
+{
+    struct member m = {.group = group};
+    json_t *name;
+    size_t i;
+
+    if (s->form == CKPT_DCP_FLATTENED && value == params)
+        return 0;
+    if (!(m.key = ckpt_arena_strdup(arena, key)) || make_archive(value, arena, &m.value) < 0)
+        return -1;
+    if (s->form == CKPT_DCP_NESTED)
+        return add_member(s, &m, NULL, arena);
+    json_array_foreach((json_t *)params, i, name)
+        if (add_member(s, &m, json_string_value(name), arena) < 0)
+            return -1;
     return 0;
 }
 
 static int list_members(struct state *s, const struct ckpt_writing *w, struct ckpt_err *err)
 {
+    struct ckpt_arena *arena = &w->files->arena;
     size_t i, n = 0;
     const char *key;
     json_t *group, *value;
 
     json_array_foreach((json_t *)w->groups, i, group)
-        n += json_object_size(group);
-    if (!(s->member = ckpt_arena_alloc(&w->files->arena, (n + 1) * sizeof *s->member)))
+        n += json_object_size(group) *
+             (s->form == CKPT_DCP_NESTED ? 1 : json_array_size(json_object_get(group, "params")));
+    if (!(s->member = ckpt_arena_alloc(arena, (n + 1) * sizeof *s->member)))
         return ckpt_nomem(err);
     json_array_foreach((json_t *)w->groups, i, group) {
         json_object_foreach(group, key, value)
-            if (set_member(&s->member[s->nmember++], i, key, value, &w->files->arena) < 0)
+            if (add_members(s, i, key, value, json_object_get(group, "params"), arena) < 0)
                 return ckpt_nomem(err);
     }
     return 0;
@@ -154,14 +204,14 @@ static void get_key(const void *ctx, size_t i, struct ckpt_dcp_key *ret)
     const struct ckpt_tensor *t = &s->cat->tensors.ptr[i];
 
     if (i >= n) {
-        get_member(&s->member[i - n], ret);
+        get_member(s, &s->member[i - n], ret);
         return;
     }
     *ret =
         (struct ckpt_dcp_key){.name = t->name, .dtype = (enum ckpt_dtype)t->dtype, .rank = t->rank};
     memcpy(ret->dim, t->dim, t->rank * sizeof *t->dim);
     if (s->nmember)
-        set_path(ret, t);
+        set_path(ret, s, t);
 }
 
 /* A tensor's part has the number of its rank; the first rank has the objects. */
@@ -198,7 +248,8 @@ static void list_parts(struct state *s)
     s->out.npart = n;
 }
 
-int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt_err *err)
+int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, enum ckpt_dcp_optimizer form,
+                   struct ckpt_err *err)
 {
     struct state *s = ckpt_arena_alloc(&w->files->arena, sizeof *s);
     const uint32_t ranks = ckpt_output_parts(w->output, CKPT_CUT_RANKS);
@@ -214,7 +265,8 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
                                 .chunk = get_chunk,
                                 .indexed = true},
                         .cat = w->cat,
-                        .ranks = ranks};
+                        .ranks = ranks,
+                        .form = form};
     if (list_members(s, w, err) < 0)
         return -1;
     s->out.nkey += s->nmember;
@@ -227,7 +279,7 @@ int ckpt_dcp_files(const struct ckpt_writing *w, const char *folder, struct ckpt
 
 static int write_dcp(const struct ckpt_writing *w, struct ckpt_err *err)
 {
-    return ckpt_dcp_files(w, "", err);
+    return ckpt_dcp_files(w, "", CKPT_DCP_NESTED, err);
 }
 
 const struct ckpt_writer ckpt_writer_dcp = {
