@@ -57,8 +57,11 @@ static int ask_reader(const struct ckpt_view *view,
 
 int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
 {
+    if (view->groups)
+        return (*ret = json_pack("{s:o}", "optim.param_groups", json_deep_copy(view->groups)))
+                   ? 0
+                   : ckpt_nomem(err);
     const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
-
     return reader ? ask_reader(view, reader->objects, ret, err) : -1;
 }
 

@@ -75,6 +75,7 @@ struct ckpt_view {
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
     json_t *config; /* config.json as the view shows it; NULL if it shows none */
+    json_t *groups; /* with an optimizer: its groups of parameters (format/writer.h); or NULL */
     char *recipe;   /* the recipe that named the tensors; NULL: none was used */
     char *source;   /* format and step: "nanotron 1.4, step 20" */
     char *name; /* name of the step, or of a single checkpoint's directory after resolving links */

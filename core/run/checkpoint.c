@@ -34,6 +34,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_dir_unref(view->above);
     ckpt_dir_unref(view->around);
     json_decref(view->config);
+    json_decref(view->groups);
     free(view->recipe);
     free(view->source);
     free(view->name);
@@ -126,6 +127,7 @@ static int hand_over(struct ckpt_opening *o, struct ckpt_view *v, struct ckpt_er
     v->cat = ckpt_steal(&o->cat);
     v->tree = ckpt_steal(&o->tree);
     v->config = ckpt_steal(&o->config);
+    v->groups = ckpt_steal(&o->groups);
     v->recipe = ckpt_steal(&o->recipe);
     v->name = ckpt_steal(&o->name);
     return 0;

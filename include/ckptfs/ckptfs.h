@@ -355,8 +355,9 @@ CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, ch
  * torch's distributed checkpoints ("optim.param_groups"). Values are read at the time of the call.
  * Pickles are decoded without calling any function that they name. Where every rank wrote its own
  * file, the values are those of the first rank. The result is {} if the format holds no such
- * values. None, booleans, numbers, strings, lists, sets (as lists) and dicts with string keys
- * become the corresponding JSON values. Other values become an object whose first key begins with
+ * values. With the option optimizer it is {"optim.param_groups": [...]}, as the view has them.
+ * None, booleans, numbers, strings, lists, sets (as lists) and dicts with string keys become the
+ * corresponding JSON values. Other values become an object whose first key begins with
  * "$":
  *
  *     {"$float": "nan"}, "inf" or "-inf"    {"$bytes": "00ff"}: hexadecimal

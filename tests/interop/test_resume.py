@@ -168,6 +168,26 @@ class Torch(Resume):
         self.assertEqual([r.wait(timeout=240) for r in ranks], [0, 0])
         self.equal(torch.load(self.at("stepped.pt")), go_on(model, optimizer))
 
+    def test_reader(self):
+        """Without a view that is mounted: dcp.load by ckptfs's own reader."""
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python"))
+        os.environ.setdefault("CKPTFS_LIBRARY_PATH", os.path.join(os.path.dirname(os.path.abspath(CKPT)), "..", "core"))
+        from ckptfs.torch import StorageReader
+        for name, config in CONFIGS.items():
+            model, optimizer = trained(config)
+            config.save_pretrained(self.at(name))
+            own, optim = get_state_dict(model, optimizer)
+            dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at(name + "-run"), no_dist=True)
+            fresh = blank(config)
+            own, optim = get_state_dict(*fresh)
+            reader = StorageReader(self.at(name + "-run"), base=self.at(name), view="memory", optimizer=True, lr=0.25)
+            dcp.load({"model": own, "optim": optim}, storage_reader=reader, no_dist=True)
+            set_state_dict(*fresh, model_state_dict=own, optim_state_dict=optim)
+            self.assertEqual([(g["lr"], g["weight_decay"]) for g in fresh[1].param_groups], [(0.25, 0.1), (0.25, 0.0)])
+            for group in optimizer.param_groups:
+                group["lr"] = 0.25
+            self.equal(go_on(*fresh), go_on(model, optimizer))
+
     def test_faults(self):
         model, optimizer = trained(CONFIGS["llama"])
         model.save_pretrained(self.at("base"))

@@ -7,6 +7,11 @@ from ckptfs.torch import StorageReader
 # A model of any framework.
 dcp.load(model.state_dict(), storage_reader=StorageReader("run/checkpoints"))
 
+# Model and AdamW of a run of any framework, for torch's set_state_dict.
+model_state, optim_state = get_state_dict(model, optimizer)
+state = {"model": model_state, "optim": optim_state}
+dcp.load(state, storage_reader=StorageReader("run/checkpoints", optimizer=True))
+
 # A distributed checkpoint with its optimizer, lr and step.
 dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))
 """
@@ -37,6 +42,18 @@ except ImportError as e:
     _problem, _Base = e, object  # type: ignore[assignment, misc]
 
 
+def _path_of(name: str) -> tuple[str | int, ...]:
+    """Return the path in the state dict of a name in the view "dcp" with an optimizer."""
+    top, rest = name.split(".", 1)
+    if top != "optim":
+        return (top, rest)
+    kind, rest = rest.split(".", 1)
+    if kind == "param_groups":
+        number, key = rest.split(".", 1)
+        return (top, kind, int(number), key)
+    return (top, kind, *rest.rsplit(".", 1))
+
+
 class StorageReader(_Base):
     """A storage reader for dcp.load: the ranks declare the boxes of their plans and load together.
 
@@ -50,6 +67,9 @@ class StorageReader(_Base):
             in memory; "raw" for the framework's own, with optimizer states, and with values that
             are not tensors (lr, step and so on) as plain Python values; "torchtitan" for
             torchtitan's names of any checkpoint.
+        optimizer: The model, below "model.", with what AdamW has of it, below "optim.", as torch's
+            get_state_dict names them: the view "dcp" with the option optimizer, whose further
+            options (lr and so on) `more` takes. The view may be None, "hf" or "memory".
         base: As for ckptfs.open.
         step: As for ckptfs.open.
         options: As for ckptfs.open.
@@ -76,6 +96,7 @@ class StorageReader(_Base):
         run: Path,
         *,
         view: str | None = None,
+        optimizer: bool = False,
         base: Path | None = None,
         step: str | int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -89,6 +110,14 @@ class StorageReader(_Base):
             raise unusable("ckptfs.torch", _problem, ("torch",), "torch", "torch") from _problem
         super().__init__()
         self.checkpoint_id, self.stats = os.fspath(run), None
+        if optimizer:
+            if view not in (None, "hf", "memory"):
+                raise CkptError(
+                    "usage", f"optimizer=True goes with the view 'memory', not '{view}'"
+                )
+            more.update({"optimizer": True, "names": "memory" if view == "memory" else "hub"})
+            view = "dcp"
+        self._optimizer = optimizer
         self._given = dict(
             more, view=None if view == "hf" else view, base=base, step=step, options=options
         )
@@ -149,7 +178,10 @@ class StorageReader(_Base):
             {name: found[stored] for name, stored in self._tied.items() if stored in found}
         )
         paths: dict[str, tuple[str | int, ...]] = {}
-        if self._view.is_raw():
+        if self._optimizer:
+            found.update({name: BytesStorageMetadata() for name in self._values()})
+            paths = {name: _path_of(name) for name in found}
+        elif self._view.is_raw():
             values = self._view.objects()
             lost = [name for name, value in values.items() if not is_whole(value)]
             found.update({n: BytesStorageMetadata() for n in values if n not in (*found, *lost)})
@@ -228,7 +260,7 @@ class StorageReader(_Base):
         self.stats = load_boxes(boxes, self._view, group, no_dist=group is None, **self._load)
         for item, tensor in todo:
             planner.commit_tensor(item, tensor)
-        values = self._view.objects() if objects else {}
+        values = self._values() if objects else {}
         for item in objects:
             buffer = io.BytesIO()
             torch.save(values[item.storage_index.fqn], buffer)
@@ -238,6 +270,17 @@ class StorageReader(_Base):
         done = torch.futures.Future()
         done.set_result(None)
         return done
+
+    def _values(self):
+        """Return the values beside tensors, by their names."""
+        values = self._view.objects()
+        if not self._optimizer:
+            return values
+        return {
+            f"optim.param_groups.{i}.{key}": value
+            for i, group in enumerate(values["optim.param_groups"])
+            for key, value in group.items()
+        }
 
     def _loading_group(self, ranks):
         """Return the process group of so many ranks; None for this process alone."""
