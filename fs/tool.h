@@ -41,6 +41,7 @@ struct ckpt_tool {
     uint32_t ranks, ranks_per_node; /* of plan; 0: not given */
     uint32_t share_ranks;           /* --share; 0: not given */
     bool verify;                    /* compare the loaded bytes with the view */
+    bool local;                     /* each node has only some of the files */
 };
 
 /* A command returns -1 with *err filled, or one of these. */

@@ -82,6 +82,7 @@ struct root {
     struct ckpt_dir_way way;
     struct ckpt_dir *folder;      /* of the file that has all bytes; NULL: each file has its own */
     const char *file;             /* its name in that folder */
+    bool has_objects, is_spread;  /* ckpt_dir_has_objects, ckpt_dir_is_spread */
     struct ckpt_storage *storage; /* of top.fd */
     struct ckpt_far_options far;
 };
@@ -224,22 +225,27 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
         return ckpt_nomem(err);
     }
     root->way = way;
+    root->is_spread = way.ops->elsewhere != NULL;
+    root->has_objects = way.ops->read && !root->is_spread;
     root->folder = folder;
     root->file = name;
     return 0;
 }
 
-int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, struct ckpt_err *err)
+int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, const char *path,
+                        struct ckpt_err *err)
 {
     struct root *root = dir->root;
-    char *real = strdup(of->root->top.real);
+    char *real = strdup(path ? path : of->root->top.real);
 
     if (!real)
         return ckpt_nomem(err);
     free(root->top.real);
     root->top.real = real;
-    root->storage = of->root->storage;
-    root->far = of->root->far;
+    if (of) {
+        root->storage = of->root->storage;
+        root->far = of->root->far;
+    }
     return 0;
 }
 
@@ -290,7 +296,9 @@ bool ckpt_dir_may_hang(const struct ckpt_dir *dir)
     return ckpt_storage_may_hang(r->storage, r->far.rule);
 }
 
-bool ckpt_dir_has_objects(const struct ckpt_dir *dir) { return dir->root->way.ops->read != NULL; }
+bool ckpt_dir_has_objects(const struct ckpt_dir *dir) { return dir->root->has_objects; }
+
+bool ckpt_dir_is_spread(const struct ckpt_dir *dir) { return dir->root->is_spread; }
 
 bool ckpt_dir_is_far(const struct ckpt_dir *dir)
 {
@@ -429,6 +437,16 @@ bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const 
     if (way->ops->lacks && path_below(dir, name, &below, NULL) == 0)
         *ret_lacks = way->ops->lacks(way->ctx, below);
     return !*ret_lacks;
+}
+
+const char *ckpt_dir_elsewhere(const struct ckpt_dir *dir, const char *name)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    return way->ops->elsewhere && path_below(dir, name, &below, NULL) == 0
+               ? way->ops->elsewhere(way->ctx, below)
+               : NULL;
 }
 
 /* The failure of ckpt_dir_ops.look or open: -1 and *err; own is the error if rc is -1. */

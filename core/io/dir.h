@@ -139,6 +139,14 @@ bool ckpt_dir_has_objects(const struct ckpt_dir *dir);
  * any other directory. */
 bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const char **ret_lacks);
 
+/* Where a file is that other machines have and this one has not, for messages; NULL: it is here, or
+ * nowhere. ckpt_dir_open_file gives no descriptor for such a file, and ckpt_dir_read_object reads
+ * it. Borrowed from dir. */
+const char *ckpt_dir_elsewhere(const struct ckpt_dir *dir, const char *name);
+
+/* Can a file be elsewhere? */
+bool ckpt_dir_is_spread(const struct ckpt_dir *dir);
+
 /* Does each question about an entry take a round trip, so that many are to be asked at once? True
  * for a bucket. */
 bool ckpt_dir_is_far(const struct ckpt_dir *dir);
@@ -279,6 +287,9 @@ struct ckpt_dir_ops {
                 const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
                 struct ckpt_err *err);
     void (*refresh)(void *ctx);
+    /* ckpt_dir_elsewhere. The member is NULL if no file is. Otherwise only files that are have no
+     * descriptor, and `read`, with the tag "", reads these. */
+    const char *(*elsewhere)(void *ctx, const char *below);
     /* ckpt_dir_is_everywhere: NULL, or the path of the first directory that lacks the folder. The
      * member may be NULL. */
     const char *(*lacks)(void *ctx, const char *below);
@@ -313,9 +324,11 @@ extern const struct ckpt_dir_ops ckpt_folder_ops;
 int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_dir *folder,
                         const char *name, struct ckpt_dir **ret, struct ckpt_err *err);
 
-/* Let a directory of functions, which nobody else uses yet, have the canonical path, the storage
- * and the far rule of another one, which lives as long. */
-int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, struct ckpt_err *err);
+/* Let a directory of functions, which nobody else uses yet, have the storage and the far rule of
+ * another one, which lives as long (NULL: of none), and its canonical path, or this one if it is
+ * not NULL. */
+int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, const char *path,
+                        struct ckpt_err *err);
 
 /* Replace the functions of a directory that nobody else uses yet. The new ones get the old ones,
  * and free them. */

@@ -413,7 +413,7 @@ int ckpt_dir_open_union(struct ckpt_dir **member, size_t n, bool whole, struct c
             joined_free(u);
         return -1;
     }
-    if (ckpt_dir_take_after(*ret, member[0], err) < 0) {
+    if (ckpt_dir_take_after(*ret, member[0], NULL, err) < 0) {
         ckpt_dir_unref(*ret);
         *ret = NULL;
         return -1;

@@ -488,6 +488,13 @@ static int recorded_read(void *ctx, const char *below, const char *tag, uint64_t
     return real->ops->read(real->ctx, below, tag, size, iov, n, off, how, err);
 }
 
+static const char *recorded_elsewhere(void *ctx, const char *below)
+{
+    const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
+
+    return real->ops->elsewhere ? real->ops->elsewhere(real->ctx, below) : NULL;
+}
+
 static void recorded_refresh(void *ctx)
 {
     const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
@@ -554,6 +561,7 @@ static const struct ckpt_dir_ops recorded_ops = {.look = recorded_look,
                                                  .free = recorded_free,
                                                  .read = recorded_read,
                                                  .refresh = recorded_refresh,
+                                                 .elsewhere = recorded_elsewhere,
                                                  .memory = recorded_memory,
                                                  .keep = recorded_keep,
                                                  .recall = recorded_recall,
@@ -577,7 +585,7 @@ int ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec, struct ckpt_e
     r->root = atomic_fetch_add(&rec->nroot, 1);
     r->real = ckpt_dir_replace(dir, (struct ckpt_dir_way){&recorded_ops, r});
     /* the identity of the directory itself is the first thing to be recorded */
-    const bool skip = r->real.ops->read && is_replaying(r); /* it would be listed */
+    const bool skip = ckpt_dir_has_objects(dir) && is_replaying(r); /* it would be listed */
     const int rc = skip ? ENOENT : r->real.ops->look(r->real.ctx, ".", &itself, NULL);
     put_look(r, ".", rc, &itself);
     r->is_same =

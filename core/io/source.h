@@ -119,6 +119,10 @@ int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 /* True: both are known to have the same bytes, without reading them. */
 bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b);
 
+/* The rank that reads a file which this machine has not (ckpt_dir_elsewhere), for messages; NULL:
+ * it is read here. */
+const char *ckpt_source_reader(struct ckpt_source *s);
+
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 

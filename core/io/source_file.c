@@ -242,7 +242,8 @@ struct source_file {
     const char *name;       /* interned below dir */
     uint64_t base;          /* of the first byte in the file that is opened: an archive, or 0 */
     struct ckpt_file_id id; /* of the file that is opened */
-    char *tag; /* of an object of a bucket, which has no descriptor: its ETag; or NULL */
+    char *tag; /* of an object of a bucket, which has no descriptor: its ETag; "": of a file that
+                  only other machines have, likewise; or NULL */
     struct fdslot slot;
     struct fdslot direct;   /* a descriptor of O_DIRECT */
     atomic_uint align;      /* that it asks for; 0: not known yet; 1: it can't be had */
@@ -837,7 +838,7 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     f->source.size = found.extent.len;
     f->base = found.extent.off;
     f->id = found.id;
-    if (*found.tag && !(f->tag = strdup(found.tag)))
+    if ((*found.tag || ckpt_dir_elsewhere(f->dir, f->name)) && !(f->tag = strdup(found.tag)))
         return ckpt_nomem(err);
     atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
     if (fd >= 0)
@@ -921,6 +922,13 @@ bool ckpt_source_is_object(struct ckpt_source *s)
     return file && self(file)->tag;
 }
 
+const char *ckpt_source_reader(struct ckpt_source *s)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+
+    return file && self(file)->tag ? ckpt_dir_elsewhere(self(file)->dir, self(file)->name) : NULL;
+}
+
 struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s) { return self(s)->dir; }
 
 const char *ckpt_source_file_name(const struct ckpt_source *s) { return self(s)->name; }
@@ -996,7 +1004,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         return false;
     if (f->tag) {
         *ret_resident = 0;
-        *ret_shared = true;
+        *ret_shared = *f->tag != '\0'; /* another machine's disk is not shared */
         return true;
     }
     const uint64_t first = f->base / page, end = (f->base + s->size + page - 1) / page;

@@ -67,6 +67,7 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     if (!copy)
         return ckpt_nomem(err);
     *copy = *opt;
+    copy->dir = NULL;
     copy->recording = NULL;
     copy->connected = NULL; /* the original holds it */
     char **const text[] = {&copy->base,   &copy->base_named,  &copy->part,

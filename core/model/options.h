@@ -64,6 +64,7 @@ struct ckpt_options {
     struct ckpt_client *connected; /* ckpt_options_connect; or NULL */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */
     struct ckpt_log log;
+    struct ckpt_dir *dir; /* the run's directory, which is open already; borrowed, or NULL */
     struct ckpt_recording *recording; /* for the directories that are opened; borrowed, or NULL */
 };
 
@@ -71,7 +72,7 @@ struct ckpt_options {
 int ckpt_options_take_base(const struct ckpt_options *opt, const char *named,
                            struct ckpt_options **ret, struct ckpt_err *err);
 
-/* Make a deep copy, without the recording. */
+/* Make a deep copy, without the directory and the recording. */
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 /* ckpt_options_free for ckpt_cleanup. */

@@ -488,16 +488,27 @@ static int begin_average(struct ckpt_run *run, const char *path, const struct ck
     return 0;
 }
 
-static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
+/* Open the run's directory, unless the caller has. */
+static int open_dir(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
     const struct ckpt_access how = ckpt_options_access(opt);
+
+    if (!opt->dir)
+        return ckpt_part_open(path, &how, opt->also.ptr, opt->also.len, opt->compares_whole,
+                              &run->dir, err);
+    run->dir = ckpt_dir_ref(opt->dir);
+    return ckpt_dir_use(run->dir, how.recording, err);
+}
+
+static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
+                    struct ckpt_err *err)
+{
     struct ckpt_err probe_err = {0};
 
     if (opt->part && !(run->part = strdup(opt->part)))
         return ckpt_nomem(err);
-    if (ckpt_part_open(path, &how, opt->also.ptr, opt->also.len, opt->compares_whole, &run->dir,
-                       err) < 0)
+    if (open_dir(run, path, opt, err) < 0)
         return -1;
     run->is_folder = true;
     if (try_single(run, path, false, opt, &probe_err, err) < 0 ||

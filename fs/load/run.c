@@ -214,8 +214,10 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
     ckpt_cleanup(memory_release) struct memory memory = {.comm = comm};
     ckpt_cleanup(ckpt_load_freep) struct ckpt_load *load = NULL;
 
-    if (ckpt_load_open(comm, t->run, t->opt, t->step, agree_ms(t), NULL, &step, &view, err) < 0)
-        return fail_open(t, comm, err);
+    const int rc = (t->local ? ckpt_load_open_local : ckpt_load_open)(
+        comm, t->run, t->opt, t->step, agree_ms(t), NULL, &step, &view, err);
+    if (rc < 0)
+        return t->local ? -1 : fail_open(t, comm, err);
     return ckpt_load_new(view, comm, &t->load, &load, err) < 0
                ? -1
                : load_view(t, comm, step, view, load, &memory, err);

@@ -158,6 +158,28 @@ CKPT_PUBLIC int ckpt_load_open(struct ckpt_comm *comm, const char *path,
                                uint32_t timeout_ms, struct ckpt_run **ret_run, char **ret_step,
                                struct ckpt_view **ret_view, struct ckpt_err *err);
 
+/* COLLECTIVE. Open a run of which each node has only some files, such as those that its own ranks
+ * have saved: as ckpt_load_open, but of a directory that has the files of all ranks. Every rank
+ * lists its directory once. A file that this node has not is read by a rank that has it and sent to
+ * this one; nothing is written anywhere. Ranks whose nodes have a file read it as ever. If all
+ * ranks list the same files, it is ckpt_load_open.
+ *
+ * `path` is equal on all ranks, and may contain {rank} and {node}, which become the rank's number
+ * and its node's (nodes are counted in the order of their first ranks). A rank may have no such
+ * directory; MISSING: none has. MISSING also names a file that no rank has, and the rank of the
+ * training that wrote it, if the name tells. CONFLICT: a file that is needed has different sizes on
+ * two nodes. A file of one size with other times is taken for a copy, as by ckpt_load_open. PEER: a
+ * rank that has a file can't be reached; requests go over TCP connections of their own, also over
+ * MPI, under the rules of ckpt_tcp_listen.
+ *
+ * Each rank answers the others until its view and run are closed, so close them only after all
+ * ranks have loaded. */
+CKPT_PUBLIC int ckpt_load_open_local(struct ckpt_comm *comm, const char *path,
+                                     const struct ckpt_options *opt, const char *step,
+                                     uint32_t timeout_ms, struct ckpt_run **ret_run,
+                                     char **ret_step, struct ckpt_view **ret_view,
+                                     struct ckpt_err *err);
+
 /* COLLECTIVE. Choose the step that all ranks load: the step that rank 0 asks for, by
  * ckpt_run_find_step (NULL: the latest step that rank 0 sees; other ranks may see another one as
  * the latest). Other ranks ask for the same step or pass NULL. CONFLICT: two ranks ask for

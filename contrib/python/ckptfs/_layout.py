@@ -75,7 +75,8 @@ def load_layout(
         readers: As for load_state_dict.
         load_options: As for load_state_dict.
         progress: As for load_state_dict.
-        **more: Further options of open. dtype=torch.float32 (or "float32") converts the values.
+        **more: Further options of open, and local_files=True as for load_state_dict.
+            dtype=torch.float32 (or "float32") converts the values.
 
     Returns:
         A Layout: the tensors under the view's names, in the view's dtypes.

@@ -294,6 +294,10 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
         c_int,
         [P, c_char_p, P, c_char_p, c_uint32, POINTER(P), POINTER(P), POINTER(P), E],
     ),
+    "ckpt_load_open_local": (
+        c_int,
+        [P, c_char_p, P, c_char_p, c_uint32, POINTER(P), POINTER(P), POINTER(P), E],
+    ),
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
     "ckpt_tcp_free": (None, [P]),

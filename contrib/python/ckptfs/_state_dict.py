@@ -105,7 +105,10 @@ def load_state_dict(
             until release()).
         progress: True shows a bar on rank 0. A function is called on each rank with the number of
             tensors that have arrived, and of all.
-        **more: Further options of open.
+        **more: Further options of open; and local_files=True, where each node has only some of the
+            run's files, such as those that its own ranks have saved: each file is read on a node
+            that has it, and sent to the ranks that need it. The path may contain {node} and
+            {rank}, the numbers of this rank's node and of the rank.
 
     Returns: What torch's load_state_dict returns, a named tuple of missing_keys and
         unexpected_keys, which is the same on all ranks. Its attribute `stats` has the statistics of

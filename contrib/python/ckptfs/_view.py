@@ -237,7 +237,7 @@ def _native(options):
     opt = new(lib.options_new)
     try:
         for key, value in options.items():
-            if value is None or value is False:
+            if value is None or value is False or key == "local_files":  # which no view has
                 continue
             for one in value if isinstance(value, (list, tuple)) else (value,):
                 lib.options_set(opt, key.encode(), None if one is True else _word(one))
@@ -335,6 +335,11 @@ class View:
             for k, v in spelled(dict(options or {}), more).items()
             if v is not None and v is not False
         }
+        if comm is None and "local_files" in self._options:
+            raise ValueError(
+                "local_files: one process sees its own files only; give the path of the run to "
+                "load_state_dict, on all ranks"
+            )
         step = self._options.pop("step", None) if step is None else step
         self._step = step if step is None else str(step)
         self._view = self._open() if comm is None else self._open_together(comm)
@@ -364,7 +369,7 @@ class View:
             except CkptError as e:
                 comm.agree(e)  # the others are in load_open
             asked = os.fsencode(self._step) if self._step else None
-            lib.load_open(
+            (lib.load_open_local if "local_files" in self._options else lib.load_open)(
                 comm.handle,
                 os.fsencode(self._run),
                 opt,

@@ -23,7 +23,7 @@ enum {
 
 /* The purpose of a connection. At the rendezvous, a rank tells rank 0 its address, and is told that
  * of its parent in the tree. */
-enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_RENDEZVOUS };
+enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_RENDEZVOUS, CKPT_TCP_SERVICE };
 
 /* How each side introduces itself. */
 struct ckpt_greeting {

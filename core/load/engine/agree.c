@@ -558,7 +558,10 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
     struct ckpt_load_options opt = load->opt;
     ckpt_cleanup(ckpt_freep) struct ckpt_file_use *use =
         calloc(load->view->cat->sources.len + 1, sizeof *use);
-    struct ckpt_policy_input in = {.opt = &opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1, .use = use};
+    struct ckpt_policy_input in = {.opt = &opt,
+                                   .cpus = cpus > 0 ? (uint32_t)cpus : 1,
+                                   .use = use,
+                                   .is_spread = ckpt_dir_is_spread(load->view->dir)};
     const struct fit none = {0};
     struct ckpt_policy policy;
     struct ckpt_err own = {0};

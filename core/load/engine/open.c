@@ -14,6 +14,7 @@
 #include "comm/shm.h"
 #include "io/recording.h"
 #include "load/engine/same.h"
+#include "load/local/local.h"
 #include "model/options.h"
 #include "model/view.h"
 
@@ -32,6 +33,7 @@ struct opening {
     struct ckpt_detached task;
     char *path, *asked; /* asked: the step, or NULL for the latest */
     struct ckpt_options *opt;
+    struct ckpt_dir *dir;       /* of the run, if it is open already; or NULL */
     struct ckpt_recording *rec; /* NULL: this is the only rank */
     bool records;               /* false: it replays */
     struct ckpt_str parcel;     /* what rank 0 sends: the names of run and step, the recording */
@@ -51,6 +53,7 @@ static void opening_free(struct ckpt_detached *e)
     ckpt_view_release(o->view);
     ckpt_run_close(o->run);
     ckpt_recording_unref(o->rec);
+    ckpt_dir_unref(o->dir);
     ckpt_str_release(&o->parcel);
     ckpt_options_free(o->opt);
     free(o->path);
@@ -114,6 +117,7 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
 {
     uint64_t progress = 0, since = ckpt_now_ms();
 
+    o->opt->dir = o->dir;
     o->opt->recording = o->rec;
     if (ckpt_detached_start(&o->task, err) < 0)
         return -1;
@@ -272,9 +276,41 @@ static int open_together(struct opening *o, struct ckpt_comm *comm, uint32_t tim
     return ckpt_comm_agree(comm, rc, timeout_ms, err);
 }
 
-int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
-                   const char *step, uint32_t timeout_ms, struct ckpt_run **ret_run,
-                   char **ret_step, struct ckpt_view **ret_view, struct ckpt_err *err)
+/* Find out what each rank has of the run: o->dir is then the directory of all ranks' files, unless
+ * all see the same ones. */
+static int gather(struct opening *o, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                  struct ckpt_err *err)
+{
+    char *path = NULL;
+
+    if (ckpt_local_open(comm, rc, o->path, o->opt, timeout_ms, &path, &o->dir, err) < 0)
+        return -1;
+    free(o->path);
+    o->path = path;
+    return 0;
+}
+
+/* COLLECTIVE, with more than one rank. rc is the result of opening_new. */
+static int open_on_all(struct opening *o, struct ckpt_comm *comm, int rc, bool local,
+                       uint32_t timeout_ms, struct ckpt_err *err)
+{
+    if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
+        return -1;
+    if (local) {
+        rc = gather(o, comm, 0, timeout_ms, err);
+        if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
+            return -1;
+    }
+    rc = open_together(o, comm, timeout_ms, err);
+    if (rc < 0 && o->dir)
+        ckpt_local_explain(comm, err);
+    return rc;
+}
+
+static int load_open(struct ckpt_comm *comm, const char *path, bool local,
+                     const struct ckpt_options *opt, const char *step, uint32_t timeout_ms,
+                     struct ckpt_run **ret_run, char **ret_step, struct ckpt_view **ret_view,
+                     struct ckpt_err *err)
 {
     const uint32_t ms = timeout_ms ? timeout_ms : DEFAULT_MS;
     struct opening *o = NULL;
@@ -282,14 +318,16 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
     int rc = opening_new(path, opt, step, &o, &own);
 
     ckpt_comm_set_doing(comm, "open", path);
-    if (comm->x->size > 1)
-        rc = ckpt_comm_agree(comm, rc, ms, &own);
-    if (rc == 0 && comm->x->size > 1) {
-        rc = open_together(o, comm, ms, &own);
+    if (comm->x->size > 1) {
+        rc = open_on_all(o, comm, rc, local, ms, &own);
     } else if (rc == 0) {
-        opening_run(&o->task);
-        rc = o->rc;
-        own = o->err;
+        if (local)
+            rc = gather(o, comm, rc, ms, &own);
+        if (rc == 0) {
+            opening_run(&o->task);
+            rc = o->rc;
+            own = o->err;
+        }
     }
     ckpt_comm_set_doing(comm, NULL, NULL);
     if (rc == 0) {
@@ -302,4 +340,18 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
     if (o)
         ckpt_detached_unref(&o->task);
     return rc < 0 ? ckpt_err_move(err, &own) : 0;
+}
+
+int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
+                   const char *step, uint32_t timeout_ms, struct ckpt_run **ret_run,
+                   char **ret_step, struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    return load_open(comm, path, false, opt, step, timeout_ms, ret_run, ret_step, ret_view, err);
+}
+
+int ckpt_load_open_local(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
+                         const char *step, uint32_t timeout_ms, struct ckpt_run **ret_run,
+                         char **ret_step, struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    return load_open(comm, path, true, opt, step, timeout_ms, ret_run, ret_step, ret_view, err);
 }

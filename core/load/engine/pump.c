@@ -42,15 +42,19 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
         ckpt_cleanup(ckpt_freep) char *name =
             source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[source]) : NULL;
         const char *file = name ? name : "its files";
+        const char *reader =
+            source < e->cat->sources.len ? ckpt_source_reader(e->cat->sources.ptr[source]) : NULL;
         if (!slow)
             return ckpt_fail(err, CKPT_TIMEOUT,
                              "rank %" PRIu32 " has been reading '%s' at byte %" PRIu64
-                             " for %.1f s, and other ranks wait for it",
-                             e->self, file, off, e->opt.exchange_timeout_ms / 1000.0);
-        return ckpt_fail(err, CKPT_TIMEOUT,
-                         "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
-                         e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name, file, off,
-                         e->opt.read_timeout_ms / 1000.0);
+                             "%s%s for %.1f s, and other ranks wait for it",
+                             e->self, file, off, reader ? " from " : "", reader ? reader : "",
+                             e->opt.exchange_timeout_ms / 1000.0);
+        return ckpt_fail(
+            err, CKPT_TIMEOUT,
+            "tensor '%s': reading '%s' at byte %" PRIu64 "%s%s takes longer than %.1f s",
+            e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name, file, off,
+            reader ? " from " : "", reader ? reader : "", e->opt.read_timeout_ms / 1000.0);
     }
     return 0;
 }

@@ -259,7 +259,7 @@ int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *r
         readers = CKPT_READERS_EACH;
     if (readers != CKPT_READERS_AUTO)
         return ckpt_policy_sizes(in, readers, ret, err);
-    readers = ckpt_cost_choose(&ret->cost, in->cost.setup);
+    readers = in->is_spread ? CKPT_READERS_ONCE : ckpt_cost_choose(&ret->cost, in->cost.setup);
     do {
         if (ckpt_policy_sizes(in, readers, ret, &first) == 0)
             return 0;

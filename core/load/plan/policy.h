@@ -78,6 +78,7 @@ struct ckpt_policy_input {
     uint32_t local;            /* number of ranks on this rank's node, itself included */
     uint32_t cpus;             /* number of processors of this rank's node */
     struct ckpt_file_use *use; /* per source of the catalogue, of this rank; NULL in `ckpt plan` */
+    bool is_spread;            /* ranks have different files, which are best read once */
 };
 
 struct ckpt_policy {

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rounds before a local load's checkpoint is opened. */
+#include "load/local/local.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "comm/comm.h"
+#include "comm/shm.h"
+#include "load/local/answers.h"
+#include "load/local/dir_local.h"
+#include "model/options.h"
+
+/* The rounds collect this. */
+struct gathering {
+    struct ckpt_comm *comm;
+    uint32_t timeout_ms;
+    const char *given; /* the path, before {rank} and {node} are replaced */
+    char *path;
+    char *real; /* the canonical path of the first rank that has the directory */
+    struct ckpt_dir *own;
+    struct ckpt_str listing;
+    struct ckpt_local_ranks ranks;
+    struct ckpt_service *service;
+    struct ckpt_roster roster;
+};
+
+static void gathering_release(struct gathering *g)
+{
+    ckpt_service_close(g->service);
+    ckpt_roster_release(&g->roster);
+    ckpt_str_release(&g->listing);
+    ckpt_dir_unref(g->own);
+    free(g->ranks.rank);
+    free(g->real);
+    free(g->path);
+}
+
+/* COLLECTIVE. A round about `own` bytes of each rank. */
+static int run_round(struct gathering *g, int rc, const void *own, size_t own_len,
+                     int (*reduce)(void *ctx, const unsigned char *const *data, const size_t *len,
+                                   struct ckpt_str *answer, struct ckpt_err *err),
+                     unsigned char **ret, size_t *ret_len, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.comm = g->comm,
+                               .timeout_ms = g->timeout_ms,
+                               .own = own,
+                               .own_len = own_len,
+                               .reduce = reduce,
+                               .ctx = g};
+
+    if (rc < 0)
+        (void)ckpt_err_in(err, "rank %" PRIu32, g->ranks.self);
+    return ckpt_round_run(&round, rc, ret, ret_len, err);
+}
+
+static int fail_version(uint32_t rank, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", rank);
+}
+
+/* ---- the first round: who the ranks are ---- */
+
+static int reduce_ranks(void *ctx, const unsigned char *const *data, const size_t *len,
+                        struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct gathering *g = ctx;
+
+    for (uint32_t r = 0; r < g->ranks.n; r++) {
+        if (len[r] != sizeof(struct ckpt_local_rank))
+            return fail_version(r, err);
+        ckpt_str_append(answer, (const char *)data[r], len[r]);
+    }
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* Describe this rank. */
+static void introduce(const struct gathering *g, struct ckpt_local_rank *ret)
+{
+    memset(ret, 0, sizeof *ret);
+    ret->node = ckpt_node_digest();
+    if (gethostname(ret->host, sizeof ret->host - 1) < 0)
+        (void)strcpy(ret->host, "an unnamed machine");
+    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, ret->host);
+}
+
+/* The bytes of rank 0's answer become the ranks. */
+static int take_ranks(struct gathering *g, const unsigned char *data, size_t len,
+                      struct ckpt_err *err)
+{
+    if (len != g->ranks.n * sizeof *g->ranks.rank)
+        return fail_version(0, err);
+    if (!(g->ranks.rank = malloc(len)))
+        return ckpt_nomem(err);
+    memcpy(g->ranks.rank, data, len);
+    for (uint32_t r = 0; r < g->ranks.n; r++) {
+        struct ckpt_local_rank *k = &g->ranks.rank[r];
+        k->host[sizeof k->host - 1] = k->who[sizeof k->who - 1] = '\0';
+        k->address[sizeof k->address - 1] = '\0';
+    }
+    return 0;
+}
+
+static int meet(struct gathering *g, int rc, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct ckpt_local_rank own;
+    size_t len = 0;
+
+    introduce(g, &own);
+    if (run_round(g, rc, &own, sizeof own, reduce_ranks, &answer, &len, err) < 0)
+        return -1;
+    return take_ranks(g, answer, len, err);
+}
+
+/* ---- the second round: do all see the same? ---- */
+
+/* The number of this rank's node, in the order of the nodes' first ranks. */
+static uint32_t node_number(const struct ckpt_local_ranks *ranks)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < ranks->n; r++) {
+        bool is_new = true;
+        for (uint32_t q = 0; q < r && is_new; q++)
+            is_new = ranks->rank[q].node != ranks->rank[r].node;
+        if (ranks->rank[r].node == ranks->rank[ranks->self].node)
+            return n;
+        n += is_new;
+    }
+    return n;
+}
+
+/* The path with the numbers of this rank and its node. */
+static char *path_of(const struct gathering *g)
+{
+    struct ckpt_str path = {0};
+    char *ret = NULL;
+
+    for (const char *at = g->given; *at;) {
+        const bool rank = ckpt_has_prefix(at, "{rank}"), node = ckpt_has_prefix(at, "{node}");
+        if (rank || node)
+            ckpt_str_put_u64(&path, rank ? g->ranks.self : node_number(&g->ranks));
+        else
+            ckpt_str_putc(&path, *at);
+        at += rank || node ? strlen("{rank}") : 1;
+    }
+    return ckpt_str_steal(&path, &ret, NULL) < 0 ? NULL : ret;
+}
+
+/* Open and list this rank's directory, if it has one. */
+static int look_around(struct gathering *g, const struct ckpt_options *opt, struct ckpt_err *err)
+{
+    const struct ckpt_access how = ckpt_options_access(opt);
+    struct ckpt_err own = {0};
+    struct stat st;
+
+    if (ckpt_is_bucket(g->given))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "'%s' is a bucket, which all nodes see: load it without local", g->given);
+    if (opt->also.len)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option also names directories that this rank has, and a local load asks "
+                         "the other ranks: use one of them");
+    if (!(g->path = path_of(g)))
+        return ckpt_nomem(err);
+    if (stat(g->path, &st) == 0 && !S_ISDIR(st.st_mode))
+        return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory",
+                         g->path);
+    if (ckpt_dir_open(g->path, how.links, &g->own, &own) < 0)
+        return own.code == CKPT_MISSING ? 0 : ckpt_err_move(err, &own);
+    ckpt_dir_set_far(g->own, &how.far);
+    return ckpt_listing_read(g->own, &g->listing, err);
+}
+
+/* Each rank sends this, and the canonical path of its directory. */
+struct sight {
+    uint64_t digest;
+    uint32_t has, unused;
+    char address[CKPT_TCP_ADDRESS];
+};
+
+/* Rank 0's answer: the sight of each rank, and the path of the first that has the directory. */
+static int reduce_sights(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct gathering *g = ctx;
+    const struct sight none = {0};
+    struct sight s = none;
+    uint32_t first = g->ranks.n;
+
+    for (uint32_t r = 0; r < g->ranks.n; r++) {
+        if (len[r] < sizeof s)
+            return fail_version(r, err);
+        memcpy(&s, data[r], sizeof s);
+        if (s.has && first == g->ranks.n)
+            first = r;
+        ckpt_str_append(answer, (const char *)&s, sizeof s);
+    }
+    if (first == g->ranks.n)
+        return ckpt_fail(err, CKPT_MISSING, "none of the %" PRIu32 " ranks has a directory '%s'",
+                         g->ranks.n, g->given);
+    ckpt_str_append(answer, (const char *)data[first] + sizeof s, len[first] - sizeof s);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* The first rank whose sight is that of rank r. */
+static uint32_t first_like(const struct sight *s, uint32_t r)
+{
+    for (uint32_t q = 0; q < r; q++)
+        if (s[q].digest == s[r].digest && s[q].has == s[r].has)
+            return q;
+    return r;
+}
+
+/* *ret_same: all ranks see the same files. */
+static int take_sights(struct gathering *g, const unsigned char *data, size_t len, bool *ret_same,
+                       struct ckpt_err *err)
+{
+    const size_t size = g->ranks.n * sizeof(struct sight);
+    const struct sight *s = (const struct sight *)(const void *)data;
+
+    if (len < size)
+        return fail_version(0, err);
+    *ret_same = true;
+    for (uint32_t r = 0; r < g->ranks.n; r++) {
+        struct ckpt_local_rank *k = &g->ranks.rank[r];
+        k->listing = first_like(s, r);
+        memcpy(k->address, s[r].address, sizeof k->address);
+        k->address[sizeof k->address - 1] = '\0';
+        *ret_same &= k->listing == 0;
+    }
+    return (g->real = strndup((const char *)data + size, len - size)) ? 0 : ckpt_nomem(err);
+}
+
+static int write_sight(struct gathering *g, struct ckpt_str *out, struct ckpt_err *err)
+{
+    struct sight s;
+
+    memset(&s, 0, sizeof s);
+    if (ckpt_listing_digest(ckpt_str_get(&g->listing), g->listing.len, &s.digest, err) < 0 ||
+        ckpt_answers_open(g->comm, g->own, g->ranks.rank[g->ranks.self].who, &g->service, err) < 0)
+        return -1;
+    s.has = g->own != NULL;
+    (void)snprintf(s.address, sizeof s.address, "%s", ckpt_service_address(g->service));
+    ckpt_str_append(out, (const char *)&s, sizeof s);
+    if (g->own)
+        ckpt_str_puts(out, ckpt_dir_real_path(g->own));
+    return out->failed ? ckpt_nomem(err) : 0;
+}
+
+static int compare(struct gathering *g, int rc, bool *ret_same, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str own = {0};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    size_t len = 0;
+
+    if (rc == 0)
+        rc = write_sight(g, &own, err);
+    if (run_round(g, rc, own.ptr, own.len, reduce_sights, &answer, &len, err) < 0)
+        return -1;
+    return take_sights(g, answer, len, ret_same, err);
+}
+
+/* ---- the third round: who has what ---- */
+
+static int reduce_listings(void *ctx, const unsigned char *const *data, const size_t *len,
+                           struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct gathering *g = ctx;
+
+    return ckpt_roster_merge(data, len, g->ranks.n, answer, err);
+}
+
+/* One of the ranks with equal listings sends it. */
+static int merge(struct gathering *g, int rc, struct ckpt_err *err)
+{
+    const bool sends = rc == 0 && g->ranks.rank[g->ranks.self].listing == g->ranks.self;
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    size_t len = 0;
+
+    if (run_round(g, rc, sends ? g->listing.ptr : NULL, sends ? g->listing.len : 0, reduce_listings,
+                  &answer, &len, err) < 0)
+        return -1;
+    return ckpt_roster_decode(answer, len, g->ranks.n, &g->roster, err);
+}
+
+/* ---- all of it ---- */
+
+int ckpt_local_open(struct ckpt_comm *comm, int rc, const char *path,
+                    const struct ckpt_options *opt, uint32_t timeout_ms, char **ret_path,
+                    struct ckpt_dir **ret_dir, struct ckpt_err *err)
+{
+    ckpt_cleanup(gathering_release) struct gathering g = {
+        .comm = comm, .timeout_ms = timeout_ms, .given = path};
+    bool same = false;
+
+    g.ranks.self = ckpt_comm_rank(comm);
+    g.ranks.n = ckpt_comm_size(comm);
+    if ((rc = meet(&g, rc, err)) < 0)
+        return -1;
+    rc = look_around(&g, opt, err);
+    if ((rc = compare(&g, rc, &same, err)) < 0)
+        return -1;
+    if (!same && merge(&g, 0, err) < 0)
+        return -1;
+    if (!same && ckpt_dir_open_local(g.path, g.real, g.own, &g.roster, &g.ranks, &g.service,
+                                     timeout_ms, ret_dir, err) < 0)
+        return -1;
+    *ret_path = ckpt_steal(&g.path);
+    return 0;
+}
+
+/* ---- a file that no rank has ---- */
+
+/* Find a part of the text like "rank_3", "rank-03" or "__3_0." that says which rank wrote a file.
+ * False: there is none, or its number is that of no rank. */
+static bool find_writer(const char *text, unsigned long long *ret)
+{
+    for (const char *at = text; *at; at++) {
+        const bool word = ckpt_has_prefix(at, "rank") && (at[4] == '_' || at[4] == '-');
+        const bool pair = at[0] == '_' && at[1] == '_';
+        const char *digits = at + (word ? 5 : 2);
+        size_t n = 0;
+        while ((word || pair) && isdigit((unsigned char)digits[n]))
+            n++;
+        if (n && (word || digits[n] == '_') && ckpt_parse_u64(digits, n, ret))
+            return true;
+    }
+    return false;
+}
+
+void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    const struct ckpt_err was = *err;
+    const char *slash = strrchr(was.text, '/');
+    unsigned long long writer = 0;
+
+    if (was.code != CKPT_MISSING)
+        return;
+    *err = (struct ckpt_err){0};
+    if (find_writer(slash ? slash : was.text, &writer))
+        (void)ckpt_fail(err, was.code,
+                        "%s (none of the %" PRIu32 " ranks of this job has it; by its name, rank "
+                        "%llu of the training wrote it)",
+                        was.text, ckpt_comm_size(comm), writer);
+    else
+        (void)ckpt_fail(err, was.code,
+                        "%s (the files of all %" PRIu32 " ranks of this job were "
+                        "looked at)",
+                        was.text, ckpt_comm_size(comm));
+}
