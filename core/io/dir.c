@@ -226,7 +226,7 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
     }
     root->way = way;
     root->is_spread = way.ops->elsewhere != NULL;
-    root->has_objects = way.ops->read && !root->is_spread;
+    root->has_objects = way.ops->read != NULL;
     root->folder = folder;
     root->file = name;
     return 0;
@@ -449,6 +449,17 @@ const char *ckpt_dir_elsewhere(const struct ckpt_dir *dir, const char *name)
                : NULL;
 }
 
+bool ckpt_dir_holders(const struct ckpt_dir *dir, const char *name, bool *ret, uint32_t n)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    if (!dir->root->is_spread || path_below(dir, name, &below, NULL) < 0)
+        return false;
+    way->ops->holders(way->ctx, below, ret, n);
+    return true;
+}
+
 /* The failure of ckpt_dir_ops.look or open: -1 and *err; own is the error if rc is -1. */
 static int fail_open(const struct ckpt_dir *dir, const char *name, int rc, struct ckpt_err *own,
                      struct ckpt_err *err)
@@ -567,6 +578,17 @@ int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const cha
     return path_below(dir, name, &below, err) < 0
                ? -1
                : way->ops->read(way->ctx, below, tag, size, iov, n, off, how, err);
+}
+
+int ckpt_dir_read_elsewhere(const struct ckpt_dir *dir, const char *name,
+                            const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    return path_below(dir, name, &below, err) < 0
+               ? -1
+               : way->ops->read_elsewhere(way->ctx, below, run, n, err);
 }
 
 void ckpt_dir_refresh(const struct ckpt_dir *dir)

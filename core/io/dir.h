@@ -41,6 +41,7 @@ bool ckpt_is_below(const char *path, const char *top);
 /* ---- directories ---- */
 
 struct statx;
+struct ckpt_source_run;
 
 /* The identity of a file's content while it is held open; it is compared before every reply. */
 struct ckpt_file_id {
@@ -140,12 +141,16 @@ bool ckpt_dir_has_objects(const struct ckpt_dir *dir);
 bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const char **ret_lacks);
 
 /* Where a file is that other machines have and this one has not, for messages; NULL: it is here, or
- * nowhere. ckpt_dir_open_file gives no descriptor for such a file, and ckpt_dir_read_object reads
- * it. Borrowed from dir. */
+ * nowhere. ckpt_dir_open_file gives no descriptor for such a file, and ckpt_dir_read_elsewhere
+ * reads it. Borrowed from dir. */
 const char *ckpt_dir_elsewhere(const struct ckpt_dir *dir, const char *name);
 
 /* Can a file be elsewhere? */
 bool ckpt_dir_is_spread(const struct ckpt_dir *dir);
+
+/* Set ret[r] for each of the n ranks of the job: has rank r the file? False: all of them see the
+ * same files. */
+bool ckpt_dir_holders(const struct ckpt_dir *dir, const char *name, bool *ret, uint32_t n);
 
 /* Does each question about an entry take a round trip, so that many are to be asked at once? True
  * for a bucket. */
@@ -222,6 +227,11 @@ int ckpt_dir_read_object(const struct ckpt_dir *dir, const char *name, const cha
                          uint64_t size, const struct iovec *iov, int n, uint64_t off,
                          enum ckpt_read_how how, struct ckpt_err *err);
 
+/* Read n runs (io/source.h) of such a file, in few requests; each must lie in the file. STALE: it
+ * has changed. PEER: the machine that has it can't be reached. */
+int ckpt_dir_read_elsewhere(const struct ckpt_dir *dir, const char *name,
+                            const struct ckpt_source_run *run, size_t n, struct ckpt_err *err);
+
 /* The first bytes of a far file, for which many probes ask: recall them, if they or all of a
  * shorter file were kept, and keep them, until ckpt_dir_refresh. */
 bool ckpt_dir_recall_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap,
@@ -287,9 +297,12 @@ struct ckpt_dir_ops {
                 const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
                 struct ckpt_err *err);
     void (*refresh)(void *ctx);
-    /* ckpt_dir_elsewhere. The member is NULL if no file is. Otherwise only files that are have no
-     * descriptor, and `read`, with the tag "", reads these. */
+    /* These three are NULL if no file is elsewhere: ckpt_dir_elsewhere, ckpt_dir_read_elsewhere,
+     * and ckpt_dir_holders. */
     const char *(*elsewhere)(void *ctx, const char *below);
+    int (*read_elsewhere)(void *ctx, const char *below, const struct ckpt_source_run *run, size_t n,
+                          struct ckpt_err *err);
+    void (*holders)(void *ctx, const char *below, bool *ret, uint32_t n);
     /* ckpt_dir_is_everywhere: NULL, or the path of the first directory that lacks the folder. The
      * member may be NULL. */
     const char *(*lacks)(void *ctx, const char *below);

@@ -495,6 +495,22 @@ static const char *recorded_elsewhere(void *ctx, const char *below)
     return real->ops->elsewhere ? real->ops->elsewhere(real->ctx, below) : NULL;
 }
 
+/* These two are asked only of a directory whose files can be elsewhere. */
+static int recorded_read_elsewhere(void *ctx, const char *below, const struct ckpt_source_run *run,
+                                   size_t n, struct ckpt_err *err)
+{
+    const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
+
+    return real->ops->read_elsewhere(real->ctx, below, run, n, err);
+}
+
+static void recorded_holders(void *ctx, const char *below, bool *ret, uint32_t n)
+{
+    const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
+
+    real->ops->holders(real->ctx, below, ret, n);
+}
+
 static void recorded_refresh(void *ctx)
 {
     const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
@@ -562,6 +578,8 @@ static const struct ckpt_dir_ops recorded_ops = {.look = recorded_look,
                                                  .read = recorded_read,
                                                  .refresh = recorded_refresh,
                                                  .elsewhere = recorded_elsewhere,
+                                                 .read_elsewhere = recorded_read_elsewhere,
+                                                 .holders = recorded_holders,
                                                  .memory = recorded_memory,
                                                  .keep = recorded_keep,
                                                  .recall = recorded_recall,

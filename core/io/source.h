@@ -123,6 +123,10 @@ bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b);
  * it is read here. */
 const char *ckpt_source_reader(struct ckpt_source *s);
 
+/* Set ret[r] for each of the n ranks of the job: has rank r the file, of which s is a part? False:
+ * all have it, or s is in memory. */
+bool ckpt_source_holders(struct ckpt_source *s, bool *ret, uint32_t n);
+
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 

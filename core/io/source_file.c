@@ -307,10 +307,15 @@ static int get_fd(struct source_file *f, struct fdslot *slot, int *ret_fd, struc
     return 0;
 }
 
+/* Is it a file that only other machines have? */
+static bool is_elsewhere(const struct source_file *f) { return f->tag && !*f->tag; }
+
 static int read_object(struct source_file *f, const struct ckpt_source_run *run,
                        enum ckpt_read_how how, struct ckpt_err *err)
 {
     atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
+    if (is_elsewhere(f))
+        return ckpt_dir_read_elsewhere(f->dir, f->name, run, 1, err);
     return ckpt_dir_read_object(f->dir, f->name, f->tag, f->source.size, run->iov, run->n, run->off,
                                 how, err);
 }
@@ -714,12 +719,33 @@ static int read_held(struct source_file *f, const struct ckpt_source_way *way,
     return rc == 0 ? 0 : read_cached(f, run, n);
 }
 
+/* Read runs of a file that only other machines have: all of them in few requests, unless they are
+ * to be kept or recalled. Nothing is cached here, nor fetched ahead. */
+static int read_elsewhere(struct source_file *f, const struct ckpt_source_way *way,
+                          const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
+{
+    int rc = 0;
+
+    if (way->how == CKPT_READ_CACHED || way->how == CKPT_READ_PREFETCH)
+        return way->how == CKPT_READ_CACHED;
+    if (ckpt_dir_memory(f->dir) == CKPT_DIR_FORGETS) {
+        atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
+        return ckpt_dir_read_elsewhere(f->dir, f->name, run, n, err);
+    }
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = read_run(f, way, &run[i], err);
+    return rc;
+}
+
 static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
     const bool waits = way->how == CKPT_READ_AHEAD || way->how == CKPT_READ_EXACT;
     int rc = 0;
+
+    if (is_elsewhere(f))
+        return read_elsewhere(f, way, run, n, err);
 
     if (!f->tag && way->how == CKPT_READ_CACHED)
         return read_held(f, way, run, n);
@@ -929,6 +955,13 @@ const char *ckpt_source_reader(struct ckpt_source *s)
     return file && self(file)->tag ? ckpt_dir_elsewhere(self(file)->dir, self(file)->name) : NULL;
 }
 
+bool ckpt_source_holders(struct ckpt_source *s, bool *ret, uint32_t n)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+
+    return file && ckpt_dir_holders(self(file)->dir, self(file)->name, ret, n);
+}
+
 struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s) { return self(s)->dir; }
 
 const char *ckpt_source_file_name(const struct ckpt_source *s) { return self(s)->name; }
@@ -1004,7 +1037,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         return false;
     if (f->tag) {
         *ret_resident = 0;
-        *ret_shared = *f->tag != '\0'; /* another machine's disk is not shared */
+        *ret_shared = !is_elsewhere(f);
         return true;
     }
     const uint64_t first = f->base / page, end = (f->base + s->size + page - 1) / page;

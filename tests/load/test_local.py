@@ -8,9 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-from ranks import ended, mpirun, run, started
+from ranks import ended, launched, mpirun, run, started
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+from storage import Storage  # noqa: E402
 
 SOURCE, BUILD = os.path.abspath(os.environ.get("CKPTFS_SOURCE", ".")), os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
@@ -51,15 +55,6 @@ def words(options):
     return [w for key, value in options.items() for w in ("-o", f"{key}={value}")]
 
 
-def held_by(path):
-    """{file: [ranks that have it]}"""
-    has = {}
-    for rank in range(RANKS):
-        for name in files_of(path.replace("{rank}", str(rank))):
-            has.setdefault(name, []).append(rank)
-    return has
-
-
 # ---- in the ranks ----
 
 
@@ -89,26 +84,166 @@ def compare(world, rank, whole, local, options, layouts):
     torch.distributed.destroy_process_group()
 
 
+def fault(world, rank, path, layout, top):
+    """Open the run on all ranks, wait until the test has done its worst, load, and say which error there was."""
+    import ckptfs
+    import torch
+
+    os.environ.update(json.loads(os.environ["JOB"]), RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.distributed.init_process_group("gloo")
+    with ckptfs.Comm() as comm:
+        view = ckptfs.View(path, comm=comm, local_files=True, timeout=2)
+        torch.distributed.barrier()
+        open(os.path.join(top, f"opened-{rank}"), "w").close()
+        while not os.path.exists(os.path.join(top, "go")):
+            time.sleep(0.01)
+        said = {}
+        try:
+            ckptfs.load_layout(view, layout, comm, load_options={"read_timeout_ms": 2000})
+        except ckptfs.CkptError as e:
+            said = {"code": e.code, "text": str(e)}
+        with open(os.path.join(top, f"error-{rank}"), "w") as f:
+            json.dump(said, f)
+        torch.distributed.barrier()
+        view.close()
+    torch.distributed.destroy_process_group()
+
+
 # ---- tests ----
+
+
+def launched_job():
+    return json.dumps(launched(RANKS))
 
 
 def check_bytes(top, name, whole, options, layouts):
     """Over TCP from Python, against an ordinary load; over MPI by the tool, against an independent read."""
-    from ranks import launched
-
     path = spread(whole, os.path.join(top, name))
-    run(RANKS, "test_local", "compare", whole, path, options, layouts, folder=top, timeout=120, CKPTFS_LIBRARY_PATH=BUILD, JOB=json.dumps(launched(RANKS)))
+    run(RANKS, "test_local", "compare", whole, path, options, layouts, folder=top, timeout=120, CKPTFS_LIBRARY_PATH=BUILD, JOB=launched_job())
     if shutil.which("mpirun") and os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so")):
         said = mpirun(RANKS, [CKPT_LOAD, "load", path, "--local", "--layout", layouts[0], "--verify", *words(options)])
         assert said.returncode == 0 and "over mpi" in said.stdout, said
     print(f"ok   {name}: {', '.join(layouts)}")
-    return path
+
+
+def failed(said, *parts):
+    """All ranks have failed with one error, which has these parts."""
+    for status, _, err in said:
+        assert status == 1 and all(p in err for p in parts), (parts, said)
+
+
+def check_lacks(top):
+    """A file on no node is named, with the rank that wrote it; a folder on no node; files of two sizes by one name."""
+    path = spread(os.path.join(GOLDEN, "dcp/torch26_fsdp1_4r/run"), os.path.join(top, "lacks"))
+    raw = ["-o", "view=raw"]
+    lost = "__2_0.distcp"
+    at = next(os.path.join(path.replace("{rank}", str(r)), lost) for r in range(RANKS) if os.path.exists(os.path.join(path.replace("{rank}", str(r)), lost)))
+    os.rename(at, os.path.join(top, lost))
+    failed(load(path, "fsdp=4", *raw), f"'{lost}'", "rank 2 of the training wrote it", "all 4 ranks")
+    os.rename(os.path.join(top, lost), at)
+    shutil.copy2(at, os.path.join(path.replace("{rank}", "0"), lost))
+    assert all(status == 0 for status, *_ in load(path, "fsdp=4", *raw, "--verify")), "a copy is no error"
+    os.truncate(os.path.join(path.replace("{rank}", "0"), lost), 10)
+    failed(load(path, "fsdp=4", *raw), f"'{lost}' has 10 bytes at rank 0", "must be the same")
+    failed(load(os.path.join(top, "nothing-{rank}"), "fsdp=4", *raw), "none of the 4 ranks has a directory")
+    print("ok   what is on no node, or differs, is named")
+
+
+def check_nodes(top):
+    """{node} counts nodes; a rank of a node without a directory takes part; where all see all files it is an ordinary load."""
+    whole = os.path.join(GOLDEN, "nanotron/llama_tp2_pp2_tied")
+    for name in files_of(whole):
+        put = os.path.join(top, f"machine-{name.endswith('json') + 0}", name)
+        os.makedirs(os.path.dirname(put), exist_ok=True)
+        shutil.copy2(os.path.join(whole, name), put)
+    machines = load(os.path.join(top, "machine-{node}"), "tp=2,dp=2", "--verify", own=lambda rank: {"CKPTFS_NODE": f"n{rank * 3 // RANKS}"})
+    assert all(status == 0 for status, *_ in machines) and "readers once" in machines[0][1], machines
+    whole_again = load(whole, "tp=2,dp=2", "--verify")
+    assert all(status == 0 for status, *_ in whole_again), whole_again
+    print("ok   nodes of one and of two ranks, one without files; all files everywhere")
+
+
+def check_namespaces(top):
+    """One path, and in each rank's mount namespace another folder lies there."""
+    may = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True)
+    if may.returncode != 0:
+        print("skip mount namespaces: they may not be made here")
+        return
+    path = spread(os.path.join(GOLDEN, "megatron/l12_tp2pp2"), os.path.join(top, "space"))
+    here = os.path.join(top, "here")
+    os.makedirs(here)
+    script = f'mount --bind {path.replace("{rank}", "{RANK}")} {here} && exec "$@"'
+    said = load(here, "tp=2,dp=2", "--verify", before=["unshare", "-rm", "sh", "-c", script, "sh"])
+    assert all(status == 0 for status, *_ in said), said
+    print("ok   four mount namespaces, one path")
+
+
+def check_fault(top, name, do, *parts, at=None):
+    """`do` is called when all ranks have opened the run; all have an error then, with these parts."""
+    mine = os.path.join(top, name)
+    os.makedirs(mine)
+    path = at or spread(os.path.join(GOLDEN, "nanotron/llama_tp2_pp2_tied"), os.path.join(mine, "run"))
+
+    def watch():
+        while not all(os.path.exists(os.path.join(mine, f"opened-{r}")) for r in range(RANKS)):
+            time.sleep(0.01)
+        do(path.replace("{rank}", "2"))
+        open(os.path.join(mine, "go"), "w").close()
+
+    threading.Thread(target=watch, daemon=True).start()
+    run(RANKS, "test_local", "fault", path, "dp=4", mine, folder=mine, timeout=120, CKPTFS_LIBRARY_PATH=BUILD, JOB=launched_job())
+    for rank in range(RANKS):
+        with open(os.path.join(mine, f"error-{rank}")) as f:
+            said = json.load(f)
+        assert said and all(p in said["code"] + ": " + said["text"] for p in parts), (parts, said)
+    print(f"ok   {name}: {said['text']}")
+
+
+def data_files(folder):
+    return [os.path.join(folder, name) for name in files_of(folder) if name.endswith(".safetensors")]
+
+
+def shorten(folder):
+    for name in data_files(folder):
+        os.truncate(name, os.path.getsize(name) - 8)
+
+
+def rewrite(folder):
+    for name in data_files(folder):
+        with open(name, "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            f.write(b"?")
+
+
+def remove(folder):
+    for name in data_files(folder):
+        os.remove(name)
+
+
+def check_hang(top):
+    """The disk of rank 2 hangs when all have opened the run. It goes on in the end, as closing a file of it hangs, too."""
+    if not os.path.exists(os.path.join(BUILD, "tests", "slow_fs")) or not os.access("/dev/fuse", os.W_OK):
+        print("skip storage that hangs: no FUSE")
+        return
+    path = spread(os.path.join(GOLDEN, "nanotron/llama_tp2_pp2_tied"), os.path.join(top, "slow"))
+    disk = path.replace("{rank}", "2")
+    os.rename(disk, disk + "-disk")
+    with Storage(BUILD, disk + "-disk", top=top) as storage:
+        os.symlink(storage.at, disk)
+        check_fault(top, "hang", lambda _: storage.hang(8), "timeout: ", "rank 2", at=path)
 
 
 def main():
     with tempfile.TemporaryDirectory() as top:
         for name, whole, options, layouts in CASES:
             check_bytes(top, name, os.path.join(GOLDEN, whole), options, layouts)
+        check_lacks(top)
+        check_nodes(top)
+        check_namespaces(top)
+        check_fault(top, "shorter", shorten, "stale: ", "rank 2")
+        check_fault(top, "changed", rewrite, "stale: ", "rank 2")
+        check_fault(top, "removed", remove, "stale: ", "rank 2")
+        check_hang(top)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -116,7 +117,8 @@ static int move_all(int fd, bool sends, struct iovec *iov, int n, uint32_t timeo
             n--;
             continue;
         }
-        struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+        struct msghdr m = {.msg_iov = iov,
+                           .msg_iovlen = (size_t)ckpt_min_u64((uint64_t)n, IOV_MAX)};
         const ssize_t got = sends ? sendmsg(fd, &m, MSG_NOSIGNAL) : recvmsg(fd, &m, 0);
         if (got < 0 && ckpt_socket_would_block()) {
             if (await(fd, sends ? POLLOUT : POLLIN, timeout_ms, err) < 0)
@@ -178,28 +180,26 @@ static bool let_in(const struct ckpt_service *s, int fd)
     }
 }
 
-/* Answer one request; false: the connection has ended. */
-static bool answer_one(const struct ckpt_service *s, int fd, unsigned char **reply)
+/* Answer one request; false: the connection has ended. *buf is memory for request and reply. */
+static bool answer_one(const struct ckpt_service *s, int fd, unsigned char **buf)
 {
-    unsigned char request[CKPT_SERVICE_REQUEST + 1];
     struct ckpt_err err = {0};
     struct request_head head;
     struct reply_head back = {0};
 
     if (receive(fd, &head, sizeof head, UINT32_MAX, NULL) < 0 || head.len > CKPT_SERVICE_REQUEST ||
         head.reply_len > CKPT_SERVICE_REPLY ||
-        receive(fd, request, head.len, HANDSHAKE_MS, NULL) < 0)
+        (!*buf && !(*buf = malloc(CKPT_SERVICE_REQUEST + CKPT_SERVICE_REPLY))) ||
+        receive(fd, *buf, head.len, HANDSHAKE_MS, NULL) < 0)
         return false;
-    request[head.len] = '\0';
-    if (!*reply && !(*reply = malloc(CKPT_SERVICE_REPLY)))
-        (void)ckpt_nomem(&err);
-    else if (s->ops->answer(s->ctx, request, head.len, *reply, head.reply_len, &err) == 0)
+    unsigned char *reply = *buf + CKPT_SERVICE_REQUEST;
+    if (s->ops->answer(s->ctx, *buf, head.len, reply, head.reply_len, &err) == 0)
         back.len = head.reply_len;
     if (err.code) {
         back = (struct reply_head){(uint32_t)err.code, (uint32_t)strlen(err.text)};
         return send_two(fd, &back, sizeof back, err.text, back.len, CONNECT_MS, NULL) == 0;
     }
-    return send_two(fd, &back, sizeof back, *reply, back.len, CONNECT_MS, NULL) == 0;
+    return send_two(fd, &back, sizeof back, reply, back.len, CONNECT_MS, NULL) == 0;
 }
 
 static void forget_served(struct ckpt_service *s, int fd)
@@ -215,11 +215,11 @@ static void forget_served(struct ckpt_service *s, int fd)
 static void *serve(void *arg)
 {
     struct served own = *(struct served *)arg;
-    ckpt_cleanup(ckpt_freep) unsigned char *reply = NULL;
+    ckpt_cleanup(ckpt_freep) unsigned char *buf = NULL;
 
     free(arg);
     if (let_in(own.s, own.fd))
-        while (answer_one(own.s, own.fd, &reply))
+        while (answer_one(own.s, own.fd, &buf))
             ;
     forget_served(own.s, own.fd);
     service_unref(own.s);

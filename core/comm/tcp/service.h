@@ -19,7 +19,7 @@ struct ckpt_comm;
 struct ckpt_service;
 
 enum {
-    CKPT_SERVICE_REQUEST = 8192,  /* bytes of a request, at most */
+    CKPT_SERVICE_REQUEST = 65536, /* bytes of a request, at most */
     CKPT_SERVICE_REPLY = 4 << 20, /* the same of a reply */
 };
 

@@ -278,12 +278,12 @@ static int open_together(struct opening *o, struct ckpt_comm *comm, uint32_t tim
 
 /* Find out what each rank has of the run: o->dir is then the directory of all ranks' files, unless
  * all see the same ones. */
-static int gather(struct opening *o, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+static int gather(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms,
                   struct ckpt_err *err)
 {
     char *path = NULL;
 
-    if (ckpt_local_open(comm, rc, o->path, o->opt, timeout_ms, &path, &o->dir, err) < 0)
+    if (ckpt_local_open(comm, o->path, o->opt, timeout_ms, &path, &o->dir, err) < 0)
         return -1;
     free(o->path);
     o->path = path;
@@ -296,11 +296,8 @@ static int open_on_all(struct opening *o, struct ckpt_comm *comm, int rc, bool l
 {
     if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
         return -1;
-    if (local) {
-        rc = gather(o, comm, 0, timeout_ms, err);
-        if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
-            return -1;
-    }
+    if (local && gather(o, comm, timeout_ms, err) < 0)
+        return -1;
     rc = open_together(o, comm, timeout_ms, err);
     if (rc < 0 && o->dir)
         ckpt_local_explain(comm, err);
@@ -322,7 +319,7 @@ static int load_open(struct ckpt_comm *comm, const char *path, bool local,
         rc = open_on_all(o, comm, rc, local, ms, &own);
     } else if (rc == 0) {
         if (local)
-            rc = gather(o, comm, rc, ms, &own);
+            rc = gather(o, comm, ms, &own);
         if (rc == 0) {
             opening_run(&o->task);
             rc = o->rc;

@@ -8,6 +8,7 @@
 #include "base/map.h"
 #include "base/thread.h"
 #include "base/vec.h"
+#include "io/cursor.h"
 #include "io/source.h"
 
 struct answers {
@@ -68,8 +69,27 @@ static int open_source(struct answers *a, const char *path, struct ckpt_source *
     return 0;
 }
 
-static int read_bytes(struct answers *a, const struct ckpt_local_request *q, const char *path,
-                      void *reply, size_t reply_len, struct ckpt_err *err)
+/* Read all runs of a source to where the reply has them. The runs' lengths are those of the reply.
+ */
+static int read_runs(struct ckpt_source *s, const struct ckpt_local_run *from, uint32_t n,
+                     unsigned char *reply, struct ckpt_err *err)
+{
+    static const struct ckpt_source_way way = {.how = CKPT_READ_EXACT};
+    ckpt_cleanup(ckpt_freep) struct ckpt_source_run *run = calloc(n, sizeof *run);
+    ckpt_cleanup(ckpt_freep) struct iovec *iov = calloc(n, sizeof *iov);
+
+    if (!run || !iov)
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; reply += from[i++].len) {
+        iov[i] = (struct iovec){reply, (size_t)from[i].len};
+        run[i] = (struct ckpt_source_run){from[i].off, &iov[i], 1};
+    }
+    return ckpt_source_read(s, &way, run, n, err);
+}
+
+static int read_bytes(struct answers *a, const struct ckpt_local_request *q,
+                      const struct ckpt_local_run *run, const char *path, unsigned char *reply,
+                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
     struct ckpt_file_id id;
@@ -83,22 +103,47 @@ static int read_bytes(struct answers *a, const struct ckpt_local_request *q, con
         id.ctime_ns != q->ctime_ns)
         return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
                          ckpt_dir_path(a->dir), path);
-    return ckpt_source_pread(s, reply, reply_len, q->off, err) < 0 ? -1 : ckpt_source_check(s, err);
+    return read_runs(s, run, q->nrun, reply, err) < 0 ? -1 : ckpt_source_check(s, err);
+}
+
+/* Take the runs of a request: malloc'ed, or NULL if they are not all there, or not of the reply's
+ * length. */
+static struct ckpt_local_run *take_runs(struct ckpt_cursor *c, uint32_t n, size_t reply_len)
+{
+    const void *data =
+        n <= CKPT_LOCAL_RUNS ? ckpt_cursor_take(c, n * sizeof(struct ckpt_local_run)) : NULL;
+    ckpt_cleanup(ckpt_freep) struct ckpt_local_run *run =
+        data && n ? malloc(n * sizeof *run) : NULL;
+    uint64_t left = reply_len;
+
+    if (!run)
+        return NULL;
+    memcpy(run, data, n * sizeof *run);
+    for (uint32_t i = 0; i < n; left -= run[i++].len)
+        if (run[i].len > left)
+            return NULL;
+    return left ? NULL : ckpt_steal(&run);
 }
 
 static int answer(void *ctx, const void *request, size_t len, void *reply, size_t reply_len,
                   struct ckpt_err *err)
 {
     struct answers *a = ctx;
-    struct ckpt_local_request q;
-    int rc;
+    struct ckpt_local_request q = {0};
+    struct ckpt_cursor c;
 
-    if (len <= sizeof q || !a->dir)
+    ckpt_cursor_init(&c, request, len, 0, "a request");
+    const void *head = ckpt_cursor_take(&c, sizeof q);
+    if (head)
+        memcpy(&q, head, sizeof q);
+    ckpt_cleanup(ckpt_freep) struct ckpt_local_run *run = take_runs(&c, q.nrun, reply_len);
+    const size_t path_len = ckpt_cursor_left(&c);
+    if (!run || path_len == 0 || !a->dir)
         return ckpt_fail(err, CKPT_FORMAT, "%s: a damaged request", a->who);
-    memcpy(&q, request, sizeof q);
-    ckpt_cleanup(ckpt_freep) char *path = strndup((const char *)request + sizeof q, len - sizeof q);
-    rc = path ? read_bytes(a, &q, path, reply, reply_len, err) : ckpt_nomem(err);
-    return rc < 0 ? ckpt_err_in(err, "%s", a->who) : 0;
+    ckpt_cleanup(ckpt_freep) char *path = strndup(ckpt_cursor_take(&c, path_len), path_len);
+    if (!path)
+        return ckpt_nomem(err);
+    return read_bytes(a, &q, run, path, reply, err) < 0 ? ckpt_err_in(err, "%s", a->who) : 0;
 }
 
 static const struct ckpt_service_ops ops = {.answer = answer, .free = answers_free};

@@ -4,13 +4,13 @@
 #include "load/local/dir_local.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "io/iov.h"
+#include "base/vec.h"
+#include "io/source.h"
 #include "load/local/answers.h"
 
 struct local {
@@ -148,77 +148,118 @@ static const char *local_elsewhere(void *ctx, const char *below)
                                                                : NULL;
 }
 
-/* ---- reading what others have ---- */
-
-/* A request of one file, as it is sent. */
-struct asking {
-    struct ckpt_local_request head;
-    char path[PATH_MAX];
-};
-
-/* Ask for the bytes of iov[0..n), at most CKPT_SERVICE_REPLY. */
-static int ask(const struct local *l, const struct ckpt_roster_entry *e, uint32_t r,
-               const struct iovec *iov, int n, uint64_t off, struct ckpt_err *err)
-{
-    const struct ckpt_file_id *id = &e->is.id;
-    struct asking q = {.head = {off, id->size, id->mtime_ns, id->ctime_ns}};
-    const size_t len = strlen(e->is.path);
-
-    memcpy(q.path, e->is.path, len);
-    if (ckpt_service_ask(l->service, r, rank_at(l, r)->address, &q,
-                         offsetof(struct asking, path) + len, iov, n, l->timeout_ms, err) == 0)
-        return 0;
-    return err && (err->code == CKPT_PEER || err->code == CKPT_TIMEOUT)
-               ? ckpt_err_in(err, "asking %s for '%s' at byte %llu", rank_at(l, r)->who, e->is.path,
-                             (unsigned long long)off)
-               : -1;
-}
-
-/* Take the next buffers of at most CKPT_SERVICE_REPLY bytes together; returns their number. */
-static int take_buffers(struct ckpt_iov_cursor *c, int *left, struct iovec *ret, uint64_t *ret_len)
-{
-    int n = 0;
-
-    *ret_len = 0;
-    while (*left > 0 && *ret_len < CKPT_SERVICE_REPLY) {
-        const size_t len =
-            (size_t)ckpt_min_u64(c->iov->iov_len - c->at, CKPT_SERVICE_REPLY - *ret_len);
-        ret[n++] = (struct iovec){(char *)c->iov->iov_base + c->at, len};
-        *ret_len += len;
-        c->at += len;
-        if (c->at == c->iov->iov_len) {
-            *c = (struct ckpt_iov_cursor){c->iov + 1, 0};
-            --*left;
-        }
-    }
-    return n;
-}
-
-static int local_read(void *ctx, const char *below, const char *tag, uint64_t size,
-                      const struct iovec *iov, int n, uint64_t off, enum ckpt_read_how how,
-                      struct ckpt_err *err)
+static void local_holders(void *ctx, const char *below, bool *ret, uint32_t n)
 {
     const struct local *l = ctx;
     const struct ckpt_roster_entry *e = ckpt_roster_find(&l->roster, below);
-    struct ckpt_iov_cursor from = {iov, 0};
-    uint64_t len;
-    int rc = 0;
 
-    (void)tag;
-    (void)size;
-    if (how == CKPT_READ_CACHED || how == CKPT_READ_PREFETCH)
-        return how == CKPT_READ_CACHED;
-    if (!e)
-        return ckpt_fail(err, CKPT_STALE, "'%s' is on no node", below);
-    const uint32_t r = choose_rank(l, e);
-    ckpt_cleanup(ckpt_freep) struct iovec *some = malloc(((size_t)n + 1) * sizeof *some);
-    if (!some)
+    for (uint32_t r = 0; r < n; r++)
+        ret[r] = e && r < l->ranks.n && ckpt_roster_has(&l->roster, e, rank_at(l, r)->listing);
+}
+
+/* ---- reading what others have ---- */
+
+/* A request of one file, as it is built: n buffers for the bytes of its runs. */
+struct asking {
+    const struct local *l;
+    const struct ckpt_roster_entry *e;
+    struct ckpt_local_request head;
+    struct ckpt_local_run run[CKPT_LOCAL_RUNS];
+    uint64_t len; /* bytes of the runs */
+    CKPT_VEC(struct iovec) iov;
+};
+
+static struct asking *asking_new(const struct local *l, const struct ckpt_roster_entry *e)
+{
+    struct asking *q = calloc(1, sizeof *q);
+
+    if (!q)
+        return NULL;
+    q->l = l;
+    q->e = e;
+    q->head = (struct ckpt_local_request){
+        .size = e->is.id.size, .mtime_ns = e->is.id.mtime_ns, .ctime_ns = e->is.id.ctime_ns};
+    return q;
+}
+
+static void asking_free(struct asking *q)
+{
+    ckpt_vec_release(&q->iov);
+    free(q);
+}
+
+CKPT_CLEANUP_BY(asking_free, struct asking)
+
+/* Send the request, wait for the bytes, and begin another one. */
+static int ask(struct asking *q, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    const uint32_t r = choose_rank(q->l, q->e);
+    const struct ckpt_local_rank *rank = rank_at(q->l, r);
+    struct ckpt_err own = {0};
+
+    if (q->head.nrun == 0)
+        return 0;
+    ckpt_str_append(&text, (const char *)&q->head, sizeof q->head);
+    ckpt_str_append(&text, (const char *)q->run, q->head.nrun * sizeof *q->run);
+    ckpt_str_puts(&text, q->e->is.path);
+    if (text.failed)
         return ckpt_nomem(err);
-    for (; n > 0 && rc == 0; off += len) {
-        const int k = take_buffers(&from, &n, some, &len);
-        rc = ask(l, e, r, some, k, off, err);
+    if (ckpt_service_ask(q->l->service, r, rank->address, text.ptr, text.len, q->iov.ptr,
+                         (int)q->iov.len, q->l->timeout_ms, &own) < 0) {
+        if (!ckpt_has_prefix(own.text, rank->who)) /* it is no error of the answer */
+            (void)ckpt_err_in(&own, "asking %s for '%s' at byte %llu", rank->who, q->e->is.path,
+                              (unsigned long long)q->run[0].off);
+        return ckpt_err_move(err, &own);
     }
-    return rc;
+    q->head.nrun = 0;
+    q->len = q->iov.len = 0;
+    return 0;
+}
+
+/* Add bytes [off, off + len) to the request, where there is room for them. */
+static int add_bytes(struct asking *q, void *buf, size_t len, uint64_t off, struct ckpt_err *err)
+{
+    struct ckpt_local_run *last = q->head.nrun ? &q->run[q->head.nrun - 1] : NULL;
+
+    if (last && last->off + last->len == off)
+        last->len += len;
+    else
+        q->run[q->head.nrun++] = (struct ckpt_local_run){off, len};
+    q->len += len;
+    return ckpt_vec_push(&q->iov, ((struct iovec){buf, len})) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Add a run, and send the request whenever it is full. */
+static int add_run(struct asking *q, const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    uint64_t off = run->off;
+
+    for (int i = 0; i < run->n; i++)
+        for (size_t at = 0, len; at < run->iov[i].iov_len; at += len, off += len) {
+            if ((q->len == CKPT_SERVICE_REPLY || q->head.nrun == CKPT_LOCAL_RUNS) &&
+                ask(q, err) < 0)
+                return -1;
+            len = (size_t)ckpt_min_u64(run->iov[i].iov_len - at, CKPT_SERVICE_REPLY - q->len);
+            if (add_bytes(q, (char *)run->iov[i].iov_base + at, len, off, err) < 0)
+                return -1;
+        }
+    return 0;
+}
+
+static int local_read_elsewhere(void *ctx, const char *below, const struct ckpt_source_run *run,
+                                size_t n, struct ckpt_err *err)
+{
+    const struct local *l = ctx;
+    const struct ckpt_roster_entry *e = ckpt_roster_find(&l->roster, below);
+    ckpt_cleanup(asking_freep) struct asking *q = e ? asking_new(l, e) : NULL;
+
+    if (!q)
+        return e ? ckpt_nomem(err) : ckpt_fail(err, CKPT_STALE, "'%s' is on no node", below);
+    for (size_t i = 0; i < n; i++)
+        if (add_run(q, &run[i], err) < 0)
+            return -1;
+    return ask(q, err);
 }
 
 static void local_free(void *ctx)
@@ -236,8 +277,9 @@ static const struct ckpt_dir_ops local_ops = {.look = local_look,
                                               .open = local_open,
                                               .list = local_list,
                                               .free = local_free,
-                                              .read = local_read,
-                                              .elsewhere = local_elsewhere};
+                                              .elsewhere = local_elsewhere,
+                                              .read_elsewhere = local_read_elsewhere,
+                                              .holders = local_holders};
 
 /* ---- opening ---- */
 

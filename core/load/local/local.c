@@ -30,6 +30,7 @@ struct gathering {
     struct ckpt_local_ranks ranks;
     struct ckpt_service *service;
     struct ckpt_roster roster;
+    bool failed; /* a round has, so all ranks have the same error */
 };
 
 static void gathering_release(struct gathering *g)
@@ -58,7 +59,9 @@ static int run_round(struct gathering *g, int rc, const void *own, size_t own_le
 
     if (rc < 0)
         (void)ckpt_err_in(err, "rank %" PRIu32, g->ranks.self);
-    return ckpt_round_run(&round, rc, ret, ret_len, err);
+    rc = ckpt_round_run(&round, rc, ret, ret_len, err);
+    g->failed = rc < 0;
+    return rc;
 }
 
 static int fail_version(uint32_t rank, struct ckpt_err *err)
@@ -174,9 +177,8 @@ static int look_around(struct gathering *g, const struct ckpt_options *opt, stru
     if (stat(g->path, &st) == 0 && !S_ISDIR(st.st_mode))
         return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory",
                          g->path);
-    if (ckpt_dir_open(g->path, how.links, &g->own, &own) < 0)
+    if (ckpt_archive_open(g->path, &how, &g->own, &own) < 0)
         return own.code == CKPT_MISSING ? 0 : ckpt_err_move(err, &own);
-    ckpt_dir_set_far(g->own, &how.far);
     return ckpt_listing_read(g->own, &g->listing, err);
 }
 
@@ -294,25 +296,36 @@ static int merge(struct gathering *g, int rc, struct ckpt_err *err)
 
 /* ---- all of it ---- */
 
-int ckpt_local_open(struct ckpt_comm *comm, int rc, const char *path,
-                    const struct ckpt_options *opt, uint32_t timeout_ms, char **ret_path,
-                    struct ckpt_dir **ret_dir, struct ckpt_err *err)
+/* The rounds. After a failure that is this rank's alone the others learn of it in their next round,
+ * whichever that is. */
+static int gather(struct gathering *g, const struct ckpt_options *opt, struct ckpt_dir **ret_dir,
+                  struct ckpt_err *err)
+{
+    bool same = false;
+    int rc = meet(g, 0, err);
+
+    if (rc < 0 && g->failed)
+        return -1;
+    if (rc == 0)
+        rc = look_around(g, opt, err);
+    if (compare(g, rc, &same, err) < 0 || (!same && merge(g, 0, err) < 0))
+        return -1;
+    return same ? 0
+                : ckpt_dir_open_local(g->path, g->real, g->own, &g->roster, &g->ranks, &g->service,
+                                      g->timeout_ms, ret_dir, err);
+}
+
+int ckpt_local_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
+                    uint32_t timeout_ms, char **ret_path, struct ckpt_dir **ret_dir,
+                    struct ckpt_err *err)
 {
     ckpt_cleanup(gathering_release) struct gathering g = {
         .comm = comm, .timeout_ms = timeout_ms, .given = path};
-    bool same = false;
 
     g.ranks.self = ckpt_comm_rank(comm);
     g.ranks.n = ckpt_comm_size(comm);
-    if ((rc = meet(&g, rc, err)) < 0)
-        return -1;
-    rc = look_around(&g, opt, err);
-    if ((rc = compare(&g, rc, &same, err)) < 0)
-        return -1;
-    if (!same && merge(&g, 0, err) < 0)
-        return -1;
-    if (!same && ckpt_dir_open_local(g.path, g.real, g.own, &g.roster, &g.ranks, &g.service,
-                                     timeout_ms, ret_dir, err) < 0)
+    const int rc = gather(&g, opt, ret_dir, err);
+    if ((rc < 0 && g.failed) || ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
         return -1;
     *ret_path = ckpt_steal(&g.path);
     return 0;
@@ -320,40 +333,53 @@ int ckpt_local_open(struct ckpt_comm *comm, int rc, const char *path,
 
 /* ---- a file that no rank has ---- */
 
-/* Find a part of the text like "rank_3", "rank-03" or "__3_0." that says which rank wrote a file.
- * False: there is none, or its number is that of no rank. */
-static bool find_writer(const char *text, unsigned long long *ret)
+/* Does a word like "mp_rank_01" or "tp-rank-0-of-2" begin here? Its length, or 0. */
+static size_t rank_word(const char *text)
 {
-    for (const char *at = text; *at; at++) {
-        const bool word = ckpt_has_prefix(at, "rank") && (at[4] == '_' || at[4] == '-');
-        const bool pair = at[0] == '_' && at[1] == '_';
-        const char *digits = at + (word ? 5 : 2);
-        size_t n = 0;
-        while ((word || pair) && isdigit((unsigned char)digits[n]))
-            n++;
-        if (n && (word || digits[n] == '_') && ckpt_parse_u64(digits, n, ret))
-            return true;
+    const size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_-");
+
+    for (size_t i = 0; i + 5 < n; i++)
+        if (ckpt_has_prefix(text + i, "rank") && (text[i + 4] == '_' || text[i + 4] == '-') &&
+            isdigit((unsigned char)text[i + 5]))
+            return n;
+    return 0;
+}
+
+/* Does a number of a rank begin here, as in torch's "__3_0.distcp"? Its digits, or 0. */
+static size_t rank_digits(const char *text)
+{
+    const bool begins = ckpt_has_prefix(text, "__");
+    const size_t n = begins ? strspn(text + 2, "0123456789") : 0;
+
+    return n && text[2 + n] == '_' ? n : 0;
+}
+
+/* Append what the name of a file in the text says about the rank of the training that wrote it. */
+static void add_writer(struct ckpt_str *out, const char *text)
+{
+    for (; *text; text++) {
+        const size_t word = rank_word(text), digits = rank_digits(text);
+        if (digits)
+            ckpt_str_printf(out, "; by its name, rank %.*s of the training wrote it", (int)digits,
+                            text + 2);
+        else if (word)
+            ckpt_str_printf(out, "; '%.*s' says which rank of the training wrote it", (int)word,
+                            text);
+        if (digits || word)
+            return;
     }
-    return false;
 }
 
 void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
 {
     const struct ckpt_err was = *err;
     const char *slash = strrchr(was.text, '/');
-    unsigned long long writer = 0;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str writer = {0};
 
     if (was.code != CKPT_MISSING)
         return;
+    add_writer(&writer, slash ? slash : was.text);
     *err = (struct ckpt_err){0};
-    if (find_writer(slash ? slash : was.text, &writer))
-        (void)ckpt_fail(err, was.code,
-                        "%s (none of the %" PRIu32 " ranks of this job has it; by its name, rank "
-                        "%llu of the training wrote it)",
-                        was.text, ckpt_comm_size(comm), writer);
-    else
-        (void)ckpt_fail(err, was.code,
-                        "%s (the files of all %" PRIu32 " ranks of this job were "
-                        "looked at)",
-                        was.text, ckpt_comm_size(comm));
+    (void)ckpt_fail(err, was.code, "%s (looked for at all %" PRIu32 " ranks of this job%s)",
+                    was.text, ckpt_comm_size(comm), ckpt_str_get(&writer));
 }

@@ -13,11 +13,11 @@ struct ckpt_options;
 
 /* COLLECTIVE. `path` may contain {rank} and {node}: numbers of this rank, and of its node.
  * *ret_path is this rank's path (malloc'ed). *ret_dir stays NULL if all ranks see the same files:
- * it is an ordinary run then. A rank may have no such directory; MISSING: none has. rc and *err are
- * the result of what this rank did before. */
-int ckpt_local_open(struct ckpt_comm *comm, int rc, const char *path,
-                    const struct ckpt_options *opt, uint32_t timeout_ms, char **ret_path,
-                    struct ckpt_dir **ret_dir, struct ckpt_err *err);
+ * it is an ordinary run then. A rank may have no such directory; MISSING: none has. A failure
+ * is the same on all ranks. */
+int ckpt_local_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
+                    uint32_t timeout_ms, char **ret_path, struct ckpt_dir **ret_dir,
+                    struct ckpt_err *err);
 
 /* Add to an error about a file that no rank has how many ranks were asked, and which rank of the
  * training wrote the file, if its name tells. */

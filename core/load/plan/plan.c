@@ -4,11 +4,13 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "load/plan/holders.h"
 #include "tensor/read.h"
 #include "tensor/strided.h"
 
@@ -239,6 +241,58 @@ static int unit_cmp(const void *pa, const void *pb, void *regions)
     return c ? c : ckpt_u64_cmp(a->ordinal, b->ordinal);
 }
 
+/* Sort n units of a group of so many members by the members that were chosen for them, and leave
+ * them in their order otherwise. */
+static int sort_by_member(struct ckpt_unit *unit, const struct ckpt_held *held, uint32_t n,
+                          uint32_t nmember, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_unit *copy = malloc(n * sizeof *copy);
+    ckpt_cleanup(ckpt_freep) uint32_t *at = calloc((size_t)nmember + 1, sizeof *at);
+
+    if (!copy || !at)
+        return ckpt_nomem(err);
+    memcpy(copy, unit, n * sizeof *copy);
+    for (uint32_t i = 0; i < n; i++)
+        at[held[i].member + 1]++;
+    for (uint32_t i = 0; i < nmember; i++)
+        at[i + 1] += at[i];
+    for (uint32_t i = 0; i < n; i++)
+        unit[at[held[i].member]++] = copy[i];
+    return 0;
+}
+
+/* Where ranks have different files, reorder n units of a group so that members read their own. */
+static int prefer_own(const struct ckpt_plan *p, const struct ckpt_group *g, struct ckpt_unit *unit,
+                      uint32_t n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_held *held = malloc(n * sizeof *held);
+    bool any;
+
+    if (!held)
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; i++)
+        held[i] = (struct ckpt_held){unit[i].source, unit[i].len, CKPT_NONE};
+    if (ckpt_holders_choose(p->job_wants->cat, p->job_wants->nrank, g, held, n, &any, err) < 0)
+        return -1;
+    return any ? sort_by_member(unit, held, n, g->n, err) : 0;
+}
+
+static int prefer_holders(struct ckpt_plan *p, struct ckpt_err *err)
+{
+    size_t hi;
+
+    for (size_t lo = 0; lo < p->units.len; lo = hi) {
+        const uint32_t group = p->regions.ptr[p->units.ptr[lo].region].group;
+        const struct ckpt_group *g = &p->groups.ptr[group];
+        for (hi = lo + 1; hi < p->units.len; hi++)
+            if (p->regions.ptr[p->units.ptr[hi].region].group != group)
+                break;
+        if (g->n > 1 && prefer_own(p, g, p->units.ptr + lo, (uint32_t)(hi - lo), err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* Cut all regions into units, and sort the units by group and place in the files. */
 static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 {
@@ -263,7 +317,7 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
         }
     if (p->units.len)
         qsort_r(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp, p->regions.ptr);
-    return 0;
+    return prefer_holders(p, err);
 }
 
 /* ---- streams ---- */
