@@ -230,7 +230,7 @@ def check_hang(top):
     os.rename(disk, disk + "-disk")
     with Storage(BUILD, disk + "-disk", top=top) as storage:
         os.symlink(storage.at, disk)
-        check_fault(top, "hang", lambda _: storage.hang(8), "timeout: ", "rank 2", at=path)
+        check_fault(top, "hang", lambda _: storage.hang(6), "timeout: ", "rank 2", at=path)
 
 
 def main():

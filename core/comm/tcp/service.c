@@ -484,16 +484,22 @@ int ckpt_service_ask(struct ckpt_service *s, uint32_t peer, const char *address,
                      const void *request, size_t len, const struct iovec *iov, int n,
                      uint32_t timeout_ms, struct ckpt_err *err)
 {
+    struct ckpt_err own = {0};
     bool whole = false;
-    int fd = -1;
+    int fd = -1, rc = -1;
 
     if (take_connection(s, peer, &fd, err) < 0)
         return -1;
-    if (fd < 0)
-        fd = dial(s, peer, address, err);
-    const int rc = fd < 0 ? -1 : ask(fd, request, len, iov, n, timeout_ms, &whole, err);
+    if (fd >= 0) /* something between the machines may have closed it while it was idle */
+        rc = ask(fd, request, len, iov, n, timeout_ms, &whole, &own);
+    if (rc < 0 && !whole && (fd < 0 || own.code == CKPT_PEER)) {
+        own = (struct ckpt_err){0};
+        ckpt_closep(&fd);
+        fd = dial(s, peer, address, &own);
+        rc = fd < 0 ? -1 : ask(fd, request, len, iov, n, timeout_ms, &whole, &own);
+    }
     if (!whole)
         ckpt_closep(&fd);
     put_connection(s, peer, whole ? fd : -1);
-    return rc;
+    return rc < 0 ? ckpt_err_move(err, &own) : 0;
 }

@@ -294,6 +294,32 @@ static int merge(struct gathering *g, int rc, struct ckpt_err *err)
     return ckpt_roster_decode(answer, len, g->ranks.n, &g->roster, err);
 }
 
+/* Rank 0 tells the user what was found. */
+static void say_found(const struct gathering *g, bool same, const struct ckpt_log *log)
+{
+    size_t file = 0, copy = 0;
+    const char *first = "";
+
+    for (size_t i = 0; i < g->roster.entry.len; i++) {
+        const struct ckpt_roster_entry *e = &g->roster.entry.ptr[i];
+        bool is_copy = false;
+        file += e->is.kind == CKPT_ENTRY_FILE;
+        for (uint32_t k = 0; k < e->nholder; k++)
+            is_copy |= g->roster.holder.ptr[e->holder + k].is_copy != 0;
+        if (is_copy && copy++ == 0)
+            first = e->is.path;
+    }
+    if (g->ranks.self)
+        return;
+    if (same)
+        ckpt_logf(log, CKPT_LOG_INFO, "'%s': all ranks see the same files: an ordinary load",
+                  g->given);
+    else
+        ckpt_logf(log, CKPT_LOG_INFO, "'%s': %zu files of %" PRIu32 " ranks%s%s%s", g->given, file,
+                  g->ranks.n, copy ? "; several have '" : "", first,
+                  copy ? "', with other times, which are taken for copies" : "");
+}
+
 /* ---- all of it ---- */
 
 /* The rounds. After a failure that is this rank's alone the others learn of it in their next round,
@@ -310,6 +336,7 @@ static int gather(struct gathering *g, const struct ckpt_options *opt, struct ck
         rc = look_around(g, opt, err);
     if (compare(g, rc, &same, err) < 0 || (!same && merge(g, 0, err) < 0))
         return -1;
+    say_found(g, same, &opt->log);
     return same ? 0
                 : ckpt_dir_open_local(g->path, g->real, g->own, &g->roster, &g->ranks, &g->service,
                                       g->timeout_ms, ret_dir, err);
