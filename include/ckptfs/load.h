@@ -168,9 +168,10 @@ CKPT_PUBLIC int ckpt_load_open(struct ckpt_comm *comm, const char *path,
  * and its node's (nodes are counted in the order of their first ranks). A rank may have no such
  * directory; MISSING: none has. MISSING also names a file that no rank has, and the rank of the
  * training that wrote it, if the name tells. CONFLICT: a file that is needed has different sizes on
- * two nodes. A file of one size with other times is taken for a copy, as by ckpt_load_open. PEER: a
- * rank that has a file can't be reached; requests go over TCP connections of their own, also over
- * MPI, under the rules of ckpt_tcp_listen.
+ * two nodes, or other contents (files of up to 1 MiB are compared if their times differ). A larger
+ * file of one size with other times is taken for a copy, as by ckpt_load_open. PEER: a rank that
+ * has a file can't be reached; requests go over TCP connections of their own, also over MPI, under
+ * the rules of ckpt_tcp_listen.
  *
  * Each rank answers the others until its view and run are closed, so close them only after all
  * ranks have loaded. */

@@ -144,7 +144,11 @@ def check_lacks(top):
     shutil.copy2(at, os.path.join(path.replace("{rank}", "0"), lost))
     assert all(status == 0 for status, *_ in load(path, "fsdp=4", *raw, "--verify")), "a copy is no error"
     os.truncate(os.path.join(path.replace("{rank}", "0"), lost), 10)
-    failed(load(path, "fsdp=4", *raw), f"'{lost}' has 10 bytes at rank 0", "must be the same")
+    failed(load(path, "fsdp=4", *raw), f"'{lost}', of 10 bytes at rank 0", "has another size", "must be the same")
+    shutil.copyfile(at, os.path.join(path.replace("{rank}", "0"), lost))
+    with open(os.path.join(path.replace("{rank}", "0"), lost), "r+b") as f:
+        f.write(b"?")
+    failed(load(path, "fsdp=4", *raw), f"'{lost}', of ", "or other contents at rank", "must be the same")
     failed(load(os.path.join(top, "nothing-{rank}"), "fsdp=4", *raw), "none of the 4 ranks has a directory")
     print("ok   what is on no node, or differs, is named")
 

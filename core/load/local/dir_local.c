@@ -101,7 +101,7 @@ static int fail_differs(const struct local *l, const struct ckpt_roster_entry *e
     const uint32_t first = l->roster.holder.ptr[e->holder].rank;
 
     return ckpt_fail(err, CKPT_CONFLICT,
-                     "'%s' has %llu bytes at %s, and another size, or is no file, at %s: a file "
+                     "'%s', of %llu bytes at %s, has another size or other contents at %s: a file "
                      "that several nodes have must be the same",
                      e->is.path, (unsigned long long)e->is.id.size, rank_at(l, first)->who,
                      rank_at(l, e->differs)->who);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
 #include "base/str.h"
@@ -294,6 +295,106 @@ static int merge(struct gathering *g, int rc, struct ckpt_err *err)
     return ckpt_roster_decode(answer, len, g->ranks.n, &g->roster, err);
 }
 
+/* ---- a round about small files of equal size that have other times ---- */
+
+enum { COMPARED = 1 << 20 }; /* bytes of the largest that is compared: all ranks read all of it */
+
+static bool has_copies(const struct gathering *g, const struct ckpt_roster_entry *e)
+{
+    bool has = false;
+
+    for (uint32_t k = 0; k < e->nholder; k++)
+        has |= g->roster.holder.ptr[e->holder + k].is_copy != 0;
+    return has;
+}
+
+/* Is it such a file? */
+static bool is_compared(const struct gathering *g, const struct ckpt_roster_entry *e)
+{
+    return has_copies(g, e) && e->is.kind == CKPT_ENTRY_FILE && e->is.id.size <= COMPARED;
+}
+
+/* A hash of this rank's file; 0: it can't be read, which is an error for who needs it. */
+static uint64_t hash_own(const struct gathering *g, const struct ckpt_roster_entry *e)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len = 0;
+
+    if (!ckpt_roster_has(&g->roster, e, g->ranks.self) ||
+        ckpt_dir_read_file(g->own, e->is.path, COMPARED, &text, &len, NULL) < 0)
+        return 0;
+    return XXH3_64bits(text, len) | 1;
+}
+
+/* The first rank that has other bytes than the first holder; CKPT_NONE: none has. */
+static uint32_t find_other(const struct gathering *g, const struct ckpt_roster_entry *e, size_t at,
+                           const unsigned char *const *data, const size_t *len)
+{
+    uint64_t first = 0, hash = 0;
+
+    for (uint32_t k = 0; k < e->nholder; k++) {
+        const uint32_t r = g->roster.holder.ptr[e->holder + k].rank;
+        if (len[r] < (at + 1) * sizeof hash)
+            return r;
+        memcpy(&hash, data[r] + at * sizeof hash, sizeof hash);
+        first = first ? first : hash;
+        if (hash && hash != first)
+            return r;
+    }
+    return CKPT_NONE;
+}
+
+static int reduce_hashes(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct gathering *g = ctx;
+    size_t n = 0;
+
+    for (size_t i = 0; i < g->roster.entry.len; i++) {
+        const struct ckpt_roster_entry *e = &g->roster.entry.ptr[i];
+        if (!is_compared(g, e))
+            continue;
+        const uint32_t other = find_other(g, e, n++, data, len);
+        ckpt_str_append(answer, (const char *)&other, sizeof other);
+    }
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* COLLECTIVE, and no round where there are no such files. The roster is the same on all ranks. */
+static int compare_copies(struct gathering *g, int rc, struct ckpt_err *err)
+{
+    const bool sends = rc == 0 && g->ranks.rank[g->ranks.self].listing == g->ranks.self;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str own = {0};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    size_t len = 0, n = 0;
+
+    for (size_t i = 0; i < g->roster.entry.len; i++) {
+        if (!is_compared(g, &g->roster.entry.ptr[i]))
+            continue;
+        const uint64_t hash = sends ? hash_own(g, &g->roster.entry.ptr[i]) : 0;
+        ckpt_str_append(&own, (const char *)&hash, sizeof hash);
+        n++;
+    }
+    if (n == 0)
+        return rc;
+    if (own.failed)
+        rc = ckpt_nomem(err);
+    if (run_round(g, rc, own.ptr, own.len, reduce_hashes, &answer, &len, err) < 0)
+        return -1;
+    if (len != n * sizeof(uint32_t))
+        return fail_version(0, err);
+    for (size_t i = 0, at = 0; i < g->roster.entry.len; i++) {
+        struct ckpt_roster_entry *e = &g->roster.entry.ptr[i];
+        if (!is_compared(g, e))
+            continue;
+        uint32_t other;
+        memcpy(&other, answer + at++ * sizeof other, sizeof other);
+        if (other < g->ranks.n && e->differs == CKPT_NONE)
+            e->differs = other;
+    }
+    return 0;
+}
+
 /* Rank 0 tells the user what was found. */
 static void say_found(const struct gathering *g, bool same, const struct ckpt_log *log)
 {
@@ -302,11 +403,8 @@ static void say_found(const struct gathering *g, bool same, const struct ckpt_lo
 
     for (size_t i = 0; i < g->roster.entry.len; i++) {
         const struct ckpt_roster_entry *e = &g->roster.entry.ptr[i];
-        bool is_copy = false;
         file += e->is.kind == CKPT_ENTRY_FILE;
-        for (uint32_t k = 0; k < e->nholder; k++)
-            is_copy |= g->roster.holder.ptr[e->holder + k].is_copy != 0;
-        if (is_copy && copy++ == 0)
+        if (has_copies(g, e) && copy++ == 0)
             first = e->is.path;
     }
     if (g->ranks.self)
@@ -334,7 +432,9 @@ static int gather(struct gathering *g, const struct ckpt_options *opt, struct ck
         return -1;
     if (rc == 0)
         rc = look_around(g, opt, err);
-    if (compare(g, rc, &same, err) < 0 || (!same && merge(g, 0, err) < 0))
+    if (compare(g, rc, &same, err) < 0)
+        return -1;
+    if (!same && (merge(g, 0, err) < 0 || compare_copies(g, 0, err) < 0))
         return -1;
     say_found(g, same, &opt->log);
     return same ? 0

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opens the directory of a checkpoint of which each rank has some files: three rounds, in which the
- * ranks learn of each other, compare what they see, and merge their listings. */
+/* Opens the directory of a checkpoint of which each rank has some files: rounds, in which the ranks
+ * learn of each other, compare what they see, merge their listings, and compare small files that
+ * several have with different times. */
 #pragma once
 
 #include <stdint.h>

@@ -75,6 +75,8 @@ static int take_listing(found_vec *all, const void *data, size_t len, uint32_t r
     struct ckpt_cursor c;
     int rc;
 
+    if (len == 0)
+        return 0;
     ckpt_cursor_init(&c, data, len, 0, "the listing of a rank");
     while ((rc = ckpt_seen_get(&c, &f.is, err)) > 0) {
         f.name = name_at(f.is.path);

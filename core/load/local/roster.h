@@ -26,7 +26,8 @@ struct ckpt_roster_entry {
     struct ckpt_seen is;
     size_t name;              /* where in the path its name begins */
     uint32_t nholder, holder; /* holder: index of the first in the roster's list */
-    uint32_t differs; /* a rank that has something else by this name; CKPT_NONE: there is none */
+    uint32_t differs; /* a rank that has something else by this name, or other bytes; CKPT_NONE:
+                         there is none */
 };
 
 struct ckpt_roster {
