@@ -28,6 +28,7 @@ enum { NMOMENTS = sizeof moments / sizeof *moments };
 struct param {
     size_t group; /* NOT_SAID: no group names it */
     const struct ckpt_tensor *step;
+    bool has_master;
 };
 #define NOT_SAID SIZE_MAX
 
@@ -35,6 +36,7 @@ struct making {
     struct ckpt_opening *o;
     json_t *groups; /* of the run, completed by the options */
     struct param *param;
+    bool any_master;
     struct ckpt_opening moment[NMOMENTS], origin;
     size_t *weight_of;   /* by the number of a source of `origin`: the weight that lies there */
     uint32_t *step_at;   /* of each group: the source with its step; UINT32_MAX: not made yet */
@@ -232,6 +234,8 @@ static int note_params(struct making *m, struct ckpt_err *err)
         const json_t *group = json_object_get(by_name, t->state->parameter);
         if (strcmp(t->state->kind, STEP) == 0)
             p->step = t;
+        p->has_master |= strcmp(t->state->kind, "master") == 0;
+        m->any_master |= p->has_master;
         if (group && !single)
             p->group = (size_t)json_integer_value(group);
     }
@@ -334,6 +338,11 @@ static int add_param(struct making *m, struct made_of *of, size_t i, struct ckpt
     const size_t group = p->group != NOT_SAID ? p->group : group_by_kind(m, of->tensor);
     float step = 0;
 
+    if (m->any_master && !p->has_master && ckpt_dtype_size(tensors[i].dtype) == 2)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "option optimizer: '%s' has moments and is %s, but has no master, which "
+                         "others have",
+                         tensors[i].name, ckpt_tensor_dtype_name(&tensors[i]));
     if (group == NOT_SAID)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option optimizer: the run has %zu groups of parameters, and nothing says "

@@ -211,6 +211,13 @@ class Torch(Resume):
         said, _ = self.view(self.at("half"), base, ok=False)
         self.assertIn("has exp_avg, but not exp_avg_sq", said)
 
+        dcp.save({"model": own}, checkpoint_id=self.at("apart", "pytorch_model_fsdp_0"), no_dist=True)
+        dcp.save({"optimizer": optim}, checkpoint_id=self.at("apart", "optimizer_0"), no_dist=True)
+        self.view(self.at("apart"), base)
+        os.remove(self.at("apart", "optimizer_0", "__0_0.distcp"))
+        said, _ = self.view(self.at("apart"), base, ok=False)
+        self.assertIn("has no state 'exp_avg': it has weight; left out: the optimizer's states: ", said)
+
         stepless = {**optim, "state": {k: {m: t for m, t in v.items() if m != "step"} for k, v in optim["state"].items()}}
         dcp.save({"model": own, "optim": stepless}, checkpoint_id=self.at("stepless"), no_dist=True)
         self.assertIn("give the number with the option optimizer_step=N", self.view(self.at("stepless"), base, ok=False)[0])
@@ -320,6 +327,11 @@ class Frameworks(Resume):
         dcp.save(whole, checkpoint_id=run, no_dist=True)
         for file in ("common.pt", "metadata.json"):
             shutil.copy(os.path.join(step, file), run)
+        lost = {k: t for k, t in whole.items() if k != "optimizer.state.fp32_param.decoder.final_layernorm.weight"}
+        shutil.copytree(run, self.at("lost", "iter_0000010"))
+        dcp.save(lost, checkpoint_id=self.at("lost", "iter_0000010"), no_dist=True)
+        said, _ = self.view(self.at("lost"), ok=False)
+        self.assertIn("'decoder.final_layernorm.weight' has moments and is BF16, but has no master, which others have", said)
         view, said = self.check(run, False)
         self.assertEqual(view["optim.param_groups.0.betas"], (0.9, 0.999))
         self.assertEqual(view["optim.state.model.norm.weight.step"], 1)
@@ -352,7 +364,9 @@ class Frameworks(Resume):
         self.assertEqual(view["optim.state.model.norm.weight.step"], 7)
         self.assertEqual([view[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay", "initial_lr")], [0.25, (0.9, 0.95), 1e-8, 0.01, 0.0003])
         os.remove(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0])
-        self.view(run, ok=False)
+        said, _ = self.view(run, ok=False)
+        self.assertIn("'model.embed_tokens.weight' has none: left out: ", said)
+        self.assertIn("rows 0..64 of 128 are in no shard", said)
 
 
 class Torchtitan(Resume):
