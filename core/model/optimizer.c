@@ -442,6 +442,7 @@ static int step_of_group(struct making *m, size_t group, uint32_t *ret, struct c
 static int add_step(struct making *m, const struct made_of *of, const char *name,
                     struct ckpt_err *err)
 {
+    const uint64_t no_dim[1] = {0};
     uint32_t source;
 
     if (of->has_step && !option(m, "optimizer_step")) {
@@ -450,7 +451,7 @@ static int add_step(struct making *m, const struct made_of *of, const char *name
     } else if (step_of_group(m, of->group, &source, err) < 0) {
         return -1;
     }
-    return ckpt_catalog_add_whole(m->o->cat, name, CKPT_F32, NULL, 0, source, 0, err);
+    return ckpt_catalog_add_whole(m->o->cat, name, CKPT_F32, no_dim, 0, source, 0, err);
 }
 
 static int add_moment(struct making *m, const struct ckpt_tensor *t, const char *name,
