@@ -3,11 +3,11 @@
 # A framework is a folder: what is left without it builds. In a copy of the tree core/format/NAME and core/recipe/data/NAME are
 # deleted, and its lines in readers.def and writers.def; then libraries and programs are built.
 #
-#   tests/delete_framework.sh [NAME ...]      nanotron, megatron, deepspeed, delta, automodel, vllm, torchtitan, olmo_core and litgpt by default, each in turn
+#   tests/delete_framework.sh [NAME ...]      nanotron, megatron, deepspeed, delta, automodel, vllm, torchtitan, olmo_core, litgpt and orbax by default, each in turn
 set -uo pipefail
 cd "$(dirname "$0")/.."
 names=("$@")
-((${#names[@]})) || names=(nanotron megatron deepspeed delta automodel vllm torchtitan olmo_core litgpt)
+((${#names[@]})) || names=(nanotron megatron deepspeed delta automodel vllm torchtitan olmo_core litgpt orbax)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsing .zarray (Zarr storage specification, version 2). */
+/* Parsing .zarray (Zarr storage specification, version 2), and what both versions share. */
 #include "container/zarr.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/ckd.h"
@@ -13,9 +14,26 @@ static const struct {
     const char *name;
     enum ckpt_dtype dtype;
 } dtypes[] = {
-    {"<f8", CKPT_F64},  {"<f4", CKPT_F32},  {"<f2", CKPT_F16}, {"bfloat16", CKPT_BF16},
-    {"<V2", CKPT_BF16}, {"|V2", CKPT_BF16}, {"<i8", CKPT_I64}, {"<i4", CKPT_I32},
-    {"<i2", CKPT_I16},  {"|i1", CKPT_I8},   {"|u1", CKPT_U8},  {"|b1", CKPT_BOOL},
+    {"<f8", CKPT_F64},
+    {"<f4", CKPT_F32},
+    {"<f2", CKPT_F16},
+    {"bfloat16", CKPT_BF16},
+    {"<V2", CKPT_BF16},
+    {"|V2", CKPT_BF16},
+    {"<i8", CKPT_I64},
+    {"<i4", CKPT_I32},
+    {"<i2", CKPT_I16},
+    {"|i1", CKPT_I8},
+    {"|u1", CKPT_U8},
+    {"|b1", CKPT_BOOL},
+    {"<u8", CKPT_U64},
+    {"<u4", CKPT_U32},
+    {"<u2", CKPT_U16},
+    {"<c8", CKPT_C64},
+    {"float8_e4m3fn", CKPT_F8_E4M3},
+    {"float8_e5m2", CKPT_F8_E5M2},
+    {"float8_e4m3fnuz", CKPT_F8_E4M3FNUZ},
+    {"float8_e5m2fnuz", CKPT_F8_E5M2FNUZ},
 };
 
 static int parse_dtype(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err)
@@ -32,9 +50,8 @@ static int parse_dtype(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *er
                 : ckpt_fail(err, CKPT_FORMAT, "it has no 'dtype'");
 }
 
-/* A list of sizes, each at least `least`. */
-static int parse_sizes(const json_t *j, const char *key, uint64_t least, uint64_t *ret,
-                       uint32_t *ret_rank, struct ckpt_err *err)
+int ckpt_zarr_sizes(const json_t *j, const char *key, uint64_t least, uint64_t *ret,
+                    uint32_t *ret_rank, struct ckpt_err *err)
 {
     const json_t *list = json_object_get(j, key), *v;
     size_t i;
@@ -53,8 +70,8 @@ static int parse_sizes(const json_t *j, const char *key, uint64_t least, uint64_
     return 0;
 }
 
-/* Refuse encodings with which chunk files are not raw arrays. */
-static int check_coding(const json_t *j, struct ckpt_err *err)
+/* Refuse encodings with which decoded chunks are no raw arrays, and compressors but zstd. */
+static int parse_coding(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err)
 {
     const json_t *compressor = json_object_get(j, "compressor");
     const json_t *filters = json_object_get(j, "filters");
@@ -62,9 +79,11 @@ static int check_coding(const json_t *j, struct ckpt_err *err)
 
     if (compressor && !json_is_null(compressor)) {
         const char *id = ckpt_json_str(compressor, "id");
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "its chunks are compressed (%.50s), which is not supported",
-                         id ? id : "?");
+        if (!id || strcmp(id, "zstd") != 0)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "its chunks are compressed (%.50s), which is not supported",
+                             id ? id : "?");
+        z->zstd = true;
     }
     if (filters && !json_is_null(filters) && json_array_size(filters) > 0) {
         const char *id = ckpt_json_str(json_array_get(filters, 0), "id");
@@ -87,38 +106,93 @@ static int parse_separator(const json_t *j, struct ckpt_zarr *z, struct ckpt_err
     return 0;
 }
 
-/* Is this a chunk size that Megatron's ShardedTensor.max_allowed_chunks makes: the dimension
- * divided by the number of its shards, rounded down? A damaged shape or chunk size rarely is. */
-static bool could_be_chunk(uint64_t dim, uint64_t chunk)
+int ckpt_zarr_measure(struct ckpt_zarr *z, uint32_t chunk_rank, struct ckpt_err *err)
 {
-    const uint64_t shards = dim / chunk;
+    uint64_t numel;
 
-    return dim == 0 || (shards > 0 && dim / shards == chunk);
+    if (chunk_rank != z->rank)
+        return ckpt_fail(err, CKPT_FORMAT, "'shape' has %u dimensions, 'chunks' %u", z->rank,
+                         chunk_rank);
+    for (uint32_t d = 0; d < z->rank; d++)
+        z->count[d] = z->dim[d] / z->chunk[d] + (z->dim[d] % z->chunk[d] != 0);
+    if (!ckpt_shape_numel(z->chunk, z->rank, &numel) ||
+        ckd_mul(&z->nbyte, numel, (uint64_t)ckpt_dtype_size(z->dtype)) || z->nbyte > INT64_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "a chunk would be larger than any file");
+    return 0;
 }
 
 static int parse_shape(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err)
 {
     uint32_t rank;
-    uint64_t numel;
 
-    if (parse_sizes(j, "shape", 0, z->dim, &z->rank, err) < 0 ||
-        parse_sizes(j, "chunks", 1, z->chunk, &rank, err) < 0)
-        return -1;
-    if (rank != z->rank)
-        return ckpt_fail(err, CKPT_FORMAT, "'shape' has %u dimensions, 'chunks' %u", z->rank, rank);
-    for (uint32_t d = 0; d < rank; d++) {
-        if (!could_be_chunk(z->dim[d], z->chunk[d]))
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "dimension %" PRIu32 " of %" PRIu64 " in chunks of %" PRIu64
-                             ": Megatron does not write such an array",
-                             d, z->dim[d], z->chunk[d]);
-        z->count[d] = z->dim[d] / z->chunk[d] + (z->dim[d] % z->chunk[d] != 0);
+    return ckpt_zarr_sizes(j, "shape", 0, z->dim, &z->rank, err) < 0 ||
+                   ckpt_zarr_sizes(j, "chunks", 1, z->chunk, &rank, err) < 0
+               ? -1
+               : ckpt_zarr_measure(z, rank, err);
+}
+
+/* ---- the fill value ---- */
+
+static int fail_fill(const struct ckpt_zarr *z, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "its 'fill_value' is no value of %s that is supported",
+                     ckpt_dtype_name(z->dtype));
+}
+
+/* A number, or a word for one that JSON has not. */
+static bool number_of(const json_t *value, double *ret)
+{
+    static const struct {
+        const char *word;
+        double number;
+    } words[] = {
+        {"NaN", (double)NAN}, {"Infinity", (double)INFINITY}, {"-Infinity", (double)-INFINITY}};
+
+    if (json_is_number(value) || json_is_boolean(value)) {
+        *ret = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
+        return true;
     }
-    if (!ckpt_shape_numel(z->chunk, rank, &numel) ||
-        ckd_mul(&z->nbyte, numel, (uint64_t)ckpt_dtype_size(z->dtype)) || z->nbyte > INT64_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a chunk would be larger than any file");
+    for (size_t i = 0; json_is_string(value) && i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(words[i].word, json_string_value(value)) == 0) {
+            *ret = words[i].number;
+            return true;
+        }
+    return false;
+}
+
+int ckpt_zarr_parse_fill(const json_t *value, struct ckpt_zarr *z, struct ckpt_err *err)
+{
+    const size_t size = ckpt_dtype_size(z->dtype);
+    double number = 0;
+
+    memset(z->fill, 0, sizeof z->fill);
+    if (!value || json_is_null(value))
+        return 0;
+    if (json_is_array(value)) { /* a complex number */
+        double re = 1, im = 1;
+        return json_array_size(value) == 2 && number_of(json_array_get(value, 0), &re) &&
+                       number_of(json_array_get(value, 1), &im) && re == 0 && im == 0
+                   ? 0
+                   : fail_fill(z, err);
+    }
+    if (!number_of(value, &number))
+        return fail_fill(z, err);
+    if (number == 0)
+        return 0;
+    if (ckpt_dtype_is_castable(z->dtype)) {
+        ckpt_dtype_cast(z->fill, z->dtype, &number, CKPT_F64, 1);
+        return 0;
+    }
+    if (ckpt_dtype_is_float(z->dtype) || z->dtype == CKPT_C64 ||
+        !(json_is_integer(value) || json_is_boolean(value)))
+        return fail_fill(z, err);
+    const uint64_t bits = (uint64_t)(json_is_boolean(value) ? 1 : json_integer_value(value));
+    for (size_t i = 0; i < size; i++)
+        z->fill[i] = (unsigned char)(bits >> (8 * i));
     return 0;
 }
+
+/* ---- the whole ---- */
 
 int ckpt_zarr_parse(const char *text, size_t len, struct ckpt_zarr *ret, struct ckpt_err *err)
 {
@@ -134,8 +208,9 @@ int ckpt_zarr_parse(const char *text, size_t len, struct ckpt_zarr *ret, struct 
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "zarr format %" JSON_INTEGER_FORMAT " is not supported, only 2",
                          json_integer_value(version));
-    if (check_coding(j, err) < 0 || parse_dtype(j, &z, err) < 0 ||
-        parse_separator(j, &z, err) < 0 || parse_shape(j, &z, err) < 0)
+    if (parse_coding(j, &z, err) < 0 || parse_dtype(j, &z, err) < 0 ||
+        parse_separator(j, &z, err) < 0 || parse_shape(j, &z, err) < 0 ||
+        ckpt_zarr_parse_fill(json_object_get(j, "fill_value"), &z, err) < 0)
         return -1;
     *ret = z;
     return 0;
@@ -143,10 +218,12 @@ int ckpt_zarr_parse(const char *text, size_t len, struct ckpt_zarr *ret, struct 
 
 void ckpt_zarr_chunk_name(const struct ckpt_zarr *z, const uint64_t *index, struct ckpt_str *out)
 {
-    if (z->rank == 0)
+    if (z->prefixed)
+        ckpt_str_putc(out, 'c');
+    else if (z->rank == 0)
         ckpt_str_putc(out, '0');
     for (uint32_t d = 0; d < z->rank; d++) {
-        if (d > 0)
+        if (d > 0 || z->prefixed)
             ckpt_str_putc(out, z->separator);
         ckpt_str_put_u64(out, index[d]);
     }

@@ -15,8 +15,9 @@ enum {
     IN_BYTES = 1 << 20,
     AHEAD = 8 << 20, /* fetched ahead, if it is far */
     OUT_BYTES = 256 * 1024,
-    KEPT = 64 * 1024,    /* of the beginning and of the end */
-    MAX_WINDOW_LOG = 27, /* memory that a frame may ask for: 128 MiB, the library's own limit */
+    KEPT = 64 * 1024,       /* of the beginning and of the end */
+    MOST_RATIO = 64 * 1024, /* a block of 4 bytes is 128 KiB at most */
+    MAX_WINDOW_LOG = 27,    /* memory that a frame may ask for: 128 MiB, the library's own limit */
 };
 
 struct source_zstd {
@@ -24,6 +25,7 @@ struct source_zstd {
     struct ckpt_source *of;
     struct ckpt_slabs *slabs;
     uint64_t off, len; /* in `of`, compressed */
+    bool claimed;      /* another file says how long they are; nothing was decompressed before */
     struct kept {
         unsigned char head[KEPT], tail[KEPT]; /* the tail ends where the source ends */
     } * kept;                                 /* NULL: settled */
@@ -115,6 +117,43 @@ int ckpt_zstd_stream_read(struct ckpt_zstd_stream *s, void *buf, size_t len, siz
     }
     *ret_len = out.pos;
     return out.pos < len && s->open ? fail_damaged(s, "they end within a frame", err) : 0;
+}
+
+int ckpt_zstd_decompress(const void *data, size_t len, size_t max_len, void **ret_data,
+                         size_t *ret_len, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *of = NULL;
+    ckpt_cleanup(ckpt_freep) char *out = NULL;
+    struct ckpt_zstd_stream *s = NULL;
+    size_t made = 0, cap = 0, n = 0;
+    int rc = ckpt_source_mem_new("", data, len, &of, err) < 0
+                 ? -1
+                 : ckpt_zstd_stream_new(of, 0, len, &s, err);
+
+    while (rc == 0 && made == cap) {
+        char *grown = cap <= max_len ? realloc(out, cap = 2 * cap + OUT_BYTES) : NULL;
+        if (!grown) {
+            rc = made > max_len ? ckpt_fail(err, CKPT_FORMAT,
+                                            "the bytes compressed by zstd are more than %zu bytes "
+                                            "when decompressed",
+                                            max_len)
+                                : ckpt_nomem(err);
+            break;
+        }
+        out = grown;
+        rc = ckpt_zstd_stream_read(s, out + made, cap - made, &n, err);
+        made += n;
+    }
+    ckpt_zstd_stream_free(s);
+    if (rc == 0 && made > max_len)
+        rc = ckpt_fail(err, CKPT_FORMAT,
+                       "the bytes compressed by zstd are more than %zu bytes when decompressed",
+                       max_len);
+    if (rc < 0)
+        return -1;
+    *ret_data = ckpt_steal(&out);
+    *ret_len = made;
+    return 0;
 }
 
 /* ---- compressing ---- */
@@ -233,9 +272,19 @@ static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ck
                        ? -1
                        : ckpt_source_check(z->of, err);
     ckpt_zstd_stream_free(s);
-    return rc == 0 && (made < len || more)
-               ? ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened")
-               : rc;
+    if (rc == 0 && made == len && !more)
+        return 0;
+    if (rc < 0 && (!z->claimed || !err || err->code != CKPT_FORMAT))
+        return -1;
+    if (rc == 0 && !z->claimed)
+        return ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
+    if (rc == 0)
+        (void)ckpt_fail(err, CKPT_FORMAT,
+                        "the bytes compressed by zstd at byte %" PRIu64
+                        " are %s than %zu bytes when decompressed",
+                        z->off, more ? "more" : "fewer", len);
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(z->of);
+    return ckpt_err_in(err, "'%s'", name);
 }
 
 /* ---- the source ---- */
@@ -295,21 +344,33 @@ static const struct ckpt_source_ops zstd_ops = {.preadv = zstd_preadv,
                                                 .free = zstd_free,
                                                 .stored = zstd_stored};
 
-int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
-                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
-                         struct ckpt_err *err)
+static struct source_zstd *new_source(struct ckpt_slabs *slabs, struct ckpt_source *of,
+                                      uint64_t off, uint64_t len, struct ckpt_err *err)
 {
     struct source_zstd *z = calloc(1, sizeof *z);
 
     assert(ckpt_range_ok(off, len, of->size));
-    if (!z)
-        return ckpt_nomem(err);
+    if (!z) {
+        (void)ckpt_nomem(err);
+        return NULL;
+    }
     atomic_init(&z->source.refs, 1);
     z->source.ops = &zstd_ops;
     z->slabs = ckpt_slabs_ref(slabs);
     z->of = ckpt_source_ref(of);
     z->off = off;
     z->len = len;
+    return z;
+}
+
+int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
+                         struct ckpt_err *err)
+{
+    struct source_zstd *z = new_source(slabs, of, off, len, err);
+
+    if (!z)
+        return -1;
     if (!(z->kept = malloc(sizeof *z->kept)))
         (void)ckpt_nomem(err);
     if (!z->kept || measure(z, max_len, err) < 0) {
@@ -317,6 +378,25 @@ int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint6
         return -1;
     }
     ckpt_slabs_need(slabs, (size_t)z->source.size);
+    *ret = &z->source;
+    return 0;
+}
+
+int ckpt_source_zstd_of_size(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+                             uint64_t len, uint64_t size, struct ckpt_source **ret,
+                             struct ckpt_err *err)
+{
+    if (size / MOST_RATIO > len || size > SIZE_MAX)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "%" PRIu64 " bytes at byte %" PRIu64 " cannot be %" PRIu64
+                         " when decompressed",
+                         len, off, size);
+    struct source_zstd *z = new_source(slabs, of, off, len, err);
+    if (!z)
+        return -1;
+    z->claimed = true;
+    z->source.size = size;
+    ckpt_slabs_need(slabs, (size_t)size);
     *ret = &z->source;
     return 0;
 }

@@ -28,6 +28,13 @@ int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint6
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err);
 
+/* Makes a source likewise of bytes whose length is known, so that nothing is decompressed before
+ * the first read. Every read fails with FORMAT if they are more or fewer than `size`; so does this
+ * if len bytes can't hold as many. */
+int ckpt_source_zstd_of_size(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+                             uint64_t len, uint64_t size, struct ckpt_source **ret,
+                             struct ckpt_err *err);
+
 /* The source is made, and its headers are read: free the memory that only this needed (the
  * beginning and the end of its bytes). No thread may be reading. */
 void ckpt_source_zstd_settle(struct ckpt_source *s);
@@ -41,6 +48,11 @@ int ckpt_zstd_stream_read(struct ckpt_zstd_stream *s, void *buf, size_t len, siz
                           struct ckpt_err *err);
 /* NULL is allowed. */
 void ckpt_zstd_stream_free(struct ckpt_zstd_stream *s);
+
+/* Decompress len bytes in memory; *ret_data, of *ret_len bytes, is malloc'ed. FORMAT: the bytes are
+ * damaged, cut short, or more than max_len when decompressed. */
+int ckpt_zstd_decompress(const void *data, size_t len, size_t max_len, void **ret_data,
+                         size_t *ret_len, struct ckpt_err *err);
 
 /* Compress (level 1) into memory: `len` bytes, added in any parts, become one frame. */
 struct ckpt_zstd_frame;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The input is a .zarray: the chunks of what is accepted lie within the array and follow each
- * other.
- */
+/* The input is a .zarray or a zarr.json: the chunks of what is accepted lie within the array and
+ * follow each other. */
 #include "fuzz.h"
 
 #include "container/zarr.h"
@@ -16,7 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ckpt_str name = {0};
     struct ckpt_box box;
 
-    if (ckpt_zarr_parse((const char *)data, size, &z, &err) < 0) {
+    if (ckpt_zarr_parse((const char *)data, size, &z, &err) < 0 &&
+        ckpt_zarr3_parse((const char *)data, size, &z, &(struct ckpt_err){0}) < 0) {
         check_err(&err);
         return 0;
     }

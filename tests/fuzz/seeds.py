@@ -290,6 +290,96 @@ def megatron_seeds(out):
         put(out, "fuzz_zarr", "seed%d" % i, json.dumps(head | more))
 
 
+def varint(n):
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def columns(*lists):
+    return b"".join(varint(n) for numbers in lists for n in numbers)
+
+
+OCDBT_FILES = columns([1], [3], [0]) + b"d/a"
+
+
+def ocdbt_manifest(off, length, height, keys, older=b"\0", kind=0):
+    config = bytes(16) + columns([kind, 1024, 10**8]) + bytes([4]) + varint(1) + struct.pack("<i", 0)
+    root = columns([1], [5]) + bytes([height]) + columns([0], [off], [length], [keys], [9], [9]) + struct.pack("<Q", 1) if keys else columns([0])
+    return config + OCDBT_FILES + root + older
+
+
+def ocdbt_leaf(values, off=0):
+    """Keys with inline values (bytes), or lengths of values in the data file."""
+    names, out = sorted(values), b""
+    inline = [values[n] for n in names if isinstance(values[n], bytes)]
+    outer = [values[n] for n in names if not isinstance(values[n], bytes)]
+    out += bytes([0]) + OCDBT_FILES + columns([len(names)], [0] * (len(names) - 1), [len(n) for n in names]) + "".join(names).encode()
+    sizes = [len(values[n]) if isinstance(values[n], bytes) else values[n] for n in names]
+    return out + columns(sizes, [not isinstance(values[n], bytes) for n in names], [0] * len(outer), [off] * len(outer)) + b"".join(inline)
+
+
+def ocdbt_interior(keys, commons, places, counts, height=1):
+    n = len(keys)
+    return (bytes([height]) + OCDBT_FILES + columns([n], [0] * (n - 1), [len(k) for k in keys], commons) + "".join(keys).encode()
+            + columns([0] * n, [p[0] for p in places], [p[1] for p in places], counts, [1] * n, [1] * n))
+
+
+def zarr3(shape, chunk, inner=None, dtype="uint8", codecs=("bytes",)):
+    codecs = [{"name": c} for c in codecs]
+    if inner is not None:
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        codecs = [{"name": "sharding_indexed", "configuration": {"chunk_shape": inner, "codecs": codecs, "index_codecs": index}}]
+    return json.dumps({"zarr_format": 3, "node_type": "array", "shape": shape, "data_type": dtype, "codecs": codecs, "fill_value": 0,
+                       "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}}, "chunk_key_encoding": {"name": "default"}}).encode()
+
+
+def orbax_seeds(out):
+    """A database of one leaf, one of height 1, one with a tree of versions; arrays in files and in shards."""
+    around = 4 + 8 + 2 + 4  # header and checksum of a node
+
+    def nodes(*list_):
+        return b"".join(bytes([kind, 0]) + struct.pack("<H", len(body)) + body for kind, body in list_)
+
+    leaf = ocdbt_leaf({"a/c/0": 4, "a/zarr.json": zarr3([4], [4]), "b": b"x"})
+    put(out, "fuzz_ocdbt", "leaf", nodes((3, b"abcd"), (1, leaf), (0, ocdbt_manifest(4, len(leaf) + around, 0, 3))))
+    one, two = ocdbt_leaf({"1": b"u", "2": b"v"}), ocdbt_leaf({"b": b"w"})
+    places = [(0, len(one) + around), (len(one) + around, len(two) + around)]
+    top = ocdbt_interior(["a1", "bb"], [1, 1], places, [2, 1])
+    begin = sum(p[1] for p in places)
+    put(out, "fuzz_ocdbt", "height", nodes((1, one), (1, two), (1, top), (0, ocdbt_manifest(begin, len(top) + around, 1, 3))))
+    versions = bytes([4, 0]) + OCDBT_FILES + columns([1], [5]) + bytes([1]) + columns([0], [begin], [len(top) + around], [3], [9], [9]) + bytes(8)
+    older = columns([1], [5], [0], [begin + len(top) + around], [len(versions) + around], [1]) + bytes(8) + bytes([0])
+    put(out, "fuzz_ocdbt", "versions", nodes((1, one), (1, two), (1, top), (2, versions), (0, ocdbt_manifest(0, 0, 0, 0, older))))
+    put(out, "fuzz_ocdbt", "empty", nodes((0, ocdbt_manifest(0, 0, 0, 0))))
+    put(out, "fuzz_ocdbt", "kind", nodes((0, ocdbt_manifest(0, 0, 0, 0, kind=1))))
+
+    absent = struct.pack("<QQ", 2**64 - 1, 2**64 - 1)
+    heads = {"raw": (zarr3([3, 2], [2, 2]), b"abcd"), "f32": (zarr3([], [], dtype="float32"), b"abcd"),
+             "shard": (zarr3([3, 4], [4, 4], [2, 2]), b"abcdefghijkl" + struct.pack("<QQQQQQ", 0, 4, 4, 4, 8, 4) + absent),
+             "zstd": (zarr3([4], [4], codecs=("bytes", "zstd")), bytes.fromhex("28b52ffd200421000061626364"))}
+    for name, (head, chunk) in heads.items():
+        put(out, "fuzz_zarr_chunk", name, head + b"\0" + chunk)
+        put(out, "fuzz_zarr", "v3_" + name, head)
+
+    def leaf_of(name, kind="jax.Array"):
+        return {"key_metadata": [{"key": k, "key_type": 2} for k in name.split(".")], "value_metadata": {"value_type": kind, "skip_deserialize": kind == "None"}}
+
+    tree = {"tree_metadata": {"a": leaf_of("params.a"), "b": leaf_of("opt_state.mu.a"), "c": leaf_of("n", "None")}, "use_ocdbt": False, "use_zarr3": True}
+    step = ("_CHECKPOINT_METADATA", 0, b'{"commit_timestamp_nsecs": 5}')
+    head, chunk = heads["raw"]
+    files = [step, ("items/_METADATA", 0, json.dumps(tree).encode())]
+    for name in ("params.a", "opt_state.mu.a"):
+        files += [("items/%s/zarr.json" % name, 0, head), ("items/%s/c/0/0" % name, 0, chunk), ("items/%s/c/1/0" % name, 0, chunk)]
+    put(out, "fuzz_orbax", "files", pack(files))
+    put(out, "fuzz_orbax", "fill", pack(files[:-1]))
+    put(out, "fuzz_orbax", "every_chunk", pack([(n, k, d.replace(b'"use_zarr3"', b'"store_array_data_equal_to_fill_value": true, "use_zarr3"')) for n, k, d in files[:-1]]))
+    two = [(n.replace("items/", ""), k, d) for n, k, d in files] + [("_sharding", 0, b"{}")]
+    put(out, "fuzz_orbax", "no_folder", pack(two))
+
+
 def text_seeds(out):
     seen = 0
     for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
@@ -462,6 +552,7 @@ def trainer_seeds(out):
 
 def main():
     out = sys.argv[1]
+    orbax_seeds(out)
     trainer_seeds(out)
     archive_seeds(out)
     load_seeds(out)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/ckd.h"
+#include "base/crc32.h"
 #include "base/json.h"
 #include "base/map.h"
 #include "base/mem.h"
@@ -349,6 +350,14 @@ TEST(sized, a_caller_s_struct_is_used_as_far_as_it_goes)
     CHECK_FAILS(ckpt_sized_take(&own, sizeof own, &large, "sized", &err), CKPT_USAGE, "32");
 }
 
+/* The check values of both polynomials (of Williams' catalogue). */
+TEST(crc32, the_check_values_come_out_in_one_part_and_in_two)
+{
+    CHECK_EQ(ckpt_crc32(0, "123456789", 9), 0xcbf43926);
+    CHECK_EQ(ckpt_crc32c(0, "123456789", 9), 0xe3069283);
+    CHECK_EQ(ckpt_crc32c(ckpt_crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
+}
+
 TESTS(T(err, the_first_failure_stays_and_context_goes_before_it),
       T(err, hostile_names_become_one_printable_line), T(err, an_error_moves_only_where_none_is),
       T(err, system_errors_have_codes), T(json, floats_are_spelled_as_python_does),
@@ -359,4 +368,5 @@ TESTS(T(err, the_first_failure_stays_and_context_goes_before_it),
       T(map, many_keys_are_found_again), T(mem, the_arena_aligns_and_keeps),
       T(vec, growth_that_does_not_fit_changes_nothing),
       T(par, the_first_failure_is_reported_and_all_before_it_is_done),
+      T(crc32, the_check_values_come_out_in_one_part_and_in_two),
       T(sized, a_caller_s_struct_is_used_as_far_as_it_goes))

@@ -326,9 +326,8 @@ TEST(run, a_step_is_a_folder_with_one_model_in_it)
     ckpt_view_release(v);
     ckpt_run_close(run);
 
-    tree_text(&t, "orbax/1000/_CHECKPOINT_METADATA", "{}");
-    tree_text(&t, "orbax/1000/manifest.ocdbt", "");
-    CHECK(strstr(with_part(&t, "/orbax", "nothing"), "an Orbax checkpoint"));
+    tree_text(&t, "flax/1000/flax_model.msgpack", "");
+    CHECK(strstr(with_part(&t, "/flax", "nothing"), "a Flax model"));
 
     nt_checkpoint(&t, "step_13/value/weights/");
     nt_checkpoint(&t, "step_13/student/");

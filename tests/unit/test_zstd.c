@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <zstd.h>
 
 #include "container/zstd.h"
@@ -97,6 +98,40 @@ TEST(zstd, what_is_cut_short_damaged_or_too_long_is_refused)
     teardown(&f);
 }
 
+TEST(zstd, bytes_whose_length_is_known_are_decompressed_when_they_are_read)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_source *s;
+    struct fixture f;
+    size_t len = 0;
+    void *plain;
+    char byte;
+
+    setup(&f, LEN);
+    const uint64_t packed = f.packed_len - BEFORE;
+    CHECK_OK(ckpt_source_zstd_of_size(f.store, f.file, BEFORE, packed, LEN, &s, &err));
+    CHECK_EQ(ckpt_slabs_bytes(f.store), 0);
+    check_ranges(&f, s);
+    ckpt_source_unref(s);
+    for (int more = -1; more <= 1; more += 2) {
+        CHECK_OK(ckpt_source_zstd_of_size(f.store, f.file, BEFORE, packed, (uint64_t)(LEN + more),
+                                          &s, &err));
+        CHECK_FAILS(ckpt_source_pread(s, &byte, 1, 9, &err), CKPT_FORMAT,
+                    more < 0 ? "are more than" : "are fewer than");
+        ckpt_source_unref(s);
+    }
+    CHECK_FAILS(ckpt_source_zstd_of_size(f.store, f.file, BEFORE, 9, UINT64_C(1) << 40, &s, &err),
+                CKPT_FORMAT, "cannot be 1099511627776");
+    CHECK_OK(ckpt_zstd_decompress(f.packed + BEFORE, packed, LEN, &plain, &len, &err));
+    CHECK(len == LEN && memcmp(plain, f.plain, LEN) == 0);
+    free(plain);
+    CHECK_FAILS(ckpt_zstd_decompress(f.packed + BEFORE, packed, LEN - 1, &plain, &len, &err),
+                CKPT_FORMAT, "more than 699999 bytes");
+    CHECK_FAILS(ckpt_zstd_decompress(f.packed + BEFORE, packed - 1, LEN, &plain, &len, &err),
+                CKPT_FORMAT, "end within a frame");
+    teardown(&f);
+}
+
 /* A frame that asks for a window of more memory than we give. */
 TEST(zstd, a_frame_that_wants_much_memory_is_refused)
 {
@@ -115,4 +150,5 @@ TEST(zstd, a_frame_that_wants_much_memory_is_refused)
 
 TESTS(T(zstd, every_range_has_the_bytes_that_were_compressed),
       T(zstd, what_is_cut_short_damaged_or_too_long_is_refused),
+      T(zstd, bytes_whose_length_is_known_are_decompressed_when_they_are_read),
       T(zstd, a_frame_that_wants_much_memory_is_refused), )

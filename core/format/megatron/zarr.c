@@ -9,9 +9,11 @@
 #include "format/megatron/load.h"
 #include "format/pieces.h"
 
+enum { DECODED_BUDGET = 256 << 20 }; /* bytes of decoded chunks that are kept */
+
 struct chunk {
     struct ckpt_source *source;
-    struct ckpt_box box;
+    struct ckpt_zarr_part part; /* of that source */
 };
 
 struct array {
@@ -30,6 +32,7 @@ struct load {
     struct ckpt_arena names;
     struct ckpt_str buf;
     CKPT_VEC(struct array) arrays;
+    struct ckpt_slabs *decoded; /* compressed chunks when they are read */
     struct ckpt_catalog *cat;
 };
 
@@ -42,6 +45,7 @@ static void load_release(struct load *l)
         ckpt_vec_release(&a->chunks);
     }
     ckpt_vec_release(&l->arrays);
+    ckpt_slabs_unref(l->decoded);
     ckpt_arena_release(&l->names);
     ckpt_str_release(&l->buf);
 }
@@ -68,6 +72,22 @@ static int add_folder(struct load *l, const char *folder, struct ckpt_err *err)
     return a->folder && a->name ? 0 : ckpt_nomem(err);
 }
 
+/* Are these chunks that Megatron's ShardedTensor.max_allowed_chunks makes: of each dimension, the
+ * dimension divided by the number of its shards, rounded down? A damaged shape or chunk size rarely
+ * is. */
+static int check_chunks(const struct ckpt_zarr *z, struct ckpt_err *err)
+{
+    for (uint32_t d = 0; d < z->rank; d++) {
+        const uint64_t dim = z->dim[d], shards = dim / z->chunk[d];
+        if (dim && (!shards || dim / shards != z->chunk[d]))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "dimension %" PRIu32 " of %" PRIu64 " in chunks of %" PRIu64
+                             ": Megatron does not write such an array",
+                             d, dim, z->chunk[d]);
+    }
+    return 0;
+}
+
 /* Read the description of an array. A directory without one has pickled objects, or is not
  * Megatron's. */
 static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct ckpt_err *err)
@@ -80,7 +100,7 @@ static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct
     if (!(*ret_is_array = ckpt_dir_has_file(l->dir, file)))
         return 0;
     if (ckpt_dir_read_file(l->dir, file, CKPT_ZARR_MAX_BYTES, &text, &len, err) < 0 ||
-        ckpt_zarr_parse(text, len, &a->z, err) < 0)
+        ckpt_zarr_parse(text, len, &a->z, err) < 0 || check_chunks(&a->z, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), file);
     const char *params = l->st->args ? ckpt_json_str(l->st->args, "params_dtype") : NULL;
     if (a->z.opaque && params && strcmp(params, "torch.bfloat16") != 0)
@@ -91,11 +111,22 @@ static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct
     return 0;
 }
 
+static int add_chunk(void *ctx, const struct ckpt_zarr_part *part, struct ckpt_err *err)
+{
+    struct array *a = ctx;
+    struct chunk *c;
+
+    if (ckpt_vec_add(&a->chunks, &c) < 0)
+        return ckpt_nomem(err);
+    c->part = *part;
+    c->source = ckpt_source_ref(part->source);
+    return 0;
+}
+
 static int open_chunk(struct load *l, struct array *a, const uint64_t *index, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
     ckpt_cleanup(ckpt_str_release) struct ckpt_str file = {0};
-    struct chunk *c;
 
     ckpt_str_printf(&file, "%s/", a->folder);
     ckpt_zarr_chunk_name(&a->z, index, &file);
@@ -104,15 +135,14 @@ static int open_chunk(struct load *l, struct array *a, const uint64_t *index, st
     if (ckpt_source_file_new(l->dir, file.ptr, l->opt->pool, &s, err) < 0)
         return ckpt_err_in(err, "tensor '%s': chunk '%s' (a missing chunk has no value)", a->name,
                            file.ptr);
-    if (s->size != a->z.nbyte)
+    if (!a->z.zstd && s->size != a->z.nbyte)
         return ckpt_fail(err, CKPT_FORMAT,
                          "'%s/%s' has %" PRIu64 " bytes, a chunk of '%s' has %" PRIu64,
                          ckpt_dir_path(l->dir), file.ptr, s->size, a->name, a->z.nbyte);
-    if (ckpt_vec_add(&a->chunks, &c) < 0)
-        return ckpt_nomem(err);
-    ckpt_zarr_chunk_box(&a->z, index, &c->box);
-    c->source = ckpt_steal(&s);
-    return 0;
+    const struct ckpt_zarr_stored at = {s, 0, s->size};
+    return ckpt_zarr_chunk_parts(&a->z, index, &at, l->decoded, add_chunk, a, err) < 0
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), file.ptr)
+               : 0;
 }
 
 /* Fail if there are chunk files outside of the shape: they belong to another array, or the
@@ -181,14 +211,12 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
 static int add_array(struct load *l, const struct array *a, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
-    const struct ckpt_box one = ckpt_box_whole(a->z.chunk, a->z.rank);
-    uint64_t stride[CKPT_MAX_RANK];
 
-    ckpt_box_strides(&one, ckpt_dtype_size(a->z.dtype), stride);
     for (size_t i = 0; i < a->chunks.len; i++) {
+        const struct ckpt_zarr_part *p = &a->chunks.ptr[i].part;
         uint32_t source = ckpt_catalog_add_source(l->cat, a->chunks.ptr[i].source, err);
         if (source == UINT32_MAX ||
-            ckpt_pieces_add(&pieces, a->z.dim, &a->chunks.ptr[i].box, source, 0, stride, err) < 0)
+            ckpt_pieces_add(&pieces, a->z.dim, &p->box, source, p->off, p->stride, err) < 0)
             return -1;
     }
     return ckpt_pieces_catalog(&pieces, l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, err);
@@ -203,7 +231,8 @@ int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_optio
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_entry e;
 
-    if (ckpt_entries_read(dir, &entries, err) < 0)
+    if (ckpt_slabs_new(DECODED_BUDGET, &l.decoded, err) < 0 ||
+        ckpt_entries_read(dir, &entries, err) < 0)
         return -1;
     while (ckpt_entries_next(&entries, &e))
         if (e.kind == CKPT_ENTRY_DIR && e.name[0] != '.' && !ckpt_has_suffix(e.name, ".sync") &&
