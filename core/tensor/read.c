@@ -48,7 +48,7 @@ static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read 
         if ((cost ? ckpt_boxes_pread(rd, &whole, 1, cost, err)
                   : ckpt_elements_pread(from, rd, raw, lo + done, lo + done + n, err)) < 0)
             return -1;
-        v->ops->elements(out, t->dtype, raw, from->dtype, (size_t)n);
+        v->ops->elements(v, out, t->dtype, raw, from->dtype, (size_t)n);
         out += n * ckpt_dtype_size(t->dtype);
     }
     return 0;

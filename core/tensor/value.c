@@ -29,7 +29,7 @@ int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int d
 
 /* Make *t, a tensor of cat, a computed one whose operand is a copy of it. */
 static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ckpt_value_ops *ops,
-                int dtype, struct ckpt_err *err)
+                double number, int dtype, struct ckpt_err *err)
 {
     struct {
         struct ckpt_value value;
@@ -42,13 +42,20 @@ static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ck
     v->operand = *t;
     v->arg = &v->operand;
     v->value = (struct ckpt_value){.ops = ops, .narg = 1, .arg = &v->arg};
+    memcpy(&v->value.param[0], &number, sizeof number);
     return ckpt_tensor_compute(t, &v->value, dtype, err);
 }
 
 /* ---- cast ---- */
 
-static const struct ckpt_value_ops cast_ops = {
-    .name = "cast", .elements = ckpt_dtype_cast, .rounds = true};
+static void cast(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                 enum ckpt_dtype from, size_t n)
+{
+    (void)v;
+    ckpt_dtype_cast(dst, to, src, from, n);
+}
+
+static const struct ckpt_value_ops cast_ops = {.name = "cast", .elements = cast, .rounds = true};
 
 enum ckpt_dtype ckpt_value_unrounded(const struct ckpt_tensor *t)
 {
@@ -76,14 +83,15 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     }
     if (v && v->ops->rounds)
         return ckpt_tensor_compute(t, v, dtype, err);
-    return wrap(cat, t, &cast_ops, dtype, err);
+    return wrap(cat, t, &cast_ops, 0, dtype, err);
 }
 
-/* ---- x + 1, x - 1 ---- */
+/* ---- x + 1, x - 1, x times a number ---- */
 
-/* In the wider of the tensor's type and F32, as torch adds a number to a tensor. */
-static void add(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n,
-                float number)
+/* Compute x * factor + term in the wider of the tensor's type and F32, as torch adds a number to a
+ * tensor. One of the two does nothing, so there is one rounding. */
+static void compute(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n,
+                    float factor, float term)
 {
     const enum ckpt_dtype wide = from == CKPT_F64 ? CKPT_F64 : CKPT_F32;
     union {
@@ -96,37 +104,56 @@ static void add(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype 
         ckpt_dtype_cast(&x, wide, (const char *)src + i * ckpt_dtype_size(from), from, len);
         for (size_t k = 0; k < len; k++) {
             if (wide == CKPT_F64)
-                x.f64[k] += (double)number;
+                x.f64[k] = factor == 1 ? x.f64[k] + (double)term : x.f64[k] * (double)factor;
             else
-                x.f32[k] += number;
+                x.f32[k] = factor == 1 ? x.f32[k] + term : x.f32[k] * factor;
         }
         ckpt_dtype_cast((char *)dst + i * ckpt_dtype_size(to), to, &x, wide, len);
     }
 }
 
-static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
+static void plus_one(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                     enum ckpt_dtype from, size_t n)
 {
-    add(dst, to, src, from, n, 1.0F);
+    (void)v;
+    compute(dst, to, src, from, n, 1.0F, 1.0F);
 }
 
-static void minus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
-                      size_t n)
+static void minus_one(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                      enum ckpt_dtype from, size_t n)
 {
-    add(dst, to, src, from, n, -1.0F);
+    (void)v;
+    compute(dst, to, src, from, n, 1.0F, -1.0F);
+}
+
+/* The number is the value's first parameter. */
+static void times(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                  enum ckpt_dtype from, size_t n)
+{
+    double number;
+
+    memcpy(&number, &v->param[0], sizeof number);
+    compute(dst, to, src, from, n, (float)number, -0.0F);
 }
 
 const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .elements = plus_one};
 static const struct ckpt_value_ops value_minus_one = {.name = "minus_one", .elements = minus_one};
+static const struct ckpt_value_ops value_times = {
+    .name = "times", .elements = times, .takes_number = true};
 
 const struct ckpt_value_ops *ckpt_value_find(const char *name)
 {
-    return strcmp(name, ckpt_value_plus_one.name) == 0 ? &ckpt_value_plus_one
-           : strcmp(name, value_minus_one.name) == 0   ? &value_minus_one
-                                                       : NULL;
+    static const struct ckpt_value_ops *const all[] = {&ckpt_value_plus_one, &value_minus_one,
+                                                       &value_times};
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (strcmp(name, all[i]->name) == 0)
+            return all[i];
+    return NULL;
 }
 
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
-                     struct ckpt_err *err)
+                     double number, struct ckpt_err *err)
 {
     struct ckpt_tensor *t = &cat->tensors.ptr[index];
 
@@ -134,5 +161,5 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
     if (!ckpt_dtype_is_castable(t->dtype))
         return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is %s: %s cannot be computed from that dtype",
                          t->name, ckpt_dtype_name(t->dtype), ops->name);
-    return wrap(cat, t, ops, t->dtype, err);
+    return wrap(cat, t, ops, ops->takes_number ? number : 0, t->dtype, err);
 }

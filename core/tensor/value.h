@@ -19,8 +19,8 @@ struct ckpt_value_ops {
     const char *name; /* for `explain`, and "value" in recipes */
     /* For operators of one operand of the tensor's shape: compute n elements, each from the same
      * element of the operand. The buffers do not overlap. NULL: the operator has `compute`. */
-    void (*elements)(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
-                     size_t n);
+    void (*elements)(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                     enum ckpt_dtype from, size_t n);
     /* For operators of several operands of the tensor's shape: compute n elements, each from the
      * same element of all operands, arg[i]'s of which are at src[i]. NULL likewise. */
     void (*combine)(void *dst, enum ckpt_dtype to, const void *const *src,
@@ -35,6 +35,7 @@ struct ckpt_value_ops {
     /* Not 0: computing a few elements takes as long as computing many, so spans of about this many
      * bytes are computed at once and kept (tensor/slab.h). */
     uint32_t slab_bytes;
+    bool takes_number; /* a recipe says the number with which it computes (ckpt_value_apply) */
 };
 
 /* Lives in the arena of the catalogue whose tensor it belongs to. */
@@ -57,10 +58,10 @@ extern const struct ckpt_value_ops ckpt_value_plus_one; /* x + 1, in F32 at leas
 /* The operator of that name, or NULL. */
 const struct ckpt_value_ops *ckpt_value_find(const char *name);
 
-/* Replace tensor `index` of cat by the result of such an operator on it. UNSUPPORTED: its dtype is
- * not castable (ckpt_dtype_is_castable). */
+/* Replace tensor `index` of cat by the result of such an operator on it, with a number if it takes
+ * one. UNSUPPORTED: its dtype is not castable (ckpt_dtype_is_castable). */
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
-                     struct ckpt_err *err);
+                     double number, struct ckpt_err *err);
 
 /* Make tensor `index` of cat the mean of itself and n - 1 others, whose dtypes and shapes are its
  * own and castable: the sum in F64, divided once, and rounded once. *arg (n of them, the first its

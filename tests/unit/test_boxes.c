@@ -180,7 +180,7 @@ TEST(boxes, are_slices_of_elementwise_values)
         struct ckpt_err err = {0};
         struct fixture f = setup(&err);
         size_t index = add_random(&f, "t", &rng, CKPT_F32);
-        must(ckpt_value_apply(f.cat, index, &ckpt_value_plus_one, &err) == 0, &err);
+        must(ckpt_value_apply(f.cat, index, &ckpt_value_plus_one, 0, &err) == 0, &err);
         must(ckpt_value_cast(f.cat, index, CKPT_F16, &err) == 0, &err);
         const struct ckpt_tensor *t = &f.cat->tensors.ptr[index];
         CHECK(ckpt_tensor_stored(t)->dtype == CKPT_F32);

@@ -140,7 +140,7 @@ TEST(lora, a_weight_may_be_computed_and_have_more_dimensions)
         b[i] = (float)(10 * i);
     size_t at = add(cat, "w", CKPT_F32, 3, wdim, w, 24);
     size_t ia = add(cat, "a", CKPT_F32, 3, adim, a, 8), ib = add(cat, "b", CKPT_F32, 3, bdim, b, 6);
-    CHECK_OK(ckpt_value_apply(cat, at, &ckpt_value_plus_one, &err));
+    CHECK_OK(ckpt_value_apply(cat, at, &ckpt_value_plus_one, 0, &err));
     CHECK_OK(ckpt_value_cast(cat, at, CKPT_F16, &err));
     const struct ckpt_lora lora = {
         .a = &cat->tensors.ptr[ia], .b = &cat->tensors.ptr[ib], .scale = 0.5};

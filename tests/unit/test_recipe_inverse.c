@@ -52,6 +52,11 @@ static uint32_t element(const struct trial *t, uint32_t id)
     return t->value ? bits : id;
 }
 
+static bool takes_number(const struct trial *t)
+{
+    return t->value && strcmp(t->value, "times") == 0;
+}
+
 static enum ckpt_dtype element_dtype(const struct trial *t)
 {
     return t->value ? CKPT_F32 : CKPT_U32;
@@ -352,9 +357,10 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
         if (!inverse)
             json_array_append_new(tensors, model_entry(t, &r->to[i], 0, i, dims, config));
     }
-    json_t *j = json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o, s:s*}]}", "format", "test",
+    json_t *j = json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o, s:s*, s:s*}]}", "format", "test",
                           "model", "config", config, "dims", dims, "tensors", tensors, "rules",
-                          "from", from, "to", to, "value", inverse ? NULL : t->value);
+                          "from", from, "to", to, "value", inverse ? NULL : t->value, "by",
+                          !inverse && takes_number(t) ? "sqrt(9) / 2" : NULL);
     char *text = json_dumps(j, 0);
     json_decref(j);
     if (ckpt_recipes_parse("test", text, strlen(text), &set, &err) < 0)
@@ -520,9 +526,11 @@ static struct ckpt_model *apply(const struct trial *t, const struct ckpt_catalog
     return m;
 }
 
-/* A computed target: of each element that the patterns gather, x + by. */
-static void check_value(const struct ckpt_tensor *x, const uint32_t *gathered, float by)
+/* A computed target: of each element that the patterns gather, x times 1.5, x + 1 or x - 1. */
+static void check_value(const struct trial *t, const struct ckpt_tensor *x,
+                        const uint32_t *gathered)
 {
+    const float by = strcmp(t->value, "plus_one") == 0 ? 1.0F : -1.0F;
     float *got = malloc((x->numel + 1) * sizeof *got), before;
     struct ckpt_err err = {0};
 
@@ -531,7 +539,7 @@ static void check_value(const struct ckpt_tensor *x, const uint32_t *gathered, f
         fail_msg("%s", err.text);
     for (uint64_t e = 0; e < x->numel; e++) {
         memcpy(&before, &gathered[e], sizeof before);
-        assert_true(got[e] == before + by);
+        assert_true(got[e] == (takes_number(t) ? before * 1.5F : before + by));
     }
     free(got);
 }
@@ -560,7 +568,7 @@ static void check_targets(const struct trial *t, const struct ckpt_model *m,
                 assert_int_equal(x->dim[d], sh.dim[d]);
             uint32_t *got = brute_force(m->catalog, t->value && x->value ? x->value->arg[0] : x);
             if (t->value)
-                check_value(x, got, strcmp(t->value, "plus_one") == 0 ? 1.0F : -1.0F);
+                check_value(t, x, got);
             for (uint64_t e = 0; e < numel(&sh); e++) {
                 place_of(t, &sh, &named, e, &p);
                 if (!ckpt_map_get(&tab->map, (char *)&p, sizeof p, &want) ||
@@ -641,7 +649,10 @@ static void check_once(const struct ckpt_rule *rule)
 
     while (!(total = choose_sizes(&t)))
         ;
-    t.value = rule->value ? rule->value->name : rnd(4) == 0 ? "plus_one" : NULL;
+    t.value = rule->value   ? rule->value->name
+              : rnd(4) == 0 ? "plus_one"
+              : rnd(4) == 0 ? "times"
+                            : NULL;
     for (uint32_t a = 0; a < rule->scope->naxis; a++)
         padded |= rule->scope->axis[a].name[0] == '_';
     tab.place = calloc(total, sizeof *tab.place);
@@ -679,8 +690,9 @@ static void check_rules(const struct ckpt_rule *rule, size_t n)
 
 TEST(recipe_inverse, every_rule_of_every_recipe)
 {
-    static const char *const format[] = {"megatron",  "nanotron", "dcp",       "transformers",
-                                         "deepspeed", "vllm",     "olmo_core", "litgpt"};
+    static const char *const format[] = {"megatron",     "nanotron",  "dcp",
+                                         "transformers", "deepspeed", "vllm",
+                                         "olmo_core",    "litgpt",    "orbax"};
     struct ckpt_err err = {0};
     struct ckpt_recipes *all;
     const struct ckpt_recipe_folder *set;

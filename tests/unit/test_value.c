@@ -150,7 +150,7 @@ TEST(value, plus_one_is_rounded_once)
         ckpt_source_unref(s);
         CHECK_OK(ckpt_catalog_add(cat, "w", cases[i].dtype, &dim, 1, &index, &err));
         CHECK_OK(ckpt_catalog_set_pieces(cat, index, &p, 1, &err));
-        CHECK_OK(ckpt_value_apply(cat, index, ckpt_value_find("plus_one"), &err));
+        CHECK_OK(ckpt_value_apply(cat, index, ckpt_value_find("plus_one"), 0, &err));
         CHECK_EQ(cat->tensors.ptr[index].dtype, cases[i].dtype);
         CHECK_OK(ckpt_value_cast(cat, index, CKPT_F64, &err));
         double got[N];
@@ -163,6 +163,43 @@ TEST(value, plus_one_is_rounded_once)
     }
 }
 
+/* As numpy: float32(x) * float32(sqrt(128)), rounded to the type. */
+TEST(value, times_is_rounded_once)
+{
+    static const struct {
+        enum ckpt_dtype dtype;
+        double x, want;
+    } cases[] = {
+        {CKPT_F32, 0x1.555556p-2, 0x1.e2b7dep+1},
+        {CKPT_BF16, 0x1.02p0, 0x1.6cp3},
+        {CKPT_F16, 0x1.004p0, 0x1.6a8p3},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ckpt_err err = {0};
+        struct ckpt_catalog *cat;
+        struct ckpt_source *s;
+        unsigned char x[8];
+        const uint64_t one = 1;
+        double got;
+
+        ckpt_dtype_cast(x, cases[i].dtype, &cases[i].x, CKPT_F64, 1);
+        CHECK_OK(ckpt_catalog_new(&cat, &err));
+        CHECK_OK(ckpt_source_mem_new("x", x, sizeof x, &s, &err));
+        CHECK_EQ(ckpt_catalog_add_source(cat, s, &err), 0);
+        ckpt_source_unref(s);
+        CHECK_OK(ckpt_catalog_add_whole(cat, "w", cases[i].dtype, &one, 1, 0, 0, &err));
+        CHECK_OK(ckpt_value_apply(cat, 0, ckpt_value_find("times"), 0x1.6a09e667f3bcdp3, &err));
+        CHECK_EQ(cat->tensors.ptr[0].dtype, cases[i].dtype);
+        CHECK_OK(ckpt_value_cast(cat, 0, CKPT_F64, &err));
+        CHECK_OK(ckpt_tensor_pread(&cat->tensors.ptr[0], NULL, &got, sizeof got, 0, &err));
+        if (got != cases[i].want)
+            fail_msg("%s: %a is %a, not %a", ckpt_dtype_name(cases[i].dtype), cases[i].x, got,
+                     cases[i].want);
+        ckpt_catalog_free(cat);
+    }
+}
+
 TEST(value, an_operator_that_is_not_there_and_a_type_that_does_not_do)
 {
     struct small_catalog c = small_catalog_new();
@@ -170,12 +207,12 @@ TEST(value, an_operator_that_is_not_there_and_a_type_that_does_not_do)
     size_t i = small_add(&c, "w", CKPT_U8, 4, 0);
 
     CHECK(!ckpt_value_find("times_two"));
-    CHECK_FAILS(ckpt_value_apply(c.cat, i, &ckpt_value_plus_one, &err), CKPT_UNSUPPORTED, "U8");
+    CHECK_FAILS(ckpt_value_apply(c.cat, i, &ckpt_value_plus_one, 0, &err), CKPT_UNSUPPORTED, "U8");
     CHECK(!c.cat->tensors.ptr[i].value);
     small_catalog_free(&c);
 }
 
-TESTS(T(value, plus_one_is_rounded_once),
+TESTS(T(value, plus_one_is_rounded_once), T(value, times_is_rounded_once),
       T(value, an_operator_that_is_not_there_and_a_type_that_does_not_do),
       T(value, a_cast_tensor_reads_at_any_byte), T(value, a_large_cast_is_read_in_chunks),
       T(value, a_cast_of_a_cast_starts_from_what_is_stored),

@@ -105,6 +105,19 @@ static int explain(struct ckpt_apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
+/* Apply the rule's operator to the tensor, with its number if it takes one. */
+static int apply_value(struct ckpt_apply *ap, struct ckpt_catalog *cat, size_t index)
+{
+    const struct ckpt_rule *rule = ap->in.rule;
+    const struct ckpt_expr_env env = {ckpt_settings_after, &ap->set, ap->src};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *by = rule->by ? ckpt_expr_eval(rule->by, &env) : NULL;
+
+    if (rule->by && !json_is_number(by))
+        return ckpt_fail(ap->err, CKPT_MISSING, "'%s': the number of '%s' is not known (%s: 'by')",
+                         ckpt_str_get(&ap->name), rule->value->name, rule->where);
+    return ckpt_value_apply(cat, index, rule->value, json_number_value(by), ap->err);
+}
+
 /* Append the shares of a dimension that is divided. */
 static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cut *cut,
                    struct ckpt_arena *arena, struct ckpt_err *err)
@@ -193,9 +206,7 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
                           t->name, t->dim[0], ap->opt->output->pad_to);
     if (ap->opt->output && cuts_of(ap, t, &cat->arena, &t->cuts) < 0)
         return -1;
-    return ap->in.rule->value && !ap->opt->layout_only
-               ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err)
-               : 0;
+    return ap->in.rule->value && !ap->opt->layout_only ? apply_value(ap, cat, index) : 0;
 }
 
 int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,

@@ -34,6 +34,7 @@ static const struct builtin {
     [CKPT_CALL_CONTAINS] = {"contains", 2, 2},
     [CKPT_CALL_AT] = {"at", 2, 2},
     [CKPT_CALL_PART] = {"part", 2, 2, .takes_name = true},
+    [CKPT_CALL_SQRT] = {"sqrt", 1, 1},
 };
 
 /* ---- parser ---- */

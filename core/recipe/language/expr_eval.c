@@ -297,6 +297,8 @@ static json_t *to_number(enum ckpt_expr_call call, const json_t *v)
         return json_integer(json_is_true(v));
     if (!json_is_number(v))
         return NULL;
+    if (call == CKPT_CALL_SQRT)
+        return r >= 0 ? json_real(sqrt(r)) : NULL;
     if (call == CKPT_CALL_FLOAT)
         return json_real(r);
     if (json_is_integer(v))

@@ -53,6 +53,7 @@ enum ckpt_expr_call {
     CKPT_CALL_CONTAINS,
     CKPT_CALL_AT,
     CKPT_CALL_PART,
+    CKPT_CALL_SQRT,
 };
 
 struct ckpt_expr {

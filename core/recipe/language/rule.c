@@ -200,7 +200,8 @@ static int compile(struct compiler *c, ckpt_rules *out)
                             .nfrom = c->n[0],
                             .nto = c->n[1],
                             .nwhen = c->cx->nwhen,
-                            .value = c->cx->value};
+                            .value = c->cx->value,
+                            .by = c->cx->by};
     memcpy(r->when, c->cx->when, sizeof r->when);
     return 0;
 }

@@ -33,6 +33,7 @@ struct ckpt_rule {
     uint32_t nwhen;
     /* operator that is applied to the gathered elements; or NULL */
     const struct ckpt_value_ops *value;
+    const struct ckpt_expr *by; /* the number that the operator takes; or NULL */
 };
 
 typedef CKPT_VEC(struct ckpt_rule) ckpt_rules;
@@ -45,6 +46,7 @@ struct ckpt_rule_context {
     const struct ckpt_expr *when[CKPT_RULE_WHENS];
     uint32_t nwhen;
     const struct ckpt_value_ops *value;
+    const struct ckpt_expr *by;
     bool backwards; /* of a target's spellings the first is what is written */
 };
 

@@ -147,6 +147,22 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
+/* The number that the operator takes. */
+static int read_number(struct reader *r, const char *where, const json_t *j,
+                       struct ckpt_rule_context *cx)
+{
+    const char *text;
+
+    if (ckpt_field_string(r->arena, j, "by", where, &text, r->err) < 0)
+        return -1;
+    if (!text != !(cx->value && cx->value->takes_number))
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         text ? "%s: no operator takes the number of 'by'"
+                              : "%s: 'by' is missing, the operator's number",
+                         where);
+    return text ? ckpt_expr_parse(r->arena, where, text, &cx->by, r->err) : 0;
+}
+
 /* The operator that computes the targets' values, if the rule names one. */
 static int read_value(struct reader *r, const char *where, const json_t *j,
                       struct ckpt_rule_context *cx)
@@ -168,8 +184,8 @@ static int read_value(struct reader *r, const char *where, const json_t *j,
 static int read_rule(struct reader *r, const char *where, const json_t *j,
                      const struct ckpt_rule_context *outer, int depth)
 {
-    static const char *const known[] = {"note",    "at",    "when",    "from", "to", "rules",
-                                        "include", "value", "written", "read", NULL};
+    static const char *const known[] = {"note",    "at",    "when", "from",    "to",   "rules",
+                                        "include", "value", "by",   "written", "read", NULL};
     struct ckpt_rule_context cx = *outer;
     const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
                  *rules = json_object_get(j, "rules");
@@ -177,7 +193,7 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     const char *name;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
-        read_value(r, where, j, &cx) < 0 ||
+        read_value(r, where, j, &cx) < 0 || read_number(r, where, j, &cx) < 0 ||
         ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
         return -1;
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
