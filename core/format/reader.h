@@ -46,6 +46,7 @@ struct ckpt_reader_options {
     bool states;  /* also read the optimizers' tensors, if the format says which parameters they
                      belong to (for raw views). Those that cannot be read are left out, with a
                      warning */
+    bool raw;     /* the view is raw: weights have the names under which they are stored */
     bool masters; /* read F32 masters instead of 16-bit weights, if the format has both */
     const char *variant;             /* of a Hugging Face directory's weights ("fp16"); or NULL */
     const char *name;                /* of the checkpoint's folder, after resolving links */

@@ -189,6 +189,7 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
         .states = opt->raw || ckpt_state_is_asked(o->state) || o->lists_states,
+        .raw = opt->raw,
         .variant = opt->variant,
         .name = o->name,
         .above = o->above,

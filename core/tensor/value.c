@@ -86,14 +86,16 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     return wrap(cat, t, &cast_ops, 0, dtype, err);
 }
 
-/* ---- x + 1, x - 1, x times a number ---- */
+/* ---- x + 1, x - 1, x times or over a number ---- */
 
-/* Compute x * factor + term in the wider of the tensor's type and F32, as torch adds a number to a
- * tensor. One of the two does nothing, so there is one rounding. */
+enum operation { ADD, TIMES, OVER };
+
+/* Compute in the wider of the tensor's type and F32, as torch adds a number to a tensor. */
 static void compute(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n,
-                    float factor, float term)
+                    enum operation op, float number)
 {
     const enum ckpt_dtype wide = from == CKPT_F64 ? CKPT_F64 : CKPT_F32;
+    const double by = number;
     union {
         float f32[STEP];
         double f64[STEP];
@@ -104,9 +106,11 @@ static void compute(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dt
         ckpt_dtype_cast(&x, wide, (const char *)src + i * ckpt_dtype_size(from), from, len);
         for (size_t k = 0; k < len; k++) {
             if (wide == CKPT_F64)
-                x.f64[k] = factor == 1 ? x.f64[k] + (double)term : x.f64[k] * (double)factor;
+                x.f64[k] = op == ADD ? x.f64[k] + by : op == TIMES ? x.f64[k] * by : x.f64[k] / by;
             else
-                x.f32[k] = factor == 1 ? x.f32[k] + term : x.f32[k] * factor;
+                x.f32[k] = op == ADD     ? x.f32[k] + number
+                           : op == TIMES ? x.f32[k] * number
+                                         : x.f32[k] / number;
         }
         ckpt_dtype_cast((char *)dst + i * ckpt_dtype_size(to), to, &x, wide, len);
     }
@@ -116,35 +120,48 @@ static void plus_one(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, 
                      enum ckpt_dtype from, size_t n)
 {
     (void)v;
-    compute(dst, to, src, from, n, 1.0F, 1.0F);
+    compute(dst, to, src, from, n, ADD, 1.0F);
 }
 
 static void minus_one(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
                       enum ckpt_dtype from, size_t n)
 {
     (void)v;
-    compute(dst, to, src, from, n, 1.0F, -1.0F);
+    compute(dst, to, src, from, n, ADD, -1.0F);
 }
 
-/* The number is the value's first parameter. */
-static void times(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
-                  enum ckpt_dtype from, size_t n)
+/* The number of an operator that takes one: the value's first parameter. */
+static float number_of(const struct ckpt_value *v)
 {
     double number;
 
     memcpy(&number, &v->param[0], sizeof number);
-    compute(dst, to, src, from, n, (float)number, -0.0F);
+    return (float)number;
+}
+
+static void times(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                  enum ckpt_dtype from, size_t n)
+{
+    compute(dst, to, src, from, n, TIMES, number_of(v));
+}
+
+static void over(const struct ckpt_value *v, void *dst, enum ckpt_dtype to, const void *src,
+                 enum ckpt_dtype from, size_t n)
+{
+    compute(dst, to, src, from, n, OVER, number_of(v));
 }
 
 const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .elements = plus_one};
 static const struct ckpt_value_ops value_minus_one = {.name = "minus_one", .elements = minus_one};
 static const struct ckpt_value_ops value_times = {
     .name = "times", .elements = times, .takes_number = true};
+static const struct ckpt_value_ops value_over = {
+    .name = "over", .elements = over, .takes_number = true};
 
 const struct ckpt_value_ops *ckpt_value_find(const char *name)
 {
     static const struct ckpt_value_ops *const all[] = {&ckpt_value_plus_one, &value_minus_one,
-                                                       &value_times};
+                                                       &value_times, &value_over};
 
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (strcmp(name, all[i]->name) == 0)

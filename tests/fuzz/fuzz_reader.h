@@ -139,7 +139,7 @@ static void read_objects(const struct ckpt_reader *r, struct ckpt_dir *dir,
 
 static void load_and_read(const struct ckpt_reader *r)
 {
-    struct ckpt_reader_options opt = {.states = true};
+    struct ckpt_reader_options opt = {.states = true, .raw = true};
     struct ckpt_catalog *cat = NULL;
     struct ckpt_dir *dir = NULL;
     struct ckpt_err err = {0};
@@ -168,6 +168,7 @@ static void load_and_read(const struct ckpt_reader *r)
     for (int partial = 0; partial < 2; partial++) {
         err.code = CKPT_OK;
         opt.allow_partial = opt.masters = partial;
+        opt.raw = !partial;
         struct ckpt_facts facts = {0};
         MUST(ckpt_catalog_new(&cat, &err) == 0);
         if (r->load(dir, &opt, &facts, cat, &err) == 0)

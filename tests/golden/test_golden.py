@@ -22,7 +22,7 @@ import tempfile
 import case
 from case import check_export, compare_tensors, read_file, read_tensors, run
 
-FORMATS = ["huggingface", "torch", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge", "olmo_core", "litgpt", "torchtune"]
+FORMATS = ["huggingface", "torch", "nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed", "bridge", "olmo_core", "litgpt", "torchtune", "orbax"]
 
 
 # ---- cases with a case.json ----
@@ -248,6 +248,7 @@ def main():
     with tempfile.TemporaryDirectory() as unpacked, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         case.unpack("bridge.tar.xz", os.path.join(unpacked, "bridge"))
         case.unpack("trainers.tar.xz", unpacked)
+        case.unpack("orbax.tar.xz", unpacked)
         for root in [unpacked, *case.roots()]:
             for name, check in cases(root):
                 if not (name + "/").startswith(only.rstrip("/") + "/" if only else "") or (name.startswith("bridge/") and name in seen):

@@ -142,9 +142,10 @@ def check_two(name, path, options):
 
 
 def packed(only):
-    """The saves of trainers.tar.xz: (how many, how many failed)."""
+    """The saves of trainers.tar.xz and orbax.tar.xz: (how many, how many failed)."""
     with tempfile.TemporaryDirectory() as top:
         cases.unpack("trainers.tar.xz", top)
+        cases.unpack("orbax.tar.xz", top)
         results = [check_two(*checkpoint) for checkpoint in checkpoints(top) if checkpoint[0].startswith(only)]
         return len(results), results.count(False)
 

@@ -52,9 +52,14 @@ static uint32_t element(const struct trial *t, uint32_t id)
     return t->value ? bits : id;
 }
 
+static bool is_value(const struct trial *t, const char *name)
+{
+    return t->value && strcmp(t->value, name) == 0;
+}
+
 static bool takes_number(const struct trial *t)
 {
-    return t->value && strcmp(t->value, "times") == 0;
+    return is_value(t, "times") || is_value(t, "over");
 }
 
 static enum ckpt_dtype element_dtype(const struct trial *t)
@@ -526,7 +531,8 @@ static struct ckpt_model *apply(const struct trial *t, const struct ckpt_catalog
     return m;
 }
 
-/* A computed target: of each element that the patterns gather, x times 1.5, x + 1 or x - 1. */
+/* A computed target: of each element that the patterns gather, x times or over 1.5, x + 1 or
+ * x - 1. */
 static void check_value(const struct trial *t, const struct ckpt_tensor *x,
                         const uint32_t *gathered)
 {
@@ -539,7 +545,9 @@ static void check_value(const struct trial *t, const struct ckpt_tensor *x,
         fail_msg("%s", err.text);
     for (uint64_t e = 0; e < x->numel; e++) {
         memcpy(&before, &gathered[e], sizeof before);
-        assert_true(got[e] == (takes_number(t) ? before * 1.5F : before + by));
+        assert_true(got[e] == (is_value(t, "times")  ? before * 1.5F
+                               : is_value(t, "over") ? before / 1.5F
+                                                     : before + by));
     }
     free(got);
 }

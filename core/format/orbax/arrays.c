@@ -195,7 +195,7 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
         (!l->tree->ocdbt || check_surplus(l, a, &e) == 0))
         return 0;
     const bool left_out = (e.code == CKPT_MISSING && l->opt->allow_partial) ||
-                          (e.code == CKPT_UNSUPPORTED && l->opt->states);
+                          (e.code == CKPT_UNSUPPORTED && l->opt->raw);
     if (left_out && (a->why = strdup(e.text)))
         return 0;
     (void)ckpt_err_move(err, &e);

@@ -18,6 +18,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/take.h"
 #include "container/config.h"
 #include "container/ocdbt.h"
 #include "format/orbax/load.h"
@@ -109,10 +110,51 @@ static int open_item(struct ckpt_dir *dir, struct ckpt_catalog *cat, struct ckpt
                          ckpt_dir_path(dir));
 }
 
+/* ---- optimizer states ---- */
+
+/* opt_state.0.mu.params.PARAMETER, as optax's Adam has it. */
+static bool parse_state_as_stored(const char *name, struct ckpt_state_name *ret)
+{
+    static const struct {
+        const char *part, *kind;
+    } kinds[] = {{".mu.", "exp_avg"}, {".nu.", "exp_avg_sq"}};
+
+    if (!ckpt_has_prefix(name, "opt_state."))
+        return false;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const char *at = strstr(name, kinds[i].part);
+        if (!at)
+            continue;
+        const char *parameter = at + strlen(kinds[i].part);
+        while (ckpt_take_text(&parameter, "params.") || ckpt_take_text(&parameter, "base."))
+            ;
+        *ret = (struct ckpt_state_name){.root = name,
+                                        .parameter = parameter,
+                                        .parameter_len = strlen(parameter),
+                                        .kind = kinds[i].kind,
+                                        .kind_len = strlen(kinds[i].kind)};
+        return *parameter != '\0';
+    }
+    return false;
+}
+
+/* Likewise, without the `value` at its end, which weights' names lack (model_name). */
+static bool parse_state(const char *name, struct ckpt_state_name *ret)
+{
+    static const char value[] = ".value";
+
+    if (!parse_state_as_stored(name, ret))
+        return false;
+    if (ckpt_has_suffix(ret->parameter, value))
+        ret->parameter_len -= strlen(value);
+    return ret->parameter_len > 0;
+}
+
 /* ---- names ---- */
 
 struct naming {
-    bool raw;        /* all arrays, as they are stored */
+    bool raw;        /* all arrays, under the names by which they are stored */
+    bool states;     /* weights, and what the optimizer has of them */
     bool has_params; /* the weights are what is below `params` */
 };
 
@@ -155,7 +197,9 @@ static const char *name_of(void *ctx, const struct ckpt_orbax_leaf *leaf, struct
     bool number;
     const char *top = ckpt_orbax_key(leaf, 0, &number);
 
-    if (n->raw || !top)
+    struct ckpt_state_name state;
+
+    if (n->raw || !top || (n->states && parse_state(leaf->name, &state)))
         return leaf->name;
     if (n->has_params ? strcmp(top, "params") != 0 : ckpt_one_of(top, no_weights))
         return NULL;
@@ -170,33 +214,6 @@ static bool has_params(const struct ckpt_orbax_tree *tree)
         const char *top = ckpt_orbax_key(&tree->leaves.ptr[i], 0, &number);
         if (top && strcmp(top, "params") == 0)
             return true;
-    }
-    return false;
-}
-
-/* ---- optimizer states ---- */
-
-/* opt_state.0.mu.PARAMETER, as optax's Adam has it. */
-static bool parse_state(const char *name, struct ckpt_state_name *ret)
-{
-    static const struct {
-        const char *part, *kind;
-    } kinds[] = {{".mu.", "exp_avg"}, {".nu.", "exp_avg_sq"}};
-
-    if (!ckpt_has_prefix(name, "opt_state."))
-        return false;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        const char *at = strstr(name, kinds[i].part);
-        if (!at)
-            continue;
-        const char *parameter = at + strlen(kinds[i].part);
-        *ret = (struct ckpt_state_name){.root = name,
-                                        .root_len = 0,
-                                        .parameter = parameter,
-                                        .parameter_len = strlen(parameter),
-                                        .kind = kinds[i].kind,
-                                        .kind_len = strlen(kinds[i].kind)};
-        return true;
     }
     return false;
 }
@@ -225,9 +242,10 @@ static int orbax_load(struct ckpt_dir *dir, const struct ckpt_reader_options *op
     facts->own_names = true;
     if (open_item(dir, cat, &item, err) < 0 || ckpt_orbax_tree_read(item, &tree, err) < 0)
         return -1;
-    struct naming naming = {opt->states, has_params(&tree)};
+    struct naming naming = {opt->raw, opt->states, has_params(&tree)};
     if (ckpt_orbax_arrays(item, &tree, opt, name_of, &naming, cat, err) < 0 ||
-        (opt->states && ckpt_states_label(cat, parse_state, err) < 0))
+        (opt->states &&
+         ckpt_states_label(cat, opt->raw ? parse_state_as_stored : parse_state, err) < 0))
         return -1;
     return describe(dir, opt, cat);
 }

@@ -35,6 +35,7 @@ static const struct builtin {
     [CKPT_CALL_AT] = {"at", 2, 2},
     [CKPT_CALL_PART] = {"part", 2, 2, .takes_name = true},
     [CKPT_CALL_SQRT] = {"sqrt", 1, 1},
+    [CKPT_CALL_ROUNDED] = {"rounded", 2, 2},
 };
 
 /* ---- parser ---- */

@@ -323,6 +323,23 @@ static json_t *join(const json_t *list)
 }
 
 /* A function of the values of its arguments, which may be unknown. */
+/* The number as a floating type has it, whose name is given. */
+static json_t *rounded(const json_t *number, const json_t *name)
+{
+    const double x = json_number_value(number);
+    enum ckpt_dtype dtype;
+    unsigned char bytes[8];
+    double back;
+
+    if (!json_is_number(number) || !json_is_string(name) ||
+        !ckpt_dtype_parse(json_string_value(name), json_string_length(name), &dtype) ||
+        !ckpt_dtype_is_castable(dtype))
+        return NULL;
+    ckpt_dtype_cast(bytes, dtype, &x, CKPT_F64, 1);
+    ckpt_dtype_cast(&back, CKPT_F64, bytes, dtype, 1);
+    return json_real(back);
+}
+
 static json_t *eval_function(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *a = eval(ev, e->args[0]);
@@ -344,6 +361,8 @@ static json_t *eval_function(struct eval *ev, const struct ckpt_expr *e)
             return NULL;
         json_t *v = json_array_get(a, (size_t)json_integer_value(b));
         return v && !json_is_null(v) ? json_incref(v) : NULL;
+    case CKPT_CALL_ROUNDED:
+        return rounded(a, b);
     default:
         return to_number(e->call, a);
     }

@@ -54,6 +54,7 @@ enum ckpt_expr_call {
     CKPT_CALL_AT,
     CKPT_CALL_PART,
     CKPT_CALL_SQRT,
+    CKPT_CALL_ROUNDED,
 };
 
 struct ckpt_expr {
