@@ -206,7 +206,14 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
                           t->name, t->dim[0], ap->opt->output->pad_to);
     if (ap->opt->output && cuts_of(ap, t, &cat->arena, &t->cuts) < 0)
         return -1;
-    return ap->in.rule->value && !ap->opt->layout_only ? apply_value(ap, cat, index) : 0;
+    if (!ap->in.rule->value || !ap->opt->layout_only)
+        return ap->in.rule->value ? apply_value(ap, cat, index) : 0;
+    if (ap->in.rule->value->takes_number)
+        ckpt_catalog_warn(ap->cat,
+                          "the moments of '%s' are shown as they are stored: they are those of the "
+                          "framework's own parameter, which the model's weight is a multiple of",
+                          ap->in.rule->to[ap->in.side].text);
+    return 0;
 }
 
 int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
