@@ -10,18 +10,35 @@
 
 enum { BLOCK = 1024 }; /* elements that are summed at once: they stay in the first-level cache */
 
+/* Elements at any address, of any buffer. */
+typedef uint16_t __attribute__((aligned(1), may_alias)) u16;
+typedef float __attribute__((aligned(1), may_alias)) f32;
+typedef double __attribute__((aligned(1), may_alias)) f64;
+
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-ALWAYS_INLINE void add_floats(double *sum, const float *x, size_t n)
+ALWAYS_INLINE void add_floats(double *sum, const f32 *x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         sum[i] += (double)x[i];
 }
 
-ALWAYS_INLINE void add_doubles(double *sum, const double *x, size_t n)
+ALWAYS_INLINE void add_doubles(double *sum, const f64 *x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         sum[i] += x[i];
+}
+
+/* BF16 is the upper half of an F32. */
+ALWAYS_INLINE void add_bf16(double *sum, const u16 *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const union {
+            uint32_t bits;
+            float f;
+        } wide = {(uint32_t)x[i] << 16};
+        sum[i] += (double)wide.f;
+    }
 }
 
 ALWAYS_INLINE void divide(double *sum, double by, size_t n)
@@ -32,25 +49,25 @@ ALWAYS_INLINE void divide(double *sum, double by, size_t n)
 
 /* The loops, compiled once for each instruction set. */
 struct loops {
-    void (*add_floats)(double *sum, const float *x, size_t n);
-    void (*add_doubles)(double *sum, const double *x, size_t n);
+    void (*add_floats)(double *sum, const f32 *x, size_t n);
+    void (*add_doubles)(double *sum, const f64 *x, size_t n);
+    void (*add_bf16)(double *sum, const u16 *x, size_t n);
     void (*divide)(double *sum, double by, size_t n);
 };
 
-static void add_floats_any(double *sum, const float *x, size_t n) { add_floats(sum, x, n); }
-static void add_doubles_any(double *sum, const double *x, size_t n) { add_doubles(sum, x, n); }
+static void add_floats_any(double *sum, const f32 *x, size_t n) { add_floats(sum, x, n); }
+static void add_doubles_any(double *sum, const f64 *x, size_t n) { add_doubles(sum, x, n); }
+static void add_bf16_any(double *sum, const u16 *x, size_t n) { add_bf16(sum, x, n); }
 static void divide_any(double *sum, double by, size_t n) { divide(sum, by, n); }
-static const struct loops any = {add_floats_any, add_doubles_any, divide_any};
+static const struct loops any = {add_floats_any, add_doubles_any, add_bf16_any, divide_any};
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define AVX2 __attribute__((target("avx2")))
-AVX2 static void add_floats_avx2(double *sum, const float *x, size_t n) { add_floats(sum, x, n); }
-AVX2 static void add_doubles_avx2(double *sum, const double *x, size_t n)
-{
-    add_doubles(sum, x, n);
-}
+AVX2 static void add_floats_avx2(double *sum, const f32 *x, size_t n) { add_floats(sum, x, n); }
+AVX2 static void add_doubles_avx2(double *sum, const f64 *x, size_t n) { add_doubles(sum, x, n); }
+AVX2 static void add_bf16_avx2(double *sum, const u16 *x, size_t n) { add_bf16(sum, x, n); }
 AVX2 static void divide_avx2(double *sum, double by, size_t n) { divide(sum, by, n); }
-static const struct loops avx2 = {add_floats_avx2, add_doubles_avx2, divide_avx2};
+static const struct loops avx2 = {add_floats_avx2, add_doubles_avx2, add_bf16_avx2, divide_avx2};
 
 static const struct loops *loops(void) { return __builtin_cpu_supports("avx2") ? &avx2 : &any; }
 #else
@@ -60,18 +77,22 @@ static const struct loops *loops(void) { return &any; }
 /* Add n elements, at most a block, of any castable dtype. */
 static void add(const struct loops *l, double *sum, const void *src, enum ckpt_dtype from, size_t n)
 {
-    union {
-        float f32[BLOCK];
-        double f64[BLOCK];
-    } x; /* src may lie at any address */
+    float x[BLOCK];
 
-    if (from == CKPT_F64) {
-        memcpy(x.f64, src, n * sizeof *x.f64);
-        l->add_doubles(sum, x.f64, n);
+    switch (from) {
+    case CKPT_F64:
+        l->add_doubles(sum, src, n);
         return;
+    case CKPT_F32:
+        l->add_floats(sum, src, n);
+        return;
+    case CKPT_BF16:
+        l->add_bf16(sum, src, n);
+        return;
+    default:
+        ckpt_dtype_cast(x, CKPT_F32, src, from, n);
+        l->add_floats(sum, x, n);
     }
-    ckpt_dtype_cast(x.f32, CKPT_F32, src, from, n);
-    l->add_floats(sum, x.f32, n);
 }
 
 static void mean(void *dst, enum ckpt_dtype to, const void *const *src,
