@@ -301,6 +301,19 @@ class Reading(Case):
                 p.kill()
                 p.wait()
 
+    def test_a_run_in_two_prefixes(self):
+        """The option also=: files in either prefix, one in both; a bucket and a directory do not mix."""
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "dcp", "fsdp2_uneven_4r", "run")
+        with Store() as s:
+            for i, name in enumerate(sorted(os.listdir(source))):
+                with open(os.path.join(source, name), "rb") as f:
+                    data = f.read()
+                for prefix in ("one", "two") if name == "__1_0.distcp" else (("one", "two")[i % 2],):
+                    s.put("b", f"{prefix}/{name}", data)
+            got = run(s, "digest", "-q", "s3://b/one", "-o", "view=raw", "-o", "also=s3://b/two")
+            self.assertEqual((got.returncode, got.stdout), (0, run(s, "digest", "-q", source, "-o", "view=raw").stdout), got.stderr)
+            self.assertIn("either in buckets or in directories", run(s, "digest", "s3://b/one", "-o", "view=raw", "-o", "also=" + source).stderr)
+
     def test_headers_are_one_request_each(self):
         """64 KiB of the right end, many at once: one after the other they would take 20 s."""
         with Store(latency=0.1) as s:
