@@ -53,14 +53,32 @@ class TensorCase(unittest.TestCase):
         self.tmp = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.tmp)
 
-    def path(self, name):
-        return os.path.join(self.tmp, name)
+    def path(self, *names):
+        return os.path.join(self.tmp, *names)
 
-    def same(self, got, want, what):
+    def same(self, got, want, what=""):
         self.assertEqual(sorted(got), sorted(want), what)
         for name, t in want.items():
             self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
             self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
+
+
+class ViewCase(TensorCase):
+    """Views that are exported again and again, and those that are refused."""
+
+    def view(self, run, *options):
+        """{name: tensor} of the view, and what was said."""
+        out = self.path("view")
+        shutil.rmtree(out, ignore_errors=True)
+        done = export(run, out, *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return read_all(out), done.stderr
+
+    def refused(self, run, *options):
+        """What is said."""
+        done = subprocess.run([CKPT, "ls", run, *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
+        self.assertIn(done.returncode, (1, 2), done.stdout)
+        return done.stderr
 
 
 class WrittenCase(TensorCase):

@@ -2,13 +2,11 @@
 """The option average=: the mean of several steps. The oracle is torch: the sum in F64, one division, and torch's own rounding."""
 
 import errno
-import glob
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 try:
@@ -17,14 +15,13 @@ try:
     import torch.distributed.checkpoint as dcp
     import transformers as tf
     from safetensors.torch import load_file, save, save_file
+    from tensor_case import CKPT, ViewCase
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
-CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -58,27 +55,9 @@ def special(dtype, seed):
     return torch.cat([picked, torch.randn(5000, generator=g, dtype=torch.float64), torch.randn(500, generator=g, dtype=torch.float64) * 1e-5]).to(dtype)
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.top = tempfile.TemporaryDirectory()
-
-    def tearDown(self):
-        self.top.cleanup()
-
-    def at(self, *path):
-        return os.path.join(self.top.name, *path)
-
+class Case(ViewCase):
     def tensors(self, run, *options):
-        out = self.at("out")
-        shutil.rmtree(out, ignore_errors=True)
-        done = subprocess.run([CKPT, "export", run, out, *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return {k: v for f in glob.glob(out + "/*.safetensors") for k, v in load_file(f).items()}
-
-    def refused(self, run, *options):
-        done = subprocess.run([CKPT, "ls", run, *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
-        self.assertIn(done.returncode, (1, 2), done.stdout)
-        return done.stderr
+        return self.view(run, *options)[0]
 
     def are(self, got, want):
         self.assertEqual(sorted(got), sorted(want))
@@ -90,8 +69,8 @@ class Values(Case):
     def run_of(self, steps):
         """A run of DCPs, whose steps have these tensors."""
         for i, state in enumerate(steps):
-            dcp.save(state, checkpoint_id=self.at("run", f"step-{(i + 1) * 10}"), no_dist=True)
-        return self.at("run")
+            dcp.save(state, checkpoint_id=self.path("run", f"step-{(i + 1) * 10}"), no_dist=True)
+        return self.path("run")
 
     def test_dtypes(self):
         steps = [{str(d)[6:]: special(d, 10 * i + k) for k, d in enumerate(FLOATS)} for i in range(4)]
@@ -119,7 +98,7 @@ class Values(Case):
             ("ids", {"w": a["w"], "ids": a["ids"] + 1}, "average: 'ids' is I64, of which there is no mean, and step 'step-10' has other values than 'step-20'"),
         ):
             with self.subTest(name=name):
-                shutil.rmtree(self.at("run"), ignore_errors=True)
+                shutil.rmtree(self.path("run"), ignore_errors=True)
                 self.assertIn(says, self.refused(self.run_of([a, state]), "view=raw", "average=last:2"))
         run = self.run_of([a, a])
         for option, says in {"last:3": "last:3: the run has only 2 finished steps", "last:0": "last:0 is no step", "step-10+step-30": "no finished step 'step-30'",
@@ -129,43 +108,43 @@ class Values(Case):
         self.assertIn("is no folder of steps", self.refused(os.path.join(run, "step-10"), "view=raw", "average=last:1"))
 
     def test_names(self):
-        os.makedirs(self.at("run"))
+        os.makedirs(self.path("run"))
         for i, name in enumerate(("a+b-1", "a+b-2")):
-            dcp.save({"w": torch.full((3,), float(i))}, checkpoint_id=self.at("run", name), no_dist=True)
-        self.are(self.tensors(self.at("run"), "view=raw", "average=a\\+b-1+a\\+b-2"), {"w": torch.full((3,), 0.5)})
+            dcp.save({"w": torch.full((3,), float(i))}, checkpoint_id=self.path("run", name), no_dist=True)
+        self.are(self.tensors(self.path("run"), "view=raw", "average=a\\+b-1+a\\+b-2"), {"w": torch.full((3,), 0.5)})
 
 
 class Models(Case):
     """Steps of frameworks, through their recipes, in other views, and as adapters that are merged."""
 
     def models(self, n=3):
-        run = self.at("run")
+        run = self.path("run")
         weights = []
         for i in range(n):
             torch.manual_seed(i)
             model = tf.AutoModelForCausalLM.from_config(tf.Qwen2Config(**SIZES, tie_word_embeddings=False)).bfloat16()
             dcp.save({"model": model.state_dict()}, checkpoint_id=os.path.join(run, f"step-{i + 1}"), no_dist=True)
             weights.append({k: v.clone() for k, v in model.state_dict().items()})
-        model.save_pretrained(self.at("base"))
+        model.save_pretrained(self.path("base"))
         return run, weights
 
     def test_views(self):
         run, weights = self.models()
-        base = "base=" + self.at("base")
+        base = "base=" + self.path("base")
         want = {k: mean([w[k] for w in weights], torch.bfloat16) for k in weights[0]}
         self.are(self.tensors(run, base, "average=last:3"), want)
         self.are(self.tensors(run, base, "average=last:3", "dtype=float32"), {k: mean([w[k] for w in weights], torch.float32) for k in want})
         for view in ("view=dcp", "view=nanotron,tp=2", "view=megatron,tp=2,pp=2", "view=megatron_legacy,tp=2"):
             with self.subTest(view=view):
-                shutil.rmtree(self.at("other"), ignore_errors=True)
-                subprocess.run([CKPT, "export", run, self.at("other"), "-o", base, "-o", "average=last:3", "-o", view], check=True, capture_output=True)
-                self.are(self.tensors(self.at("other"), base), want)
+                shutil.rmtree(self.path("other"), ignore_errors=True)
+                subprocess.run([CKPT, "export", run, self.path("other"), "-o", base, "-o", "average=last:3", "-o", view], check=True, capture_output=True)
+                self.are(self.tensors(self.path("other"), base), want)
         info = json.loads(subprocess.run([CKPT, "info", run, "--json", "-o", base, "-o", "average=last:3"], capture_output=True, text=True, check=True).stdout)
         self.assertEqual(info["average"], ["step-1", "step-2", "step-3"])
         self.assertNotIn("steps", info)
 
     def test_config(self):
-        run = self.at("hf")
+        run = self.path("hf")
         for i, size in enumerate((48, 48, 64)):
             torch.manual_seed(i)
             tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**{**SIZES, "intermediate_size": size})).save_pretrained(os.path.join(run, f"checkpoint-{i + 1}"))
@@ -176,13 +155,13 @@ class Models(Case):
 
 class Mounted(Case):
     def test_mount(self):
-        run = self.at("run")
+        run = self.path("run")
         steps = []
         for i in range(3):
             steps.append({"a.weight": torch.randn(300, 200), "b.weight": torch.randn(70)})
             os.makedirs(os.path.join(run, f"checkpoint-{i}"))
             save_file(steps[-1], os.path.join(run, f"checkpoint-{i}", "model.safetensors"), metadata={"format": "pt"})
-        mnt, fd = self.at("mnt"), os.open("/dev/null", os.O_RDONLY)
+        mnt, fd = self.path("mnt"), os.open("/dev/null", os.O_RDONLY)
         os.makedirs(mnt)
         subprocess.run([os.path.join(os.path.dirname(CKPT), "ckptfs"), run, mnt, "-o", "view=raw,average=last:2"], check=True, capture_output=True)
         try:

@@ -2,7 +2,6 @@
 """The option optimizer: torch resumes from the view with its own loader, dcp.load and set_state_dict. The view has what torch itself
 would have saved, key by key; and after a step with the same gradients all parameters are those of the run that went on, bit for bit."""
 
-import glob
 import os
 import pickle
 import shutil
@@ -19,8 +18,8 @@ try:
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-    from tensor_case import ranks
-    from test_states import CKPT, MOMENTS, RUNS, SIZES, Case, trained
+    from states_case import MOMENTS, SIZES, StatesCase, megatron_run, nanotron_run, trained
+    from tensor_case import CKPT, export, ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -66,12 +65,11 @@ def go_on(model, optimizer):
     return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for n, p in model.named_parameters()}
 
 
-class Resume(Case):
-    def view(self, run, *options, ok=True, form="dcp"):
-        out = self.at("view-" + form)
+class Resume(StatesCase):
+    def resumable(self, run, *options, ok=True, form="dcp"):
+        out = self.path("view-" + form)
         shutil.rmtree(out, ignore_errors=True)
-        done = subprocess.run([CKPT, "export", run, out, "-o", "view=" + form, "-o", "optimizer", *(a for o in options for a in ("-o", o))],
-                              capture_output=True, text=True)
+        done = export(run, out, "view=" + form, "optimizer", *options)
         self.assertEqual(done.returncode == 0, ok, done.stderr)
         return out if ok else done.stderr, done.stderr
 
@@ -96,11 +94,6 @@ class Resume(Case):
             else:
                 self.assertEqual((type(got[k]), got[k]), (type(v), v), k)
 
-    def equal(self, got, want):
-        self.assertEqual(sorted(got), sorted(want))
-        for k, t in want.items():
-            self.assertTrue(torch.equal(got[k], t), k)
-
 
 class Torch(Resume):
     """From torch's own checkpoints, nested and flattened, and those of trainers that have two of them."""
@@ -110,23 +103,23 @@ class Torch(Resume):
             model, optimizer = trained(config)
             for group, lr in zip(optimizer.param_groups, (0.25, 0.125)):
                 group.update(lr=lr, betas=(0.75, 0.875), eps=1e-6)
-            config.save_pretrained(self.at(name))
+            config.save_pretrained(self.path(name))
             own, optim = get_state_dict(model, optimizer)
             _, flat = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
             flat = {k: v for k, v in flat.items() if "model.norm.weight" not in k}
-            saved = self.at(name + "-saved")
+            saved = self.path(name + "-saved")
             dcp.save({"model": own, "optim": optim}, checkpoint_id=saved, no_dist=True)
             forms = {"nested": {"": {"model": own, "optim": optim}}, "flat": {"": {"model": own, "optim": flat}},
                      "app": {"": {"app": {"model": own, "optimizer_0": optim}}},
                      "accelerate": {"pytorch_model_fsdp_0": {"model": own}, "optimizer_0": {"optimizer": optim}}}
             for form, folders in forms.items():
                 for folder, state in folders.items():
-                    dcp.save(state, checkpoint_id=self.at(f"{name}-{form}", folder), no_dist=True)
+                    dcp.save(state, checkpoint_id=self.path(f"{name}-{form}", folder), no_dist=True)
             want = go_on(model, optimizer)
             for form in forms:
-                run = self.at(f"{name}-{form}")
+                run = self.path(f"{name}-{form}")
                 with self.subTest(name=name, form=form):
-                    view, said = self.view(run, "base=" + self.at(name), "names=memory", "ranks=3")
+                    view, said = self.resumable(run, "base=" + self.path(name), "names=memory", "ranks=3")
                     self.assertIn("the states of schedulers, random numbers and data loaders are not in this view", said)
                     if form != "flat":  # torch gives no order of groups back
                         self.is_as_saved(view, saved)
@@ -134,16 +127,16 @@ class Torch(Resume):
                     resume(*fresh, view)
                     self.assertEqual([g["lr"] for g in fresh[1].param_groups], [0.25, 0.125])
                     self.assertEqual([g["weight_decay"] for g in fresh[1].param_groups], [0.1, 0.0])
-                    self.equal(go_on(*fresh), want)
+                    self.same(go_on(*fresh), want)
 
     def test_hub_names(self):
         """Experts that are stacked in memory are apart in the view, and so are their moments; each has the step of all."""
         model, optimizer = trained(CONFIGS["moe"])
-        model.save_pretrained(self.at("base"))
+        model.save_pretrained(self.path("base"))
         own, optim = get_state_dict(model, optimizer)
-        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("run"), no_dist=True)
-        view = self.read(self.view(self.at("run"), "base=" + self.at("base"))[0])
-        weights = load_file(self.at("base", "model.safetensors"))
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        view = self.read(self.resumable(self.path("run"), "base=" + self.path("base"))[0])
+        weights = load_file(self.path("base", "model.safetensors"))
         self.assertEqual(sorted(k for k in view if k.startswith("model.")), sorted("model." + k for k in weights))
         for k, t in weights.items():
             self.assertTrue(torch.equal(view["model." + k], t), k)
@@ -160,13 +153,13 @@ class Torch(Resume):
         """Into FSDP2 on two ranks."""
         config = CONFIGS["llama"]
         model, optimizer = trained(config)
-        model.save_pretrained(self.at("base"))
+        model.save_pretrained(self.path("base"))
         own, optim = get_state_dict(model, optimizer)
-        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("run"), no_dist=True)
-        view, _ = self.view(self.at("run"), "base=" + self.at("base"), "ranks=3")
-        ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "rank", str(r), self.top.name, view]) for r in range(2)]
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        view, _ = self.resumable(self.path("run"), "base=" + self.path("base"), "ranks=3")
+        ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "rank", str(r), self.tmp, view]) for r in range(2)]
         self.assertEqual([r.wait(timeout=240) for r in ranks], [0, 0])
-        self.equal(torch.load(self.at("stepped.pt")), go_on(model, optimizer))
+        self.same(torch.load(self.path("stepped.pt")), go_on(model, optimizer))
 
     def test_reader(self):
         """Without a view that is mounted: dcp.load by ckptfs's own reader."""
@@ -175,31 +168,31 @@ class Torch(Resume):
         from ckptfs.torch import StorageReader
         for name, config in CONFIGS.items():
             model, optimizer = trained(config)
-            config.save_pretrained(self.at(name))
+            config.save_pretrained(self.path(name))
             own, optim = get_state_dict(model, optimizer)
-            dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at(name + "-run"), no_dist=True)
+            dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path(name + "-run"), no_dist=True)
             fresh = blank(config)
             own, optim = get_state_dict(*fresh)
-            reader = StorageReader(self.at(name + "-run"), base=self.at(name), view="memory", optimizer=True, lr=0.25)
+            reader = StorageReader(self.path(name + "-run"), base=self.path(name), view="memory", optimizer=True, lr=0.25)
             dcp.load({"model": own, "optim": optim}, storage_reader=reader, no_dist=True)
             set_state_dict(*fresh, model_state_dict=own, optim_state_dict=optim)
             self.assertEqual([(g["lr"], g["weight_decay"]) for g in fresh[1].param_groups], [(0.25, 0.1), (0.25, 0.0)])
             for group in optimizer.param_groups:
                 group["lr"] = 0.25
-            self.equal(go_on(*fresh), go_on(model, optimizer))
+            self.same(go_on(*fresh), go_on(model, optimizer))
 
     def test_faults(self):
         model, optimizer = trained(CONFIGS["llama"])
-        model.save_pretrained(self.at("base"))
-        base = "base=" + self.at("base")
+        model.save_pretrained(self.path("base"))
+        base = "base=" + self.path("base")
         own, optim = get_state_dict(model, optimizer)
         bare = {"state": optim["state"], "param_groups": [{"params": g["params"], "eps": 0.5} for g in optim["param_groups"]]}
-        dcp.save({"model": own, "optim": bare}, checkpoint_id=self.at("bare"), no_dist=True)
-        said, _ = self.view(self.at("bare"), base, ok=False)
+        dcp.save({"model": own, "optim": bare}, checkpoint_id=self.path("bare"), no_dist=True)
+        said, _ = self.resumable(self.path("bare"), base, ok=False)
         self.assertIn("does not say lr of its optimizer: give it with the option lr=X", said)
-        said, _ = self.view(self.at("bare"), base, "lr=0.1", ok=False)
+        said, _ = self.resumable(self.path("bare"), base, "lr=0.1", ok=False)
         self.assertIn("give it with the option betas=B1+B2", said)
-        view, said = self.view(self.at("bare"), base, "lr=0.1", "betas=0.5+0.75", "weight_decay=0", "eps=0.25", "optimizer_step=7")
+        view, said = self.resumable(self.path("bare"), base, "lr=0.1", "betas=0.5+0.75", "weight_decay=0", "eps=0.25", "optimizer_step=7")
         self.assertIn("optimizer: eps is that of the option, not the run's", said)
         self.assertIn("the run does not say amsgrad, maximize, foreach, capturable, differentiable, fused, decoupled_weight_decay: torch's defaults", said)
         got = self.read(view)
@@ -207,62 +200,62 @@ class Torch(Resume):
         self.assertEqual(got["optim.state.lm_head.weight.step"], 7)
 
         half = {**optim, "state": {k: {m: t for m, t in v.items() if m != "exp_avg_sq" or "mlp" not in k} for k, v in optim["state"].items()}}
-        dcp.save({"model": own, "optim": half}, checkpoint_id=self.at("half"), no_dist=True)
-        said, _ = self.view(self.at("half"), base, ok=False)
+        dcp.save({"model": own, "optim": half}, checkpoint_id=self.path("half"), no_dist=True)
+        said, _ = self.resumable(self.path("half"), base, ok=False)
         self.assertIn("has exp_avg, but not exp_avg_sq", said)
 
-        dcp.save({"model": own}, checkpoint_id=self.at("apart", "pytorch_model_fsdp_0"), no_dist=True)
-        dcp.save({"optimizer": optim}, checkpoint_id=self.at("apart", "optimizer_0"), no_dist=True)
-        self.view(self.at("apart"), base)
-        os.remove(self.at("apart", "optimizer_0", "__0_0.distcp"))
-        said, _ = self.view(self.at("apart"), base, ok=False)
+        dcp.save({"model": own}, checkpoint_id=self.path("apart", "pytorch_model_fsdp_0"), no_dist=True)
+        dcp.save({"optimizer": optim}, checkpoint_id=self.path("apart", "optimizer_0"), no_dist=True)
+        self.resumable(self.path("apart"), base)
+        os.remove(self.path("apart", "optimizer_0", "__0_0.distcp"))
+        said, _ = self.resumable(self.path("apart"), base, ok=False)
         self.assertIn("has no state 'exp_avg': it has weight; left out: the optimizer's states: ", said)
 
         stepless = {**optim, "state": {k: {m: t for m, t in v.items() if m != "step"} for k, v in optim["state"].items()}}
-        dcp.save({"model": own, "optim": stepless}, checkpoint_id=self.at("stepless"), no_dist=True)
-        self.assertIn("give the number with the option optimizer_step=N", self.view(self.at("stepless"), base, ok=False)[0])
+        dcp.save({"model": own, "optim": stepless}, checkpoint_id=self.path("stepless"), no_dist=True)
+        self.assertIn("give the number with the option optimizer_step=N", self.resumable(self.path("stepless"), base, ok=False)[0])
 
         lost = {**optim, "param_groups": [{**g, "params": g["params"][1:]} for g in optim["param_groups"]]}
-        dcp.save({"model": own, "optim": lost}, checkpoint_id=self.at("lost"), no_dist=True)
-        self.assertIn("the run has 2 groups of parameters, and nothing says to which", self.view(self.at("lost"), base, ok=False)[0])
+        dcp.save({"model": own, "optim": lost}, checkpoint_id=self.path("lost"), no_dist=True)
+        self.assertIn("the run has 2 groups of parameters, and nothing says to which", self.resumable(self.path("lost"), base, ok=False)[0])
 
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         sgd.step()
         own, optim = get_state_dict(model, sgd)
-        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("sgd"), no_dist=True)
-        self.assertIn("has the state 'momentum_buffer', which AdamW has not", self.view(self.at("sgd"), base, ok=False)[0])
-        dcp.save({"model": own}, checkpoint_id=self.at("weights"), no_dist=True)
-        self.assertIn("has no state 'exp_avg': it has weight", self.view(self.at("weights"), base, "lr=1", ok=False)[0])
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("sgd"), no_dist=True)
+        self.assertIn("has the state 'momentum_buffer', which AdamW has not", self.resumable(self.path("sgd"), base, ok=False)[0])
+        dcp.save({"model": own}, checkpoint_id=self.path("weights"), no_dist=True)
+        self.assertIn("has no state 'exp_avg': it has weight", self.resumable(self.path("weights"), base, "lr=1", ok=False)[0])
         for option in ("state=master", "dtype=bfloat16", "average=last:2"):
-            self.assertIn("option", self.view(self.at("bare"), base, option, ok=False)[0])
-        self.assertIn("option lr: it goes with the option optimizer", self.refused(self.at("bare"), "lr=1", base))
-        self.assertIn("option optimizer: view=hf has no place for an optimizer, but view=dcp, view=torchtitan", self.refused(self.at("bare"), "optimizer", base))
+            self.assertIn("option", self.resumable(self.path("bare"), base, option, ok=False)[0])
+        self.assertIn("option lr: it goes with the option optimizer", self.refused(self.path("bare"), "lr=1", base))
+        self.assertIn("option optimizer: view=hf has no place for an optimizer, but view=dcp, view=torchtitan", self.refused(self.path("bare"), "optimizer", base))
         for value in ("betas=0.9", "betas=0.9+1", "lr=-1", "lr=x", "optimizer_step=1.5"):
-            self.assertIn("is not", self.refused(self.at("bare"), "view=dcp", "optimizer", value, base))
+            self.assertIn("is not", self.refused(self.path("bare"), "view=dcp", "optimizer", value, base))
 
     def test_steps_and_groups_apart(self):
         """What is joined must agree: experts that are apart in the run, and stacked in memory."""
         model, optimizer = trained(CONFIGS["moe"])
-        model.save_pretrained(self.at("base"))
-        weights = load_file(self.at("base", "model.safetensors"))
+        model.save_pretrained(self.path("base"))
+        weights = load_file(self.path("base", "model.safetensors"))
         experts = sorted(k for k in weights if "experts" in k)
 
         def saved(name, steps, groups):
             state = {k: {"step": torch.tensor(float(steps(k))), **{m: of(t) for m, of in MOMENTS.items()}} for k, t in weights.items()}
             rest = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
             dcp.save({"model": weights, "optim": {"state": state, "param_groups": [{"params": g, "weight_decay": 0.1 * i, **rest} for i, g in enumerate(groups)]}},
-                     checkpoint_id=self.at(name), no_dist=True)
-            return self.at(name), "base=" + self.at("base"), "names=memory"
+                     checkpoint_id=self.path(name), no_dist=True)
+            return self.path(name), "base=" + self.path("base"), "names=memory"
 
-        view = self.read(self.view(*saved("good", lambda k: 5, [list(weights)]))[0])
+        view = self.read(self.resumable(*saved("good", lambda k: 5, [list(weights)]))[0])
         stacked = [k for k in view if "experts" in k and k.endswith(".step")]
         self.assertEqual(len(stacked), 4)
         self.assertEqual({float(view[k]) for k in stacked}, {5.0})
         run = saved("steps", lambda k: 5 + (k == experts[3]), [list(weights)])
-        self.assertIn("which took different numbers of steps: give one for all with optimizer_step=N", self.view(*run, ok=False)[0])
-        self.view(*run, "optimizer_step=5")
+        self.assertIn("which took different numbers of steps: give one for all with optimizer_step=N", self.resumable(*run, ok=False)[0])
+        self.resumable(*run, "optimizer_step=5")
         run = saved("groups", lambda k: 5, [[k for k in weights if k != experts[3]], [experts[3]]])
-        self.assertIn("which are in different groups of the optimizer", self.view(*run, ok=False)[0])
+        self.assertIn("which are in different groups of the optimizer", self.resumable(*run, ok=False)[0])
 
 
 class Lost:
@@ -283,8 +276,8 @@ class Frameworks(Resume):
     """From runs of frameworks, whose moments torch writes anew: twice the master, and its square."""
 
     def check(self, run, vectors, *options):
-        masters, _ = self.export(run, "state=master")
-        path, said = self.view(run, *options)
+        masters, _ = self.view(run, "state=master")
+        path, said = self.resumable(run, *options)
         view = self.read(path)
         tied = () if "lm_head.weight" in masters else ("lm_head.weight",)
         self.assertEqual(sorted(k for k in view if k.startswith("model.")), sorted("model." + k for k in [*masters, *tied]))
@@ -306,31 +299,22 @@ class Frameworks(Resume):
             mine.update({k: v for k, v in of.items() if k != "params"})
         for p in other.parameters():
             by_hand.state[p] = {"step": view["optim.state.model.norm.weight.step"].clone(), **{kind: of(p.detach()) for kind, of in MOMENTS.items()}}
-        self.equal(go_on(model, optimizer), go_on(other, by_hand))
+        self.same(go_on(model, optimizer), go_on(other, by_hand))
         return view, said
 
     def export_config(self, run):
-        out = self.at("hf")
+        out = self.path("hf")
         shutil.rmtree(out, ignore_errors=True)
         subprocess.run([CKPT, "export", run, out], check=True, capture_output=True)
         return out
 
     def test_megatron(self):
-        step = os.path.join(RUNS, "megatron", "iter_0000010")
-        metadata = FileSystemReader(step).read_metadata().state_dict_metadata
-        whole = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "chunks") and m.size.numel()}
-        dcp.load(whole, checkpoint_id=step, no_dist=True)
-        for k in [k for k in whole if k.startswith("optimizer.state.fp32_param.")]:
-            for kind, of in MOMENTS.items():
-                whole[k.replace("fp32_param", kind)] = of(whole[k])
-        run = self.at("megatron", "iter_0000010")
-        dcp.save(whole, checkpoint_id=run, no_dist=True)
-        for file in ("common.pt", "metadata.json"):
-            shutil.copy(os.path.join(step, file), run)
+        whole = megatron_run(self.path("megatron"))
+        run = self.path("megatron", "iter_0000010")
         lost = {k: t for k, t in whole.items() if k != "optimizer.state.fp32_param.decoder.final_layernorm.weight"}
-        shutil.copytree(run, self.at("lost", "iter_0000010"))
-        dcp.save(lost, checkpoint_id=self.at("lost", "iter_0000010"), no_dist=True)
-        said, _ = self.view(self.at("lost"), ok=False)
+        shutil.copytree(run, self.path("lost", "iter_0000010"))
+        dcp.save(lost, checkpoint_id=self.path("lost", "iter_0000010"), no_dist=True)
+        said, _ = self.resumable(self.path("lost"), ok=False)
         self.assertIn("'decoder.final_layernorm.weight' has moments and is BF16, but has no master, which others have", said)
         view, said = self.check(run, False)
         self.assertEqual(view["optim.param_groups.0.betas"], (0.9, 0.999))
@@ -351,20 +335,13 @@ class Frameworks(Resume):
         self.assertEqual(view["optim.state.model.norm.weight.step"], 9)
 
     def test_nanotron(self):
-        run = self.at("nanotron")
-        shutil.copytree(os.path.join(RUNS, "nanotron", "20"), run)
-        for path in glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")):
-            held = torch.load(path, weights_only=False)
-            held["names"] = dict(enumerate(held["gradient_accumulator"]))
-            held["state"] = {i: {"step": torch.tensor(7.), **{kind: of(held["gradient_accumulator"][n]) for kind, of in MOMENTS.items()}}
-                             for i, n in held["names"].items()}
-            held["param_groups"][0].update(lr=0.25)
-            torch.save(held, path)
+        run = self.path("nanotron")
+        shards = nanotron_run(run, lr=0.25)
         view, _ = self.check(run, False)
         self.assertEqual(view["optim.state.model.norm.weight.step"], 7)
         self.assertEqual([view[f"optim.param_groups.0.{k}"] for k in ("lr", "betas", "eps", "weight_decay", "initial_lr")], [0.25, (0.9, 0.95), 1e-8, 0.01, 0.0003])
-        os.remove(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0])
-        said, _ = self.view(run, ok=False)
+        os.remove(shards[0])
+        said, _ = self.resumable(run, ok=False)
         self.assertIn("'model.embed_tokens.weight' has none: left out: ", said)
         self.assertIn("rows 0..64 of 128 are in no shard", said)
 
@@ -379,18 +356,18 @@ class Torchtitan(Resume):
                 model, optimizer = trained(config)
                 for group in optimizer.param_groups:
                     group["initial_lr"] = 0.5
-                model.save_pretrained(self.at(name))
-                base = "base=" + self.at(name)
+                model.save_pretrained(self.path(name))
+                base = "base=" + self.path(name)
                 own, optim = get_state_dict(model, optimizer)
-                run = self.at(name + "-run")
+                run = self.path(name + "-run")
                 dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
-                nested = self.read(self.view(run, base)[0])
-                out, _ = self.view(run, base, "ranks=3", form="torchtitan")
+                nested = self.read(self.resumable(run, base)[0])
+                out, _ = self.resumable(run, base, "ranks=3", form="torchtitan")
                 step = os.path.join(out, "step-1")  # torchtitan loads a model alone from step-0
                 view, paths = self.read(step), FileSystemReader(step).read_metadata().planner_data
                 weights = {k: t for k, t in view.items() if not k.startswith("optimizer.")}
                 for kind, of in MOMENTS.items():
-                    self.equal({k[len("optimizer.state."):-len(kind) - 1]: t for k, t in view.items() if k.startswith("optimizer.state.") and k.endswith("." + kind)},
+                    self.same({k[len("optimizer.state."):-len(kind) - 1]: t for k, t in view.items() if k.startswith("optimizer.state.") and k.endswith("." + kind)},
                                {k: of(t) for k, t in weights.items() if k != "norm.weight"})
                 for k in view:
                     self.assertEqual(paths[k], ("optimizer", k[len("optimizer."):]) if k.startswith("optimizer.") else (k,))
@@ -402,7 +379,7 @@ class Torchtitan(Resume):
                     self.assertEqual({key: view[f"optimizer.param_groups.{k}.{key}"] for key in group if key != "params"}, {key: v for key, v in want.items() if key != "params"})
                     self.assertEqual(view[f"optimizer.state.{k}.step"], 1)
                 # And back again: what the view says of itself is what the run said.
-                again = self.read(self.view(out, base)[0])
+                again = self.read(self.resumable(out, base)[0])
                 self.assertEqual(sorted(again), sorted(nested))
                 for k, t in nested.items():
                     if isinstance(t, torch.Tensor):
@@ -414,7 +391,7 @@ class Torchtitan(Resume):
         del optimizer.param_groups[0]["initial_lr"]
         own, optim = get_state_dict(model, optimizer)
         dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
-        self.assertIn("give it with the option initial_lr=X", self.view(run, base, form="torchtitan", ok=False)[0])
+        self.assertIn("give it with the option initial_lr=X", self.resumable(run, base, form="torchtitan", ok=False)[0])
 
 
 @unittest.skipUnless(DEEPSPEED, "CKPTFS_DEEPSPEED has no folder with deepspeed")
@@ -423,15 +400,15 @@ class DeepSpeed(Resume):
 
     def test_zero(self):
         version = DEEPSPEED[-1]
-        ranks.run(3, "deepspeed_writer", "groups", ranks.free_port(), self.top.name, [1, 2, 3], folder=self.top.name, PYTHONPATH=version)
+        ranks.run(3, "deepspeed_writer", "groups", ranks.free_port(), self.tmp, [1, 2, 3], folder=self.tmp, PYTHONPATH=version)
         for stage in (1, 2, 3):
             with self.subTest(stage=stage):
-                want = torch.load(self.at(f"groups{stage}.want"))
-                base = self.at(f"groups{stage}-base")
-                path, _ = self.view(self.at(f"groups{stage}", "global_step2"), "base=" + base)
+                want = torch.load(self.path(f"groups{stage}.want"))
+                base = self.path(f"groups{stage}-base")
+                path, _ = self.resumable(self.path(f"groups{stage}", "global_step2"), "base=" + base)
                 view = self.read(path)
-                self.equal({k: t for k, t in view.items() if k.startswith("model.")}, {"model." + k: t for k, t in want["masters"].items()})
-                self.equal({k: t for k, t in view.items() if k.startswith("optim.state.") and not k.endswith(".step")}, want["moments"])
+                self.same({k: t for k, t in view.items() if k.startswith("model.")}, {"model." + k: t for k, t in want["masters"].items()})
+                self.same({k: t for k, t in view.items() if k.startswith("optim.state.") and not k.endswith(".step")}, want["moments"])
                 self.assertEqual({float(t) for k, t in view.items() if k.endswith(".step")}, {2.0})
                 for i, decay in enumerate((0.125, 0.0)):
                     self.assertEqual([view[f"optim.param_groups.{i}.{k}"] for k in ("lr", "betas", "eps", "weight_decay")], [0.0078125, (0.75, 0.875), 1e-6, decay])
@@ -446,7 +423,7 @@ class DeepSpeed(Resume):
                     group.update(lr=0.0078125, betas=(0.75, 0.875), eps=1e-6, weight_decay=decay)
                 for name, p in other.named_parameters():
                     by_hand.state[p] = {"step": torch.tensor(2.), **{kind: want["moments"][f"optim.state.{name}.{kind}"] for kind in MOMENTS}}
-                self.equal(go_on(model, optimizer), go_on(other, by_hand))
+                self.same(go_on(model, optimizer), go_on(other, by_hand))
 
 
 def run_rank(rank, top, view):

@@ -5,93 +5,35 @@ master and exp_avg_sq its square, saved again by torch itself, so a view of a st
 import glob
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
 import case  # noqa: E402
 
 try:
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers as tf
     from safetensors.torch import load_file
-    from torch.distributed.checkpoint import FileSystemReader
+    from states_case import MOMENTS, RUNS, SIZES, StatesCase, megatron_run, nanotron_run, trained
+    from tensor_case import CKPT
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
-tf.utils.logging.disable_progress_bar()
-tf.utils.logging.set_verbosity_error()
-CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
-RUNS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load", "runs")
-SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-MOMENTS = {"exp_avg": lambda x: 2 * x, "exp_avg_sq": lambda x: x * x}
 
-
-def trained(config):
-    """A model after one step of AdamW, whose moments tell their place, and whose embedding's norm is frozen."""
-    torch.manual_seed(1)
-    model = tf.AutoModelForCausalLM.from_config(config)
-    model.model.norm.weight.requires_grad_(False)
-    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p.ndim > 1], "weight_decay": 0.1},
-              {"params": [p for p in model.parameters() if p.requires_grad and p.ndim == 1], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3)
-    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
-    optimizer.step()
-    for p, state in optimizer.state.items():
-        for kind, of in MOMENTS.items():
-            state[kind] = of(p.detach())
-    return model, optimizer
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.top = tempfile.TemporaryDirectory()
-
-    def tearDown(self):
-        self.top.cleanup()
-
-    def at(self, *path):
-        return os.path.join(self.top.name, *path)
-
-    def export(self, run, *options):
-        """{name: tensor} of the view, and what was said."""
-        out = self.at("out")
-        shutil.rmtree(out, ignore_errors=True)
-        done = subprocess.run([CKPT, "export", run, out, *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return {k: v for f in glob.glob(out + "/*.safetensors") for k, v in load_file(f).items()}, done.stderr
-
-    def refused(self, run, *options):
-        done = subprocess.run([CKPT, "ls", run, *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
-        self.assertIn(done.returncode, (1, 2), done.stdout)
-        return done.stderr
-
-    def same(self, got, want):
-        self.assertEqual(sorted(got), sorted(want))
-        for k, t in want.items():
-            self.assertTrue(got[k].dtype == t.dtype and torch.equal(got[k], t), k)
-
-    def moments_are_of(self, run, masters, *options):
-        for kind, of in MOMENTS.items():
-            self.same(self.export(run, f"state={kind}", *options)[0], {k: of(t) for k, t in masters.items()})
-
-
-class Torch(Case):
+class Torch(StatesCase):
     """torch's get_state_dict, nested and flattened, below the roots that trainers give it."""
 
     def test_forms(self):
         for name, config in {"llama": tf.LlamaConfig(**SIZES), "tied": tf.Qwen2Config(**SIZES, tie_word_embeddings=True),
                              "moe": tf.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)}.items():
             model, optimizer = trained(config)
-            model.save_pretrained(self.at(name))
-            weights = load_file(self.at(name, "model.safetensors"))
+            model.save_pretrained(self.path(name))
+            weights = load_file(self.path(name, "model.safetensors"))
             frozen = "model.norm.weight"
             moments = {k: t for k, t in weights.items() if k != frozen}
             for flat in (False, True):
@@ -106,87 +48,71 @@ class Torch(Case):
                          "automodel": {"model": own, "optim": {"optim": optim, "sched": {"last_epoch": 1}}}}
                 for form, folders in forms.items():
                     with self.subTest(name=name, flat=flat, form=form):
-                        run = self.at(f"{name}-{flat}-{form}")
+                        run = self.path(f"{name}-{flat}-{form}")
                         for folder, state in folders.items():
                             dcp.save(state, checkpoint_id=os.path.join(run, folder), no_dist=True)
-                        self.same(self.export(run, "base=" + self.at(name))[0], weights)
-                        self.moments_are_of(run, moments, "base=" + self.at(name))
-                        _, said = self.export(run, "state=exp_avg", "base=" + self.at(name))
+                        self.same(self.view(run, "base=" + self.path(name))[0], weights)
+                        self.moments_are_of(run, moments, "base=" + self.path(name))
+                        _, said = self.view(run, "state=exp_avg", "base=" + self.path(name))
                         self.assertIn("left out: 1 tensor without 'exp_avg', such as frozen ones: 'model.norm.weight'", said)
-                        raw, _ = self.export(run, "state=exp_avg", "view=raw")
+                        raw, _ = self.view(run, "state=exp_avg", "view=raw")
                         self.same(raw, {k: 2 * p.detach() for k, p in model.named_parameters() if k != frozen})
                         self.assertIn("has no state 'master': it has weight, step, exp_avg, exp_avg_sq" if not flat else "has no state 'master'",
-                                      self.refused(run, "state=master", "base=" + self.at(name)))
+                                      self.refused(run, "state=master", "base=" + self.path(name)))
 
     def test_dtypes(self):
         model, optimizer = trained(tf.LlamaConfig(**SIZES))
-        model.bfloat16().save_pretrained(self.at("base"))
+        model.bfloat16().save_pretrained(self.path("base"))
         own, optim = get_state_dict(model, optimizer)
-        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.at("run"), no_dist=True)
-        base = "base=" + self.at("base")
-        moments, _ = self.export(self.at("run"), "state=exp_avg", base)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        base = "base=" + self.path("base")
+        moments, _ = self.view(self.path("run"), "state=exp_avg", base)
         self.assertEqual({t.dtype for t in moments.values()}, {torch.float32})
-        self.same(self.export(self.at("run"), "state=exp_avg", base, "dtype=bfloat16")[0], {k: t.bfloat16() for k, t in moments.items()})
+        self.same(self.view(self.path("run"), "state=exp_avg", base, "dtype=bfloat16")[0], {k: t.bfloat16() for k, t in moments.items()})
 
     def test_faults(self):
         model, optimizer = trained(tf.LlamaConfig(**SIZES))
-        model.save_pretrained(self.at("base"))
-        base = "base=" + self.at("base")
+        model.save_pretrained(self.path("base"))
+        base = "base=" + self.path("base")
         own, optim = get_state_dict(model, optimizer)
         name = "model.layers.0.mlp.up_proj.weight"
         wrong = {**optim, "state": {**optim["state"], name: {**optim["state"][name], "exp_avg": torch.ones(3, 4)}}}
-        dcp.save({"model": own, "optim": wrong}, checkpoint_id=self.at("shape"), no_dist=True)
-        said = self.refused(self.at("shape"), "state=exp_avg", base)
+        dcp.save({"model": own, "optim": wrong}, checkpoint_id=self.path("shape"), no_dist=True)
+        said = self.refused(self.path("shape"), "state=exp_avg", base)
         self.assertIn(f"'optim.state.{name}.exp_avg' has the shape [3, 4], but its parameter 'model.{name}' has [48, 32]", said)
-        dcp.save({"model": own, "optim": optim, "optimizer_1": optim}, checkpoint_id=self.at("twice"), no_dist=True)
-        self.assertIn("are both the exp_avg of", self.refused(self.at("twice"), "state=exp_avg", base))
+        dcp.save({"model": own, "optim": optim, "optimizer_1": optim}, checkpoint_id=self.path("twice"), no_dist=True)
+        self.assertIn("are both the exp_avg of", self.refused(self.path("twice"), "state=exp_avg", base))
         numbers = {"state": dict(enumerate(optim["state"].values()))}
-        dcp.save({"model": own, "optim": numbers}, checkpoint_id=self.at("numbers"), no_dist=True)
-        self.assertIn("nothing says whose 'optim.state.0.exp_avg' is", self.refused(self.at("numbers"), "state=exp_avg", base))
+        dcp.save({"model": own, "optim": numbers}, checkpoint_id=self.path("numbers"), no_dist=True)
+        self.assertIn("nothing says whose 'optim.state.0.exp_avg' is", self.refused(self.path("numbers"), "state=exp_avg", base))
         for option in ("missing=base", "lora=merge"):
-            self.assertIn("option state: with", self.refused(self.at("twice"), "state=exp_avg", base, option))
+            self.assertIn("option state: with", self.refused(self.path("twice"), "state=exp_avg", base, option))
 
 
-class Frameworks(Case):
+class Frameworks(StatesCase):
     """Runs of the frameworks' own, whose optimizers' files torch writes anew with other values."""
 
     def check(self, run, *options):
-        weights, _ = self.export(run, *options)
-        masters, _ = self.export(run, "state=master", *options)
+        weights, _ = self.view(run, *options)
+        masters, _ = self.view(run, "state=master", *options)
         self.assertEqual({t.dtype for t in masters.values()}, {torch.float32})
         self.same({k: t.bfloat16() for k, t in masters.items()}, weights)
         self.moments_are_of(run, masters, *options)
 
     def test_megatron(self):
-        step = os.path.join(RUNS, "megatron", "iter_0000010")
-        metadata = FileSystemReader(step).read_metadata().state_dict_metadata
-        whole = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "chunks") and m.size.numel()}
-        dcp.load(whole, checkpoint_id=step, no_dist=True)
-        for k in [k for k in whole if k.startswith("optimizer.state.fp32_param.")]:
-            for kind, of in MOMENTS.items():
-                whole[k.replace("fp32_param", kind)] = of(whole[k])
-        run = self.at("megatron", "iter_0000010")
-        dcp.save(whole, checkpoint_id=run, no_dist=True)
-        for file in ("common.pt", "metadata.json"):
-            shutil.copy(os.path.join(step, file), run)
-        self.check(run)
+        megatron_run(self.path("megatron"))
+        self.check(self.path("megatron", "iter_0000010"))
 
     def test_nanotron(self):
-        run = self.at("nanotron")
-        shutil.copytree(os.path.join(RUNS, "nanotron", "20"), run)
-        for path in glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")):
-            held = torch.load(path, weights_only=False)
-            held["names"] = dict(enumerate(held["gradient_accumulator"]))
-            held["state"] = {i: {"step": torch.tensor(7.), **{kind: of(held["gradient_accumulator"][n]) for kind, of in MOMENTS.items()}}
-                             for i, n in held["names"].items()}
-            torch.save(held, path)
+        run = self.path("nanotron")
+        shards = nanotron_run(run)
         self.check(run)
-        os.truncate(sorted(glob.glob(os.path.join(run, "optimizer", "optimizer_pp-*.pt")))[0], 1000)
+        os.truncate(shards[0], 1000)
         said = self.refused(run, "state=exp_avg")
         self.assertIn("has none: left out: ", said)
 
 
-class Fixtures(Case):
+class Fixtures(StatesCase):
     """Every real checkpoint that has an optimizer: a state has the weights' names and shapes, and a master that is rounded is the weight."""
 
     def test_all(self):
@@ -202,14 +128,14 @@ class Fixtures(Case):
             if not states.keys() & {"exp_avg", "master"}:
                 continue
             with self.subTest(case=os.path.relpath(path, c["folder"] + "/../..")):
-                weights = self.export(run, *options)[0]
+                weights = self.view(run, *options)[0]
                 for kind in ("exp_avg", "exp_avg_sq", "master"):
                     if kind not in states:
                         continue
                     if "mfsdp" in path:  # by number: nothing says whose they are
                         self.assertIn("nothing says whose", self.refused(run, f"state={kind}", *options))
                         continue
-                    got = self.export(run, f"state={kind}", *options)[0]
+                    got = self.view(run, f"state={kind}", *options)[0]
                     self.assertEqual(sorted(got), sorted(weights) if "torchtitan" in path else sorted(got))
                     moments += kind == "exp_avg"
                     for name, t in got.items() if c.get("view") != "raw" else ():
@@ -221,7 +147,7 @@ class Fixtures(Case):
         self.assertGreater(masters, 0)
 
 
-class Listing(Case):
+class Listing(StatesCase):
     def test_info(self):
         run = os.path.join(RUNS, "megatron")
         info = json.loads(subprocess.run([CKPT, "info", run, "--json"], capture_output=True, text=True, check=True).stdout)

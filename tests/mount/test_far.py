@@ -290,15 +290,19 @@ class Hung(unittest.TestCase):
                 self.fails(far, *command)
         self.assertEqual(ckpt("digest", far.at).stdout, ckpt("digest", self.run_dir).stdout)
 
+    def mount_that_hangs(self, far):
+        """A mount, and a process that waits for bytes of it."""
+        m = Mount(far.at, self.at, "-o", "timeout=300", program=CKPTFS)
+        far.hang()
+        reader = subprocess.Popen(["cat", os.path.join(self.at, self.FIRST)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(1)
+        return m, reader
+
     def test_a_mount_that_ends(self):
         write_large(self.run_dir)
         far = self.storage(self.run_dir, 1000)
-        m = Mount(far.at, self.at, "-o", "timeout=300", program=CKPTFS)
-        reader = None
+        m, reader = self.mount_that_hangs(far)
         try:
-            far.hang()
-            reader = subprocess.Popen(["cat", os.path.join(self.at, self.FIRST)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(1)
             begin = time.monotonic()
             m.process.send_signal(signal.SIGTERM)
             wait_until(lambda: not mounted(self.at), "the mount point to be free", 20)
@@ -309,27 +313,21 @@ class Hung(unittest.TestCase):
         finally:
             far.go_on()
             subprocess.run(["fusermount3", "-u", "-z", "-q", self.at], check=False)
-            if reader:
-                reader.kill()
-                reader.wait(60)
+            reader.kill()
+            reader.wait(60)
         self.assertEqual(m.process.wait(60), 0, m.text())
 
     def test_a_mount_that_is_unmounted(self):
         """The connection lasts until its last reader is gone, and the reader until it is answered."""
         write_large(self.run_dir)
         far = self.storage(self.run_dir, 1000)
-        m = Mount(far.at, self.at, "-o", "timeout=300", program=CKPTFS)
-        reader = None
+        m, reader = self.mount_that_hangs(far)
         try:
-            far.hang()
-            reader = subprocess.Popen(["cat", os.path.join(self.at, self.FIRST)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(1)
             subprocess.run(["fusermount3", "-u", "-z", self.at], check=True)
             self.assertIsNone(mounted(self.at))
         finally:
             far.go_on()
-            if reader:
-                self.assertEqual(reader.wait(60), 0)
+            self.assertEqual(reader.wait(60), 0)
         self.assertEqual(m.process.wait(60), 0, m.text())
 
 
