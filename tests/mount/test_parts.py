@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -278,8 +279,10 @@ class Parts(Case):
             self.assertRegex(done.stderr, f"it is of hf, step 10, .*export .*--step=10 --part=1/2'; this one is of .*{words}")
         self.assertEqual(export(self.run_dir, self.out, "--step=10", "--part=2/2").returncode, 0)
         self.is_whole()
-        done = export(self.run_dir, self.out, "--step=20", "--part=1/2")
-        self.assertIn("is not empty", done.stderr)
+        with tempfile.TemporaryFile() as f:
+            done = export(self.run_dir, self.out, "--step=20", "--part=1/2", stdin=f)
+            self.assertIn("is not empty", done.stderr)
+            self.assertEqual(os.fstat(f.fileno()).st_size, 0)  # it has joined no job: there is no journal that it could end
         for _ in range(5):  # at once: never a mixture
             shutil.rmtree(self.out)
             running = [start(self.run_dir, self.out, "--step=10"), start(self.run_dir, self.out, "--step=20")]

@@ -569,6 +569,8 @@ bool ckpt_job_is_named(const struct ckpt_job *job)
 
 void ckpt_job_end(struct ckpt_job *job, bool good)
 {
+    if (!job->path) /* it was never opened */
+        return;
     if (job->beats) {
         (void)pthread_mutex_lock(&job->lock);
         job->stopped = true;
