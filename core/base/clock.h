@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The monotonic clock, and waiting on conditions with it. */
+/* The monotonic clock, and waiting with it. */
 #pragma once
 
 #include <pthread.h>
@@ -15,6 +15,13 @@ static inline uint64_t ckpt_now_ns(void)
 }
 
 static inline uint64_t ckpt_now_ms(void) { return ckpt_now_ns() / 1000000; }
+
+static inline void ckpt_pause_ms(uint64_t ms)
+{
+    const struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+
+    (void)nanosleep(&t, NULL);
+}
 
 /* The moment ms from now, for conditions of ckpt_cond_init. */
 static inline struct timespec ckpt_deadline(uint64_t ms)

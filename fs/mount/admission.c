@@ -95,13 +95,14 @@ int ckptfs_admit(struct ckptfs_admission *a, struct ckptfs_turn *t, const struct
     *t = (struct ckptfs_turn){.admission = a, .of = *of, .error = EIO, .req = req};
     (void)pthread_mutex_lock(&a->lock);
     const bool refused = a->stopping || a->nrunning + a->nwaiting == CKPTFS_MOST_JOBS;
-    const bool waits = !refused && !has_room(a, of) && !file_hangs(a, of->file);
+    const bool fits = !refused && has_room(a, of);
+    const bool waits = !refused && !fits && !file_hangs(a, of->file);
     if (waits) {
         ckpt_cond_init(&t->changed);
         TAILQ_INSERT_TAIL(&a->waiting, t, link);
         a->nwaiting++;
         t->error = WAITS;
-    } else if (!refused && has_room(a, of)) {
+    } else if (fits) {
         begin_to_run(a, t);
     } else if (!refused) {
         t->error = ETIMEDOUT;

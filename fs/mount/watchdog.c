@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/str.h"

@@ -417,7 +417,7 @@ static int watch(struct series *s, struct ckpt_err *err)
         if (rc < 0 && strcmp(said, why.text) != 0)
             ckpt_tool_print((void *)s->export.tool, CKPT_WARNING, why.text);
         memcpy(said, why.text, sizeof said);
-        (void)nanosleep(&(struct timespec){(time_t)(ms / 1000), (long)(ms % 1000) * 1000000}, NULL);
+        ckpt_pause_ms(ms);
     }
 }
 

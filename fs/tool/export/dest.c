@@ -174,7 +174,7 @@ static bool has_file(int dir, const struct ckpt_item *item, int64_t *ret_mtime_n
     if (dir < 0 || fstatat(dir, item->path, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
         (uint64_t)st.st_size != item->size)
         return false;
-    *ret_mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    *ret_mtime_ns = ckpt_job_mtime_ns(&st);
     return true;
 }
 

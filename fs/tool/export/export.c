@@ -17,9 +17,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/fdio.h"
 #include "base/json.h"
@@ -40,6 +40,22 @@ char *ckpt_export_temp(const char *path)
     const char *slash = strrchr(path, '/');
     int dir = slash ? (int)(slash + 1 - path) : 0;
     return ckpt_asprintf("%.*s.%s.partial", dir, path, path + dir);
+}
+
+int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_item *file = &x->items->item[item];
+    ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(file->path);
+    struct stat st;
+
+    if (!temp)
+        return ckpt_nomem(err);
+    if (ftruncate(fd, (off_t)file->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
+        renameat(x->job.files, temp, x->job.files, file->path) < 0)
+        return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, file->path);
+    return ckpt_job_add(&x->job,
+                        ckpt_done_line(file->path, file->size, ckpt_job_mtime_ns(&st), hash), err);
 }
 
 /* ---- resuming ---- */
@@ -327,24 +343,6 @@ static int write_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_
                                      ckpt_job_files, piece->path, (unsigned long long)off);
 }
 
-/* Finish a file: first fsync it, then rename it, then record it in the journal. */
-static int complete(struct exporting *x, struct ckpt_item *piece, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(piece->path);
-    const int fd = piece->fd;
-    struct stat st;
-
-    if (!temp)
-        return ckpt_nomem(err);
-    if (ftruncate(fd, (off_t)piece->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
-        renameat(x->job.files, temp, x->job.files, piece->path) < 0)
-        return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, piece->path);
-    ckpt_closep(&piece->fd);
-    const int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    return ckpt_job_add(&x->job, ckpt_done_line(piece->path, piece->size, mtime_ns, &piece->hash),
-                        err);
-}
-
 /* Record that a unit, or a file up to `off`, is on disk. */
 static int record(struct exporting *x, size_t i, uint64_t off, struct ckpt_err *err)
 {
@@ -369,11 +367,14 @@ static int mark(void *ctx, size_t i, uint64_t off, struct ckpt_err *err)
 
     if (temp_fd(x, piece, err) < 0)
         return -1;
-    const int rc = x->piece[i].is_file && off == piece->size ? complete(x, piece, err)
-                                                             : record(x, i, off, err);
-    if (rc == 0)
-        atomic_store(&x->durable, true);
-    return rc;
+    const bool whole = x->piece[i].is_file && off == piece->size;
+    if ((whole ? ckpt_export_complete(x, x->piece[i].item, piece->fd, &piece->hash, err)
+               : record(x, i, off, err)) < 0)
+        return -1;
+    if (whole)
+        ckpt_closep(&piece->fd);
+    atomic_store(&x->durable, true);
+    return 0;
 }
 
 /* ---- comparing a finished export ---- */
@@ -432,7 +433,9 @@ static int transfer(struct ckpt_export *e, struct exporting *x, struct ckpt_err 
 
     if (one && !atomic_load(&x->durable)) /* nothing is there from an earlier export */
         ckpt_view_will_read(x->view);
-    if (ckpt_pump_run(&pump, &r.seconds, err) < 0 || ckpt_view_verify_unchanged(x->view, err) < 0 ||
+    /* who makes DEST looks at the checkpoint then: of one process, that is now */
+    if (ckpt_pump_run(&pump, &r.seconds, err) < 0 ||
+        ((x->finished || !one) && ckpt_view_verify_unchanged(x->view, err) < 0) ||
         (!x->finished && ckpt_rest_finish(x, &r.whole, &r.named, err) < 0))
         return -1;
     e->wrote = r.named && !x->finished;
@@ -552,7 +555,7 @@ static int prepare_again(struct exporting *x, struct ckpt_err *err)
         if (tries == MOST_TRIES || !has_gone(x, &why))
             return ckpt_err_move(err, &why);
         close_all(x);
-        (void)nanosleep(&(struct timespec){.tv_nsec = (long)AGAIN_MS * 1000000}, NULL);
+        ckpt_pause_ms(AGAIN_MS);
     }
 }
 

@@ -58,6 +58,11 @@ struct exporting {
  * memory. */
 char *ckpt_export_temp(const char *path);
 
+/* All bytes of a file are in its temporary file: first fsync that, then give it its name, then
+ * record it in the journal. */
+int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
+                         struct ckpt_err *err);
+
 /* ---- dest.c ---- */
 
 /* Find DEST, make the folders above it, and look what is there. CONFLICT: something else. */

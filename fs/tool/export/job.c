@@ -19,7 +19,6 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "common.h"
 
 /* INCOMPLETE_MS: a file that somebody is writing is complete after so long, or never. MOST_TEXT:
  * bytes of a job or of the new lines of a journal. */
@@ -28,13 +27,6 @@ enum { INCOMPLETE_MS = 3000, POLL_MS = 50, MOST_TEXT = 1 << 30 };
 const char ckpt_job_files[] = "files";
 
 static const char JOB[] = "job", PROCESSES[] = "processes", CLAIMS[] = "claims";
-
-static void pause_ms(uint64_t ms)
-{
-    const struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
-
-    (void)nanosleep(&t, NULL);
-}
 
 struct ckpt_job_limits ckpt_job_usual_limits(void)
 {
@@ -125,7 +117,7 @@ static int read_line(const struct ckpt_job *job, int dir, const char *folder, co
     struct stat st;
     size_t len;
 
-    for (;; pause_ms(POLL_MS)) {
+    for (;; ckpt_pause_ms(POLL_MS)) {
         ckpt_cleanup(ckpt_freep) char *text = NULL;
         const int e = read_all(dir, name, 0, &text, &len, &st);
         if (e)
@@ -418,6 +410,8 @@ static int read_journal(struct ckpt_job *job, const char *name, ckpt_job_line *t
 
     if (find_process(job, name, &p, err) < 0)
         return -1;
+    if (p->has_ended && p->read) /* nobody writes to it any more */
+        return 0;
     const int e = read_all(job->processes, name, p->read, &text, &len, &st);
     if (e == ENOENT || e == ESTALE) { /* the job is finished, and its folder is being deleted */
         p->has_ended = true;
@@ -425,7 +419,7 @@ static int read_journal(struct ckpt_job *job, const char *name, ckpt_job_line *t
     }
     if (e)
         return fail_read(job, "processes/", name, e, err);
-    p->beat_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    p->beat_ns = ckpt_job_mtime_ns(&st);
     if (!p->begin_ns)
         p->begin_ns = p->beat_ns;
     return take_lines(p, text, take, ctx, err);
@@ -438,7 +432,7 @@ static int64_t storage_now_ns(const struct ckpt_job *job)
     struct stat st;
 
     if (job->journal >= 0 && futimens(job->journal, NULL) == 0 && fstat(job->journal, &st) == 0)
-        return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+        return ckpt_job_mtime_ns(&st);
     (void)clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
@@ -450,17 +444,17 @@ int ckpt_job_refresh(struct ckpt_job *job, ckpt_job_line *take, void *ctx, struc
     DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
     int rc = 0;
 
-    job->now_ns = storage_now_ns(job);
     if (!d)
         return errno == ENOENT || errno == ESTALE ? 0 : fail(job, PROCESSES, errno, err);
     copy = -1; /* it is d's */
+    const int64_t now_ns = storage_now_ns(job);
     for (struct dirent *e; rc == 0 && (e = readdir(d));)
         if (e->d_name[0] != '.')
             rc = read_journal(job, e->d_name, take, ctx, err);
     (void)closedir(d);
     for (size_t i = 0; i < job->all.len; i++) {
         struct ckpt_process *p = &job->all.ptr[i];
-        p->lives = ckpt_process_life(p, job->now_ns, job->limits.stale_ms) != CKPT_DEAD;
+        p->lives = ckpt_process_life(p, now_ns, job->limits.stale_ms) != CKPT_DEAD;
         p->has_lived = p->has_lived || p->lives;
     }
     return rc;
@@ -484,7 +478,7 @@ static int await_life(struct ckpt_job *job, const char *name, bool *ret_lives, s
 {
     int64_t first_ns = -1;
 
-    for (;; pause_ms(job->limits.beat_ms / 4 + 1)) {
+    for (;; ckpt_pause_ms(job->limits.beat_ms / 4 + 1)) {
         struct ckpt_process *p, now;
         struct stat st;
         if (find_process(job, name, &p, err) < 0)
@@ -492,7 +486,7 @@ static int await_life(struct ckpt_job *job, const char *name, bool *ret_lives, s
         now = *p;
         /* the lines of its journal are read by ckpt_job_refresh: here is its time alone */
         if (fstatat(job->processes, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
-            now.beat_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+            now.beat_ns = ckpt_job_mtime_ns(&st);
         const enum ckpt_life life =
             ckpt_process_life(&now, storage_now_ns(job), job->limits.stale_ms);
         *ret_lives = life != CKPT_DEAD;

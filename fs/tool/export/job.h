@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include <jansson.h>
 
@@ -49,12 +50,17 @@ struct ckpt_job {
     char *self; /* the name of its journal; NULL: it takes no part */
     int journal;
     CKPT_VEC(struct ckpt_process) all; /* the processes that have been seen, this one too */
-    int64_t now_ns;                    /* the storage's time of the last ckpt_job_refresh */
     pthread_t heart;
     pthread_mutex_t lock;
     pthread_cond_t stop;
     bool beats, stopped;
 };
+
+/* A file's time of modification as its journal has it. */
+static inline int64_t ckpt_job_mtime_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
 
 /* The name of files/ in the folder. */
 extern const char ckpt_job_files[];

@@ -125,10 +125,9 @@ void ckpt_process_release(struct ckpt_process *p)
 
 enum ckpt_life ckpt_process_life(const struct ckpt_process *p, int64_t now_ns, uint64_t stale_ms)
 {
-    ckpt_cleanup(ckpt_freep) char *here = where();
-
     if (p->has_ended)
         return CKPT_DEAD;
+    ckpt_cleanup(ckpt_freep) char *here = where();
     if (p->is_known && here && *here && strcmp(here, p->where) == 0) {
         bool zombie;
         if (kill((pid_t)p->pid, 0) < 0 && errno == ESRCH)

@@ -15,15 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/fdio.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/par.h"
-#include "base/str.h"
 #include "common.h"
 #include "tool/export/export.h"
 #include "tool/pump.h"
@@ -136,25 +134,6 @@ static int check_unit(const struct reading *r, const XXH3_state_t *state, struct
                            r->to, x->job.path);
 }
 
-/* All bytes are hashed: give the file its name, and record its hash. */
-static int complete(struct reading *r, const XXH3_state_t *state, struct ckpt_err *err)
-{
-    struct exporting *x = r->x;
-    const char *path = x->items->item[r->item].path;
-    const uint64_t size = x->items->item[r->item].size;
-    ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(path);
-    const XXH128_hash_t hash = XXH3_128bits_digest(state);
-    struct stat st;
-
-    if (!temp)
-        return ckpt_nomem(err);
-    if (ftruncate(r->fd, (off_t)size) < 0 || fsync(r->fd) < 0 || fstat(r->fd, &st) < 0 ||
-        renameat(x->job.files, temp, x->job.files, path) < 0)
-        return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, path);
-    const int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    return ckpt_job_add(&x->job, ckpt_done_line(path, size, mtime_ns, &hash), err);
-}
-
 /* Add the unit to the hash of what is before it, and hand that on. */
 static int add_unit(struct reading *r, struct ckpt_err *err)
 {
@@ -171,8 +150,9 @@ static int add_unit(struct reading *r, struct ckpt_err *err)
         (void)XXH3_128bits_update(state, r->buf, (size_t)(r->to - r->from));
         rc = check_unit(r, state, err);
     }
-    if (rc == 0 && r->to == x->items->item[r->item].size) {
-        rc = complete(r, state, err);
+    if (rc == 0 && r->to == x->items->item[r->item].size) { /* all bytes are hashed */
+        const XXH128_hash_t hash = XXH3_128bits_digest(state);
+        rc = ckpt_export_complete(x, r->item, r->fd, &hash, err);
     } else if (rc == 0) {
         ckpt_cleanup(ckpt_freep) char *text = text_of(state);
         rc = !text ? ckpt_nomem(err)
@@ -225,8 +205,7 @@ static int await_turn(const struct reading *r, bool *ret_turn, struct ckpt_err *
                 return 0;
             continue;
         }
-        const uint64_t ms = POLL_MS + (uint64_t)POLL_PART_MS * x->part.count;
-        (void)nanosleep(&(struct timespec){(time_t)(ms / 1000), (long)(ms % 1000) * 1000000}, NULL);
+        ckpt_pause_ms(POLL_MS + (uint64_t)POLL_PART_MS * x->part.count);
         if (ckpt_rest_refresh(x, err) < 0)
             return -1;
     }

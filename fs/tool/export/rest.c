@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything that is left of an export when the spans of this process are written. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -174,7 +172,7 @@ static int name(struct exporting *x, bool *ret_named, struct ckpt_err *err)
 {
     int64_t ignored;
 
-    for (size_t i = 0; i < x->items->n && !ckpt_job_is_named(&x->job); i++)
+    for (size_t i = 0; i < x->items->n; i++)
         if (!ckpt_dest_has(x, i, &ignored) && !ckpt_job_is_named(&x->job))
             return ckpt_fail(
                 err, CKPT_CONFLICT,
@@ -238,8 +236,7 @@ int ckpt_rest_finish(struct exporting *x, bool *ret_whole, bool *ret_named, stru
             return ckpt_err_move(err, &why);
         if (done)
             return 0;
-        (void)nanosleep(&(struct timespec){(time_t)(pause / 1000), (long)(pause % 1000) * 1000000},
-                        NULL);
+        ckpt_pause_ms(pause);
         pause = pause * 2 < most ? pause * 2 : most;
     }
 }

@@ -3,14 +3,12 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/str.h"
 #include "common.h"
 #include "out.h"
 #include "tool/export/export.h"
