@@ -511,6 +511,15 @@ static void recorded_holders(void *ctx, const char *below, bool *ret, uint32_t n
     real->ops->holders(real->ctx, below, ret, n);
 }
 
+/* The step is chosen where the answers are recorded. */
+static const char *recorded_lacks(void *ctx, const char *below)
+{
+    const struct recorded *r = ctx;
+    const struct ckpt_dir_way *real = &r->real;
+
+    return real->ops->lacks && !is_replaying(r) ? real->ops->lacks(real->ctx, below) : NULL;
+}
+
 static void recorded_refresh(void *ctx)
 {
     const struct ckpt_dir_way *real = &((const struct recorded *)ctx)->real;
@@ -580,6 +589,7 @@ static const struct ckpt_dir_ops recorded_ops = {.look = recorded_look,
                                                  .elsewhere = recorded_elsewhere,
                                                  .read_elsewhere = recorded_read_elsewhere,
                                                  .holders = recorded_holders,
+                                                 .lacks = recorded_lacks,
                                                  .memory = recorded_memory,
                                                  .keep = recorded_keep,
                                                  .recall = recorded_recall,

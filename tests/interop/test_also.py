@@ -13,6 +13,9 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+import ranks  # noqa: E402
+
 CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
 SEED = int(os.environ.get("CKPTFS_SEED", "1"))
@@ -76,6 +79,23 @@ class Unions(Case):
                 want, got = digest(run, options), digest(nodes[0], options, *nodes[1:])
                 self.assertEqual((got.returncode, got.stdout), (want.returncode, want.stdout), got.stderr)
                 self.assertEqual(want.returncode, 0, want.stderr)
+
+
+class Loads(Case):
+    def test_ranks_take_the_step_that_all_nodes_have(self):
+        """A step that lies in one directory only may still be copied: no rank takes it for the latest."""
+        whole = os.path.join(GOLDEN, "dcp", "fsdp2_uneven_4r", "run")
+        nodes = [self.at("nodes", str(i)) for i in range(2)]
+        for node in nodes:
+            shutil.copytree(whole, os.path.join(node, "step-10"))
+        for node, shard in zip(nodes, ("__2_0.distcp", "__1_0.distcp")):
+            os.remove(os.path.join(node, "step-10", shard))
+        shutil.copytree(whole, os.path.join(nodes[0], "step-20"))
+        for n in (1, 2):
+            command = [CKPT, "load", nodes[0], "--layout", f"fsdp={n}", "-o", "view=raw,also=" + nodes[1], "--json"]
+            done = ranks.ended(ranks.started(n, command))
+            self.assertEqual([status for status, _, _ in done], [0] * n, done)
+            self.assertEqual(json.loads(done[0][1])["step"], "step-10")
 
 
 class Faults(Case):
