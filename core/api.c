@@ -65,10 +65,10 @@ const struct ckpt_node *ckpt_node_child(const struct ckpt_node *n, size_t i)
  * says so, and when it is. */
 static int note_failure(struct ckpt_view *view, const struct ckpt_err *err)
 {
-    const bool first = atomic_fetch_add(&view->shared->errors, 1) == 0;
-
+    atomic_fetch_add(&view->shared->errors, 1);
     if (err->code == CKPT_TIMEOUT)
         return -1;
+    const bool first = !atomic_exchange(&view->shared->told, true);
     if (err->code == CKPT_STALE ? !atomic_exchange(&view->stale, true) : first)
         ckpt_logf(&view->shared->opt->log, CKPT_LOG_ERROR, "%s", err->text);
     return -1;

@@ -49,6 +49,7 @@ struct ckpt_shared {
     struct ckpt_renames *renames; /* from the option key_mapping; or NULL */
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* number of failed reads */
+    atomic_bool told;     /* one of them has been logged */
     struct ckpt_remarks remarks;
     atomic_bool watched; /* set by ckpt_run_watch */
 };
