@@ -5,8 +5,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* Leave out the first len bytes of iov[0..*n). */
-static struct iovec *advance(struct iovec *iov, int *n, size_t len)
+struct iovec *ckpt_fdio_advance(struct iovec *iov, int *n, size_t len)
 {
     while (*n > 0 && len >= iov->iov_len) {
         len -= iov->iov_len;
@@ -22,7 +21,7 @@ static struct iovec *advance(struct iovec *iov, int *n, size_t len)
 
 int ckpt_fdio_preadv(int fd, struct iovec *iov, int n, uint64_t *off, int flags)
 {
-    for (iov = advance(iov, &n, 0); n > 0;) {
+    for (iov = ckpt_fdio_advance(iov, &n, 0); n > 0;) {
         const ssize_t got =
             flags ? preadv2(fd, iov, n, (off_t)*off, flags) : preadv(fd, iov, n, (off_t)*off);
         if (got < 0 && errno == EINTR)
@@ -30,7 +29,7 @@ int ckpt_fdio_preadv(int fd, struct iovec *iov, int n, uint64_t *off, int flags)
         if (got <= 0)
             return got < 0 ? errno : CKPT_FDIO_END;
         *off += (uint64_t)got;
-        iov = advance(iov, &n, (size_t)got);
+        iov = ckpt_fdio_advance(iov, &n, (size_t)got);
     }
     return 0;
 }

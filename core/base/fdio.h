@@ -8,6 +8,9 @@
 
 enum { CKPT_FDIO_END = -1 }; /* the file ends before the last byte */
 
+/* Leave out the first len bytes of iov[0..*n), and what is empty after them. Returns the rest. */
+struct iovec *ckpt_fdio_advance(struct iovec *iov, int *n, size_t len);
+
 /* Fill iov[0..n), which is modified, from byte *off of a file; flags as preadv2(2)'s. 0, or an
  * errno (EAGAIN with RWF_NOWAIT: some bytes would have to be waited for), or CKPT_FDIO_END. *off is
  * then the first byte that did not come. */

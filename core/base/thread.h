@@ -28,3 +28,17 @@ static inline int ckpt_thread_start(pthread_t *ret, const pthread_attr_t *attr, 
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
+
+/* Start one that ends by itself, with a stack of so many bytes. */
+static inline int ckpt_thread_detach(size_t stack, void *(*fn)(void *), void *arg)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    (void)pthread_attr_init(&attr);
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attr, stack);
+    const int rc = ckpt_thread_start(&thread, &attr, fn, arg);
+    (void)pthread_attr_destroy(&attr);
+    return rc;
+}

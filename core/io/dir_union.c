@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/fdio.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/sort.h"
@@ -58,18 +58,12 @@ static int copy_read(const struct copy *c, void *buf, size_t len, uint64_t off,
     if (c->fd < 0)
         return ckpt_dir_read_object(c->dir, c->below, c->found.tag, c->found.id.size, &iov, 1, off,
                                     CKPT_READ_EXACT, err);
-    for (size_t done = 0; done < len;) {
-        const ssize_t n =
-            pread(c->fd, (char *)buf + done, len - done, (off_t)(c->found.extent.off + off + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? ckpt_fail_errno(err, errno, "'%s/%s'", ckpt_dir_path(c->dir), c->below)
-                         : ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read",
-                                     ckpt_dir_path(c->dir), c->below);
-        done += (size_t)n;
-    }
-    return 0;
+    uint64_t at = c->found.extent.off + off;
+    const int rc = ckpt_fdio_pread(c->fd, buf, len, &at);
+    if (rc == CKPT_FDIO_END)
+        return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read",
+                         ckpt_dir_path(c->dir), c->below);
+    return rc ? ckpt_fail_errno(err, rc, "'%s/%s'", ckpt_dir_path(c->dir), c->below) : 0;
 }
 
 static int fail_differ(const struct copy *a, const struct copy *b, const char *how,

@@ -15,6 +15,7 @@
 
 #include "base/ckd.h"
 #include "base/clock.h"
+#include "base/fdio.h"
 #include "base/thread.h"
 #include "base/vec.h"
 #include "comm/tcp/tcp.h"
@@ -49,8 +50,8 @@ struct peer {
 struct ckpt_service {
     atomic_uint refs; /* the caller, and each thread */
     uint32_t rank;
-    struct ckpt_tcp *tcp; /* the listener */
-    const struct ckpt_service_ops *ops;
+    struct ckpt_tcp *tcp;               /* the listener */
+    const struct ckpt_service_ops *ops; /* NULL while it is opened: ctx is the caller's */
     void *ctx;
     pthread_mutex_t lock; /* protects all that follows */
     pthread_cond_t freed; /* a connection to a peer is idle, or has ended */
@@ -76,7 +77,7 @@ static void service_unref(struct ckpt_service *s)
     ckpt_vec_release(&s->served);
     (void)pthread_mutex_destroy(&s->lock);
     (void)pthread_cond_destroy(&s->freed);
-    if (s->ops->free)
+    if (s->ops)
         s->ops->free(s->ctx);
     free(s);
 }
@@ -111,12 +112,7 @@ static int broken(int errnum, struct ckpt_err *err)
 static int move_all(int fd, bool sends, struct iovec *iov, int n, uint32_t timeout_ms,
                     struct ckpt_err *err)
 {
-    while (n > 0) {
-        if (iov->iov_len == 0) {
-            iov++;
-            n--;
-            continue;
-        }
+    for (iov = ckpt_fdio_advance(iov, &n, 0); n > 0;) {
         struct msghdr m = {.msg_iov = iov,
                            .msg_iovlen = (size_t)ckpt_min_u64((uint64_t)n, IOV_MAX)};
         const ssize_t got = sends ? sendmsg(fd, &m, MSG_NOSIGNAL) : recvmsg(fd, &m, 0);
@@ -127,16 +123,7 @@ static int move_all(int fd, bool sends, struct iovec *iov, int n, uint32_t timeo
         }
         if (got <= 0)
             return broken(got < 0 ? errno : 0, err);
-        for (size_t left = (size_t)got; left > 0;) {
-            const size_t part = (size_t)ckpt_min_u64(left, iov->iov_len);
-            iov->iov_base = (char *)iov->iov_base + part;
-            iov->iov_len -= part;
-            left -= part;
-            if (iov->iov_len == 0) {
-                iov++;
-                n--;
-            }
-        }
+        iov = ckpt_fdio_advance(iov, &n, (size_t)got);
     }
     return 0;
 }
@@ -229,15 +216,8 @@ static void *serve(void *arg)
 /* Start a thread that ends by itself; it has a reference. */
 static int start(struct ckpt_service *s, void *(*fn)(void *), void *arg)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attr, STACK);
     atomic_fetch_add(&s->refs, 1);
-    const int rc = ckpt_thread_start(&thread, &attr, fn, arg);
-    (void)pthread_attr_destroy(&attr);
+    const int rc = ckpt_thread_detach(STACK, fn, arg);
     if (rc)
         atomic_fetch_sub(&s->refs, 1);
     return rc ? -1 : 0;
@@ -307,18 +287,17 @@ int ckpt_service_open(const struct ckpt_comm *comm, const struct ckpt_service_op
     (void)pthread_mutex_init(&s->lock, NULL);
     ckpt_cond_init(&s->freed);
     s->rank = ckpt_comm_rank(comm);
-    s->ops = ops;
     if (ckpt_tcp_listen(host_of(comm, &contact), &s->tcp, err) < 0) {
-        s->ops = &(const struct ckpt_service_ops){0}; /* ctx stays the caller's */
         service_unref(s);
         return -1;
     }
+    s->ops = ops;
+    s->ctx = ctx;
     if (start(s, accept_all, s) < 0) {
-        s->ops = &(const struct ckpt_service_ops){0};
+        s->ops = NULL; /* ctx stays the caller's */
         service_unref(s);
         return ckpt_nomem(err);
     }
-    s->ctx = ctx;
     *ret = s;
     return 0;
 }

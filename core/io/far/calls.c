@@ -118,14 +118,8 @@ static void *make_calls(void *arg)
 
 static int start_thread(struct ckpt_err *err)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
+    const int rc = ckpt_thread_detach(STACK, make_calls, NULL);
 
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attr, STACK);
-    const int rc = ckpt_thread_start(&thread, &attr, make_calls, NULL);
-    (void)pthread_attr_destroy(&attr);
     calls.threads += rc == 0;
     /* fewer threads than there could be are enough */
     return rc && calls.threads == 0 ? ckpt_fail_errno(err, rc, "starting a thread") : 0;

@@ -165,14 +165,8 @@ static void *read_parts(void *arg)
 
 static int start_thread(struct files *f, struct ckpt_err *err)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
+    const int rc = ckpt_thread_detach(STACK, read_parts, f);
 
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attr, STACK);
-    const int rc = ckpt_thread_start(&thread, &attr, read_parts, f);
-    (void)pthread_attr_destroy(&attr);
     f->threads += rc == 0;
     /* fewer threads than there could be are enough */
     return rc && f->threads == 0 ? ckpt_fail_errno(err, rc, "starting a thread") : 0;

@@ -163,6 +163,7 @@ static void local_holders(void *ctx, const char *below, bool *ret, uint32_t n)
 struct asking {
     const struct local *l;
     const struct ckpt_roster_entry *e;
+    uint32_t rank; /* which is asked */
     struct ckpt_local_request head;
     struct ckpt_local_run run[CKPT_LOCAL_RUNS];
     uint64_t len; /* bytes of the runs */
@@ -177,6 +178,7 @@ static struct asking *asking_new(const struct local *l, const struct ckpt_roster
         return NULL;
     q->l = l;
     q->e = e;
+    q->rank = choose_rank(l, e);
     q->head = (struct ckpt_local_request){
         .size = e->is.id.size, .mtime_ns = e->is.id.mtime_ns, .ctime_ns = e->is.id.ctime_ns};
     return q;
@@ -194,8 +196,7 @@ CKPT_CLEANUP_BY(asking_free, struct asking)
 static int ask(struct asking *q, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
-    const uint32_t r = choose_rank(q->l, q->e);
-    const struct ckpt_local_rank *rank = rank_at(q->l, r);
+    const struct ckpt_local_rank *rank = rank_at(q->l, q->rank);
     struct ckpt_err own = {0};
 
     if (q->head.nrun == 0)
@@ -205,7 +206,7 @@ static int ask(struct asking *q, struct ckpt_err *err)
     ckpt_str_puts(&text, q->e->is.path);
     if (text.failed)
         return ckpt_nomem(err);
-    if (ckpt_service_ask(q->l->service, r, rank->address, text.ptr, text.len, q->iov.ptr,
+    if (ckpt_service_ask(q->l->service, q->rank, rank->address, text.ptr, text.len, q->iov.ptr,
                          (int)q->iov.len, q->l->timeout_ms, &own) < 0) {
         if (!ckpt_has_prefix(own.text, rank->who)) /* it is no error of the answer */
             (void)ckpt_err_in(&own, "asking %s for '%s' at byte %llu", rank->who, q->e->is.path,

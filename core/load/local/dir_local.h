@@ -14,9 +14,8 @@
 
 /* The ranks know this of each other. */
 struct ckpt_local_rank {
-    uint64_t node;    /* ckpt_node_digest */
-    uint32_t listing; /* the first rank that has sent the same listing */
-    char host[64];
+    uint64_t node;                  /* ckpt_node_digest */
+    uint32_t listing;               /* the first rank that has sent the same listing */
     char who[96];                   /* "rank 2 on HOST" */
     char address[CKPT_TCP_ADDRESS]; /* of its service */
 };

@@ -88,11 +88,13 @@ static int reduce_ranks(void *ctx, const unsigned char *const *data, const size_
 /* Describe this rank. */
 static void introduce(const struct gathering *g, struct ckpt_local_rank *ret)
 {
+    char host[64] = "";
+
     memset(ret, 0, sizeof *ret);
     ret->node = ckpt_node_digest();
-    if (gethostname(ret->host, sizeof ret->host - 1) < 0)
-        (void)strcpy(ret->host, "an unnamed machine");
-    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, ret->host);
+    if (gethostname(host, sizeof host - 1) < 0)
+        (void)strcpy(host, "an unnamed machine");
+    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, host);
 }
 
 /* The bytes of rank 0's answer become the ranks. */
@@ -106,20 +108,19 @@ static int take_ranks(struct gathering *g, const unsigned char *data, size_t len
     memcpy(g->ranks.rank, data, len);
     for (uint32_t r = 0; r < g->ranks.n; r++) {
         struct ckpt_local_rank *k = &g->ranks.rank[r];
-        k->host[sizeof k->host - 1] = k->who[sizeof k->who - 1] = '\0';
-        k->address[sizeof k->address - 1] = '\0';
+        k->who[sizeof k->who - 1] = k->address[sizeof k->address - 1] = '\0';
     }
     return 0;
 }
 
-static int meet(struct gathering *g, int rc, struct ckpt_err *err)
+static int meet(struct gathering *g, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_local_rank own;
     size_t len = 0;
 
     introduce(g, &own);
-    if (run_round(g, rc, &own, sizeof own, reduce_ranks, &answer, &len, err) < 0)
+    if (run_round(g, 0, &own, sizeof own, reduce_ranks, &answer, &len, err) < 0)
         return -1;
     return take_ranks(g, answer, len, err);
 }
@@ -282,14 +283,19 @@ static int reduce_listings(void *ctx, const unsigned char *const *data, const si
     return ckpt_roster_merge(data, len, g->ranks.n, answer, err);
 }
 
-/* One of the ranks with equal listings sends it. */
-static int merge(struct gathering *g, int rc, struct ckpt_err *err)
+/* One of the ranks with equal listings speaks for them. */
+static bool is_speaker(const struct gathering *g)
 {
-    const bool sends = rc == 0 && g->ranks.rank[g->ranks.self].listing == g->ranks.self;
+    return g->ranks.rank[g->ranks.self].listing == g->ranks.self;
+}
+
+static int merge(struct gathering *g, struct ckpt_err *err)
+{
+    const bool sends = is_speaker(g);
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     size_t len = 0;
 
-    if (run_round(g, rc, sends ? g->listing.ptr : NULL, sends ? g->listing.len : 0, reduce_listings,
+    if (run_round(g, 0, sends ? g->listing.ptr : NULL, sends ? g->listing.len : 0, reduce_listings,
                   &answer, &len, err) < 0)
         return -1;
     return ckpt_roster_decode(answer, len, g->ranks.n, &g->roster, err);
@@ -361,9 +367,9 @@ static int reduce_hashes(void *ctx, const unsigned char *const *data, const size
 }
 
 /* COLLECTIVE, and no round where there are no such files. The roster is the same on all ranks. */
-static int compare_copies(struct gathering *g, int rc, struct ckpt_err *err)
+static int compare_copies(struct gathering *g, struct ckpt_err *err)
 {
-    const bool sends = rc == 0 && g->ranks.rank[g->ranks.self].listing == g->ranks.self;
+    const bool sends = is_speaker(g);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str own = {0};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     size_t len = 0, n = 0;
@@ -376,10 +382,9 @@ static int compare_copies(struct gathering *g, int rc, struct ckpt_err *err)
         n++;
     }
     if (n == 0)
-        return rc;
-    if (own.failed)
-        rc = ckpt_nomem(err);
-    if (run_round(g, rc, own.ptr, own.len, reduce_hashes, &answer, &len, err) < 0)
+        return 0;
+    if (run_round(g, own.failed ? ckpt_nomem(err) : 0, own.ptr, own.len, reduce_hashes, &answer,
+                  &len, err) < 0)
         return -1;
     if (len != n * sizeof(uint32_t))
         return fail_version(0, err);
@@ -401,14 +406,14 @@ static void say_found(const struct gathering *g, bool same, const struct ckpt_lo
     size_t file = 0, copy = 0;
     const char *first = "";
 
+    if (g->ranks.self)
+        return;
     for (size_t i = 0; i < g->roster.entry.len; i++) {
         const struct ckpt_roster_entry *e = &g->roster.entry.ptr[i];
         file += e->is.kind == CKPT_ENTRY_FILE;
         if (has_copies(g, e) && copy++ == 0)
             first = e->is.path;
     }
-    if (g->ranks.self)
-        return;
     if (same)
         ckpt_logf(log, CKPT_LOG_INFO, "'%s': all ranks see the same files: an ordinary load",
                   g->given);
@@ -426,7 +431,7 @@ static int gather(struct gathering *g, const struct ckpt_options *opt, struct ck
                   struct ckpt_err *err)
 {
     bool same = false;
-    int rc = meet(g, 0, err);
+    int rc = meet(g, err);
 
     if (rc < 0 && g->failed)
         return -1;
@@ -434,7 +439,7 @@ static int gather(struct gathering *g, const struct ckpt_options *opt, struct ck
         rc = look_around(g, opt, err);
     if (compare(g, rc, &same, err) < 0)
         return -1;
-    if (!same && (merge(g, 0, err) < 0 || compare_copies(g, 0, err) < 0))
+    if (!same && (merge(g, err) < 0 || compare_copies(g, err) < 0))
         return -1;
     say_found(g, same, &opt->log);
     return same ? 0

@@ -3,7 +3,6 @@
  * listing, a struct tail, and its holders. */
 #include "load/local/roster.h"
 
-#include <assert.h>
 #include <string.h>
 
 #include "base/ckd.h"
