@@ -84,11 +84,12 @@ struct ckpt_zarr_stored {
 struct ckpt_zarr_part {
     struct ckpt_box box;
     struct ckpt_source *source; /* NULL: all of them are the fill value */
-    uint64_t off;
+    struct ckpt_source *file;   /* which has the stored bytes: `source`, or that it is made from */
+    uint64_t off;               /* in the source */
     uint64_t stride[CKPT_MAX_RANK]; /* in bytes */
 };
 
-/* Gets a part, and references its source if it keeps it. */
+/* Gets a part, and references its source and its file if it keeps it. */
 typedef int ckpt_zarr_part_fn(void *ctx, const struct ckpt_zarr_part *part, struct ckpt_err *err);
 
 /* Call add(ctx, part, err) for each part of a stored chunk: one, or one for each inner chunk, for

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "container/zarr.h"
 #include "container/zstd.h"
+#include "io/cursor.h"
 
 enum { ENTRY = 16, CHECKSUM = 4 }; /* bytes of an index: of an inner chunk, and at its end */
 
@@ -29,7 +30,7 @@ static int add_bytes(const struct walk *w, struct ckpt_zarr_part *part,
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *decoded = NULL;
 
     ckpt_box_strides(&box, ckpt_dtype_size(w->z->dtype), part->stride);
-    part->source = at->source;
+    part->source = part->file = at->source;
     part->off = at->off;
     if (w->z->zstd) {
         if (ckpt_source_zstd_of_size(w->slabs, at->source, at->off, at->len, nbyte, &decoded, err) <
@@ -67,24 +68,14 @@ static int read_index(const struct walk *w, unsigned char **ret, struct ckpt_err
                           at->off + (z->index_first ? 0 : at->len - len), err) < 0)
         return -1;
     if (z->index_checked) {
-        const unsigned char *sum = index + len - CHECKSUM;
-        const uint32_t stored =
-            (uint32_t)sum[3] << 24 | (uint32_t)sum[2] << 16 | (uint32_t)sum[1] << 8 | sum[0];
-        if (ckpt_crc32c(0, index, (size_t)len - CHECKSUM) != stored)
+        struct ckpt_cursor sum;
+        ckpt_cursor_init(&sum, index + len - CHECKSUM, CHECKSUM, 0, "");
+        if (ckpt_crc32c(0, index, (size_t)len - CHECKSUM) != ckpt_cursor_le32(&sum))
             return ckpt_fail(err, CKPT_FORMAT,
                              "the checksum (CRC-32C) of a shard's index is wrong: it is damaged");
     }
     *ret = ckpt_steal(&index);
     return 0;
-}
-
-static uint64_t le64(const unsigned char *p)
-{
-    uint64_t v = 0;
-
-    for (unsigned i = 8; i-- > 0;)
-        v = v << 8 | p[i];
-    return v;
 }
 
 /* The part of the array that the inner chunk at `inner`, counted in the shard, holds; false: it
@@ -124,14 +115,15 @@ static int add_shard(const struct walk *w, const struct ckpt_box *chunk, struct 
     const struct ckpt_zarr *z = w->z;
     ckpt_cleanup(ckpt_freep) unsigned char *index = NULL;
     uint64_t inner[CKPT_MAX_RANK] = {0};
+    struct ckpt_cursor entries;
 
     if (read_index(w, &index, err) < 0)
         return -1;
+    ckpt_cursor_init(&entries, index, (size_t)z->ninner * ENTRY, 0, "");
     for (uint64_t i = 0; i < z->ninner; i++) {
-        const unsigned char *entry = index + i * ENTRY;
+        const uint64_t off = ckpt_cursor_le64(&entries), len = ckpt_cursor_le64(&entries);
         struct ckpt_box box;
-        if (inner_box(z, chunk, inner, &box) &&
-            add_inner(w, &box, le64(entry), le64(entry + 8), err) < 0)
+        if (inner_box(z, chunk, inner, &box) && add_inner(w, &box, off, len, err) < 0)
             return -1;
         for (uint32_t d = z->rank; d-- > 0; inner[d] = 0)
             if (++inner[d] < z->chunk[d] / z->inner[d])

@@ -227,10 +227,21 @@ def check_steps(case):
     return problems
 
 
+def check_sources(case):
+    """The view knows the files that its tensors are read from, each once: by them it tells one save of a step from another."""
+    done = run(case, "info", "--json")
+    if done.returncode:
+        return [done.stderr.strip()]
+    info = json.loads(done.stdout)
+    tops = [os.path.join(case["folder"], case[k]) for k in ("open", "base") if case.get(k)]
+    there = sum(os.path.getsize(top) if os.path.isfile(top) else sum(os.path.getsize(os.path.join(top, n)) for n in all_files(top)) for top in tops)
+    return [] if 0 < info["stored_bytes"] <= there or not info["tensors"] else [f"info: {info['shard_files']} files of {info['stored_bytes']} bytes; there are {there}"]
+
+
 def check(case):
     """A list of what is wrong."""
     if case["compare"] == "refuse":
         return check_refused(case)
     if case.get("steps"):
         return check_steps(case)
-    return check_export(case, case.get("expected") or "expected")
+    return check_export(case, case.get("expected") or "expected") or check_sources(case)

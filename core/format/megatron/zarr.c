@@ -5,22 +5,16 @@
 #include <string.h>
 
 #include "base/par.h"
-#include "container/zarr.h"
 #include "format/megatron/load.h"
-#include "format/pieces.h"
+#include "format/zarr_parts.h"
 
 enum { DECODED_BUDGET = 256 << 20 }; /* bytes of decoded chunks that are kept */
-
-struct chunk {
-    struct ckpt_source *source;
-    struct ckpt_zarr_part part; /* of that source */
-};
 
 struct array {
     const char *folder;
     const char *name; /* name in the catalogue */
     struct ckpt_zarr z;
-    CKPT_VEC(struct chunk) chunks;
+    struct ckpt_zarr_parts parts;
     bool state;   /* it belongs to the optimizer's state */
     bool missing; /* left out */
 };
@@ -33,18 +27,16 @@ struct load {
     struct ckpt_str buf;
     CKPT_VEC(struct array) arrays;
     struct ckpt_slabs *decoded; /* compressed chunks when they are read */
+    struct ckpt_map files;      /* of the catalogue */
     struct ckpt_catalog *cat;
 };
 
 static void load_release(struct load *l)
 {
-    for (size_t i = 0; i < l->arrays.len; i++) {
-        struct array *a = &l->arrays.ptr[i];
-        for (size_t k = 0; k < a->chunks.len; k++)
-            ckpt_source_unref(a->chunks.ptr[k].source);
-        ckpt_vec_release(&a->chunks);
-    }
+    for (size_t i = 0; i < l->arrays.len; i++)
+        ckpt_zarr_parts_release(&l->arrays.ptr[i].parts);
     ckpt_vec_release(&l->arrays);
+    ckpt_map_release(&l->files);
     ckpt_slabs_unref(l->decoded);
     ckpt_arena_release(&l->names);
     ckpt_str_release(&l->buf);
@@ -111,18 +103,6 @@ static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct
     return 0;
 }
 
-static int add_chunk(void *ctx, const struct ckpt_zarr_part *part, struct ckpt_err *err)
-{
-    struct array *a = ctx;
-    struct chunk *c;
-
-    if (ckpt_vec_add(&a->chunks, &c) < 0)
-        return ckpt_nomem(err);
-    c->part = *part;
-    c->source = ckpt_source_ref(part->source);
-    return 0;
-}
-
 static int open_chunk(struct load *l, struct array *a, const uint64_t *index, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
@@ -140,7 +120,8 @@ static int open_chunk(struct load *l, struct array *a, const uint64_t *index, st
                          "'%s/%s' has %" PRIu64 " bytes, a chunk of '%s' has %" PRIu64,
                          ckpt_dir_path(l->dir), file.ptr, s->size, a->name, a->z.nbyte);
     const struct ckpt_zarr_stored at = {s, 0, s->size};
-    return ckpt_zarr_chunk_parts(&a->z, index, &at, l->decoded, add_chunk, a, err) < 0
+    return ckpt_zarr_chunk_parts(&a->z, index, &at, l->decoded, ckpt_zarr_parts_keep, &a->parts,
+                                 err) < 0
                ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), file.ptr)
                : 0;
 }
@@ -208,20 +189,6 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-static int add_array(struct load *l, const struct array *a, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
-
-    for (size_t i = 0; i < a->chunks.len; i++) {
-        const struct ckpt_zarr_part *p = &a->chunks.ptr[i].part;
-        uint32_t source = ckpt_catalog_add_source(l->cat, a->chunks.ptr[i].source, err);
-        if (source == UINT32_MAX ||
-            ckpt_pieces_add(&pieces, a->z.dim, &p->box, source, p->off, p->stride, err) < 0)
-            return -1;
-    }
-    return ckpt_pieces_catalog(&pieces, l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, err);
-}
-
 int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                             struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                             struct ckpt_err *err)
@@ -244,7 +211,8 @@ int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_optio
         const struct array *a = &l.arrays.ptr[i];
         if (a->missing && a->z.nbyte)
             ckpt_catalog_warn(cat, "left out: tensor '%s' has a missing chunk", a->name);
-        if (!a->missing && add_array(&l, a, err) < 0)
+        if (!a->missing &&
+            ckpt_zarr_parts_catalog(&a->parts, &a->z, a->name, &l.files, cat, err) < 0)
             return -1;
     }
     return 0;

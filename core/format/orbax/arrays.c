@@ -8,9 +8,8 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "container/ocdbt.h"
-#include "container/zarr.h"
 #include "format/orbax/load.h"
-#include "format/pieces.h"
+#include "format/zarr_parts.h"
 
 enum {
     DECODED_BUDGET = 256 << 20, /* bytes of decoded chunks that are kept */
@@ -21,9 +20,9 @@ struct array {
     const struct ckpt_orbax_leaf *leaf;
     const char *name; /* in the catalogue */
     struct ckpt_zarr z;
-    CKPT_VEC(struct ckpt_zarr_part) parts; /* their sources are referenced */
-    uint64_t nchunk;                       /* that are stored */
-    char *why;                             /* the reason why it is left out; or NULL */
+    struct ckpt_zarr_parts parts;
+    uint64_t nchunk; /* that are stored */
+    char *why;       /* the reason why it is left out; or NULL */
 };
 
 struct load {
@@ -32,6 +31,7 @@ struct load {
     const struct ckpt_reader_options *opt;
     struct ckpt_ocdbt db;
     struct ckpt_slabs *decoded;
+    struct ckpt_map files; /* of the catalogue */
     struct ckpt_arena names;
     CKPT_VEC(struct array) arrays;
     struct ckpt_catalog *cat;
@@ -39,9 +39,7 @@ struct load {
 
 static void array_release(struct array *a)
 {
-    for (size_t i = 0; i < a->parts.len; i++)
-        ckpt_source_unref(a->parts.ptr[i].source);
-    ckpt_vec_release(&a->parts);
+    ckpt_zarr_parts_release(&a->parts);
     free(a->why);
 }
 
@@ -50,6 +48,7 @@ static void load_release(struct load *l)
     for (size_t i = 0; i < l->arrays.len; i++)
         array_release(&l->arrays.ptr[i]);
     ckpt_vec_release(&l->arrays);
+    ckpt_map_release(&l->files);
     ckpt_arena_release(&l->names);
     ckpt_slabs_unref(l->decoded);
     ckpt_ocdbt_release(&l->db);
@@ -107,17 +106,6 @@ static int read_head(const struct load *l, struct array *a, struct ckpt_err *err
                : 0;
 }
 
-static int keep_part(void *ctx, const struct ckpt_zarr_part *part, struct ckpt_err *err)
-{
-    struct array *a = ctx;
-
-    if (ckpt_vec_push(&a->parts, *part) < 0)
-        return ckpt_nomem(err);
-    if (part->source)
-        (void)ckpt_source_ref(part->source);
-    return 0;
-}
-
 static int read_chunk(const struct load *l, struct array *a, const uint64_t *index,
                       struct ckpt_err *err)
 {
@@ -132,12 +120,13 @@ static int read_chunk(const struct load *l, struct array *a, const uint64_t *ind
     if (!l->tree->every_chunk && !has_value(l, key.ptr)) {
         struct ckpt_zarr_part fill = {.source = NULL};
         ckpt_zarr_chunk_box(&a->z, index, &fill.box);
-        return keep_part(a, &fill, err);
+        return ckpt_zarr_parts_keep(&a->parts, &fill, err);
     }
     if (find_value(l, key.ptr, &source, &at, err) < 0)
         return ckpt_err_in(err, "chunk '%s' (the save says that it stored every chunk)", key.ptr);
     a->nchunk++;
-    if (ckpt_zarr_chunk_parts(&a->z, index, &at, l->decoded, keep_part, a, err) < 0) {
+    if (ckpt_zarr_chunk_parts(&a->z, index, &at, l->decoded, ckpt_zarr_parts_keep, &a->parts, err) <
+        0) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(source);
         return ckpt_err_in(err, "chunk '%s' in '%s'", key.ptr, name);
     }
@@ -204,41 +193,6 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-/* The source of a part; of the fill value, one with an element. */
-static uint32_t source_of(struct load *l, const struct array *a, struct ckpt_zarr_part *p,
-                          uint32_t *fill, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *made = NULL;
-
-    if (p->source)
-        return ckpt_catalog_add_source(l->cat, p->source, err);
-    memset(p->stride, 0, sizeof p->stride);
-    p->off = 0;
-    if (*fill == UINT32_MAX && ckpt_source_mem_new("the fill value", a->z.fill,
-                                                   ckpt_dtype_size(a->z.dtype), &made, err) == 0)
-        *fill = ckpt_catalog_add_source(l->cat, made, err);
-    return *fill;
-}
-
-static int add_array(struct load *l, struct array *a, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_pieces_release) struct ckpt_pieces pieces = {0};
-    uint32_t fill = UINT32_MAX;
-    struct ckpt_source *last = NULL;
-    uint32_t source = UINT32_MAX;
-
-    for (size_t i = 0; i < a->parts.len; i++) {
-        struct ckpt_zarr_part *p = &a->parts.ptr[i];
-        if (!p->source || p->source != last)
-            source = source_of(l, a, p, &fill, err);
-        last = p->source;
-        if (source == UINT32_MAX ||
-            ckpt_pieces_add(&pieces, a->z.dim, &p->box, source, p->off, p->stride, err) < 0)
-            return -1;
-    }
-    return ckpt_pieces_catalog(&pieces, l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, err);
-}
-
 /* Warn of arrays of the database that the tree lacks. */
 static void warn_strays(struct load *l)
 {
@@ -295,6 +249,10 @@ int ckpt_orbax_arrays(struct ckpt_dir *item, const struct ckpt_orbax_tree *tree,
 
     if (tree->ocdbt && ckpt_ocdbt_read(open_data, &l, &l.db, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(item));
+    for (size_t i = 0; i < l.db.files.len;
+         i++) /* small values are in the nodes, which these have */
+        if (ckpt_zarr_file(&l.db.files.ptr[i].source, &l.files, cat, err) == UINT32_MAX)
+            return -1;
     if (choose(&l, name, ctx, err) < 0 || ckpt_slabs_new(DECODED_BUDGET, &l.decoded, err) < 0 ||
         ckpt_parallel(l.arrays.len, 0, read_array, &l, err) < 0)
         return -1;
@@ -302,7 +260,7 @@ int ckpt_orbax_arrays(struct ckpt_dir *item, const struct ckpt_orbax_tree *tree,
         struct array *a = &l.arrays.ptr[i];
         if (a->why)
             ckpt_catalog_warn(cat, "left out: tensor '%s': %s", a->name, a->why);
-        else if (add_array(&l, a, err) < 0)
+        else if (ckpt_zarr_parts_catalog(&a->parts, &a->z, a->name, &l.files, cat, err) < 0)
             return -1;
     }
     warn_strays(&l);
