@@ -187,7 +187,8 @@ static void join_folders(const struct joined *u, size_t first, const char *below
         found->id.size += more.id.size;
         found->id.mtime_ns =
             more.id.mtime_ns > found->id.mtime_ns ? more.id.mtime_ns : found->id.mtime_ns;
-        found->id.ctime_ns += more.id.ctime_ns;
+        /* only good for comparing, and a bucket's is a hash: it may wrap around */
+        found->id.ctime_ns = (int64_t)((uint64_t)found->id.ctime_ns + (uint64_t)more.id.ctime_ns);
     }
 }
 

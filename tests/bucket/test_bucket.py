@@ -18,10 +18,12 @@ import unittest
 
 from server import Store
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "mount"), os.path.join(HERE, "..", "load")]
 from mountlib import digests, wait_until  # noqa: E402
+from ranks import mpirun  # noqa: E402
 
-SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(HERE, "..", ".."))
 BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
 CKPT, CKPTFS = (os.path.join(BUILD, "fs", name) for name in ("ckpt", "ckptfs"))
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
@@ -548,9 +550,7 @@ class Loads(Case):
     def load(self, *args):
         self.store.served = 0
         self.store.log.clear()
-        r = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", CKPT, "load", "s3://b/m", "--layout",
-                            "dp=2,fsdp=2", "--json", "-o", "cache=no", *args], env=self.store.env(PATH=os.environ["PATH"]),
-                           capture_output=True, text=True, timeout=120)
+        r = mpirun(4, [CKPT, "load", "s3://b/m", "--layout", "dp=2,fsdp=2", "--json", "-o", "cache=no", *args], base=self.store.env())
         self.assertEqual(r.returncode, 0, r.stderr)
         return json.loads(r.stdout.splitlines()[-1])
 

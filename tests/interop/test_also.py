@@ -72,7 +72,7 @@ class Unions(Case):
         self.assertGreater(len(found), 20)
         for i in range(CASES):
             run, options = rng.choice(found)
-            n = rng.randint(2, 5)
+            n = rng.randint(2, 8)
             with self.subTest(i=i, run=os.path.relpath(run, GOLDEN), n=n):
                 shutil.rmtree(self.at("nodes"), ignore_errors=True)
                 nodes = self.deal(run, n, rng)

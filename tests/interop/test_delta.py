@@ -266,7 +266,6 @@ class Delta(unittest.TestCase):
         for what, (spoil, text) in cases.items():
             with self.subTest(what):
                 shutil.rmtree(self.run_dir, ignore_errors=True)
-                shutil.rmtree(os.path.join(self.dir, "bad"), ignore_errors=True)
                 c = self.chain(seed=5)
                 c.step()
                 while q not in (made := c.step(write=False))[0] or len(made[0]) < 6:
@@ -274,7 +273,7 @@ class Delta(unittest.TestCase):
                     c.bytes = dict(c.states[-1])
                 c.write(2, *made)
                 spoil(c, 2, *(dict(m) for m in made))
-                done = run("export", "-q", c.top, os.path.join(self.dir, "bad"), "--step", c.name(2), "-o", f"base={self.base}")
+                done = run("export", "-q", c.top, os.path.join(self.dir, f"bad {what}"), "--step", c.name(2), "-o", f"base={self.base}")
                 self.assertEqual(done.returncode, 1, what)
                 self.assertRegex(done.stderr, text)
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -67,8 +68,11 @@ def ended(processes, timeout=120 * SLOW):
     return [(p.returncode, *s) for p, s in zip(processes, said)]
 
 
-def mpirun(n, command, env=None, timeout=120 * SLOW):
-    return subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *command], capture_output=True, text=True, timeout=timeout, env=os.environ | MPI | (env or {}))
+def mpirun(n, command, env=None, timeout=120 * SLOW, base=os.environ):
+    """MPI's launcher, in a folder of its own: those of a user share one in /tmp, and the last to leave removes it while another arrives."""
+    with tempfile.TemporaryDirectory(prefix="mpi") as own:
+        env = dict(base) | MPI | {"OMPI_MCA_orte_tmpdir_base": own, "PRTE_MCA_prte_tmpdir_base": own} | (env or {})
+        return subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *command], capture_output=True, text=True, timeout=timeout, env=env)
 
 
 def torchrun(n, script, *args, python=PYTHON, timeout=600, env=None, **how):

@@ -34,13 +34,22 @@ class Storage:
             self.end_of_hang.cancel()
         self.server.send_signal(signal.SIGUSR2)
 
+    def unmount(self, seconds):
+        """A process that was killed while it waited is gone for its parent before its files are closed: for so long, busy is no failure."""
+        end = time.monotonic() + seconds
+        while (done := subprocess.run(["fusermount3", "-u", self.at], capture_output=True, text=True)).returncode:
+            if time.monotonic() > end:
+                subprocess.run(["fusermount3", "-u", "-z", self.at], check=True)
+                raise AssertionError(done.stderr)
+            time.sleep(0.1)
+
     def __enter__(self):
         return self
 
     def __exit__(self, *exc):
         self.go_on()
         try:
-            subprocess.run(["fusermount3", "-u", *(["-z"] if exc[0] else []), self.at], check=True)
+            self.unmount(10)
         except BaseException:
             self.server.terminate()
             raise

@@ -9,12 +9,16 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 
 from mountlib import CKPT, Case, digests, wait_until
 from test_real import write_model
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+from ranks import mpirun  # noqa: E402
 
 UNIT, BEAT, STALE, LAUNCH = 256 << 10, 100, 1500, 30000  # bytes and milliseconds, instead of 256 MiB, 5, 60 and 60 s
 KILLS = int(os.environ.get("CKPTFS_KILLS", "10"))
@@ -131,9 +135,8 @@ class Parts(Case):
     def test_mpirun(self):
         if not shutil.which("mpirun"):
             self.skipTest("no mpirun")
-        env = ENVIRON | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         for more in ((), (SHARDS,)):
-            done = subprocess.run(["mpirun", "--oversubscribe", "-n", "4", CKPT, "export", self.run_dir, self.out, *more], capture_output=True, text=True, timeout=120, env=env)
+            done = mpirun(4, [CKPT, "export", self.run_dir, self.out, *more], base=ENVIRON)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(re.findall("^xxh3.*", done.stdout, re.M), [self.digest[more]])
             self.is_whole(more)
