@@ -227,7 +227,7 @@ static int choose(struct load *l, ckpt_orbax_name_fn *name, void *ctx, struct ck
         const struct ckpt_orbax_leaf *leaf = &l->tree->leaves.ptr[i];
         struct array *a;
         ckpt_str_clear(&buf);
-        const char *own = leaf->kind == CKPT_ORBAX_ARRAY ? name(ctx, leaf, &buf) : NULL;
+        const char *own = leaf->is_array ? name(ctx, leaf, &buf) : NULL;
         if (buf.failed)
             return ckpt_nomem(err);
         if (!own)
