@@ -25,9 +25,11 @@ static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *e
     return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static void count(struct ckpt_batch *b, uint64_t len)
+static void count(struct ckpt_batch *b, struct ckpt_source *s, uint64_t len)
 {
     b->nbyte += len;
+    if (ckpt_source_is_elsewhere(s))
+        b->nasked += len;
     if (b->route.arrived)
         atomic_fetch_add_explicit(b->route.arrived, len, memory_order_relaxed);
 }
@@ -54,7 +56,7 @@ static int batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     b->source = NULL;
     b->nread++;
     const int rc = read_runs(b, s, &run, 1, b->how, err);
-    count(b, b->len);
+    count(b, s, b->len);
     b->missed = rc > 0;
     return rc ? -1 : 0;
 }
@@ -291,7 +293,7 @@ static int gather_flush(struct gather *g, struct ckpt_err *err)
         return -1;
     g->all = read_runs(b, g->source, g->run, n, CKPT_READ_CACHED, NULL) == 0;
     if (g->all)
-        count(b, n * g->copy->run);
+        count(b, g->source, n * g->copy->run);
     return 0;
 }
 

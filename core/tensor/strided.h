@@ -39,7 +39,8 @@ struct ckpt_batch {
     bool missed;                          /* CKPT_READ_CACHED: a read would have had to wait */
     CKPT_VEC(struct ckpt_batch_run) runs; /* CKPT_READ_PREFETCH: what ckpt_batch_fetch fetches */
     CKPT_VEC(struct ckpt_source *) touched;
-    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes asked for */
+    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes of them */
+    uint64_t nasked;                  /* of these bytes, those that other machines read */
     struct iovec iov[CKPT_BATCH_IOV]; /* last, because it is not zeroed */
 };
 

@@ -136,7 +136,8 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
     struct ckpt_rates r;
     ckpt_load_rates(load, &r);
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
-        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, "
+        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, "
+        "s:f, "
         "s:{s:f, "
         "s:f, "
         "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
@@ -144,13 +145,13 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
         ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "needed_bytes",
         (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
         (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
-        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "buffer_bytes",
-        (json_int_t)job.buffer_bytes, "device_bytes", (json_int_t)job.device_bytes, "wall_s",
-        job.wall_s, "plan_s", job.plan_s, "first_s", job.first_s, "setup_s", job.setup_s,
-        "exchange_rate", job.exchange_rate, "busy_s", "read", job.read_s, "place", job.place_s,
-        "exchange", job.send_s, "rates", "node_storage", r.node_storage, "shared_storage",
-        r.shared_storage, "page_cache", r.page_cache, "copy", r.copy, "local_link", r.local_link,
-        "network", r.network, "verified", (int)t->verify);
+        (json_int_t)job.received_bytes, "asked_bytes", (json_int_t)job.asked_bytes, "reads",
+        (json_int_t)job.reads, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
+        (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
+        job.first_s, "setup_s", job.setup_s, "exchange_rate", job.exchange_rate, "busy_s", "read",
+        job.read_s, "place", job.place_s, "exchange", job.send_s, "rates", "node_storage",
+        r.node_storage, "shared_storage", r.shared_storage, "page_cache", r.page_cache, "copy",
+        r.copy, "local_link", r.local_link, "network", r.network, "verified", (int)t->verify);
     ckptfs_json_bucket(j);
     ckpt_cleanup(ckpt_freep) char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)

@@ -470,6 +470,8 @@ struct ckpt_load_stats {
                        earlier ones; 0 in host memory over TCP */
     uint64_t skipped_bytes;   /* of wants that a reload has not sent again (changed_only) */
     uint64_t skipped_tensors; /* the view's tensors that it has not sent, to no rank */
+    uint64_t asked_bytes; /* of read_bytes: those that another rank has read and sent to this one,
+                             which has not the file (ckpt_load_open_local) */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those

@@ -81,6 +81,10 @@ def compare(world, rank, whole, local, options, layouts):
             assert same and got[name].dtype == tensor.dtype, (layout, name)
         assert got, "nothing was loaded, which proves nothing"
         assert got.stats["read_bytes"] == got.stats["unique_bytes"], (layout, got.stats)  # each byte once
+        if layout.startswith("dp="):  # all want all, so the reader of each byte is a rank that has it, and it travels to the others alone
+            assert got.stats["asked_bytes"] == 0 and got.stats["received_bytes"] >= (world - 1) * got.stats["unique_bytes"], (layout, got.stats)
+        if layout.startswith("fsdp="):  # each byte is one rank's, which asks for it if it has not the file
+            assert 0 < got.stats["asked_bytes"] <= got.stats["unique_bytes"] and got.stats["received_bytes"] == 0, (layout, got.stats)
     torch.distributed.destroy_process_group()
 
 

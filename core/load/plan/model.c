@@ -81,7 +81,7 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
     const struct ckpt_stream *s = &p->stream[group];
-    const uint64_t span = s->nstep ? (uint64_t)s->nwindow * s->slice : s->len;
+    uint64_t from, to;
 
     for (uint32_t u = s->lo; u < s->hi; u++) {
         const struct ckpt_unit *unit = &p->units.ptr[u];
@@ -92,15 +92,18 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
         ckpt_plan_unit_box(p, u, &box);
         const uint64_t end = unit->at + ckpt_box_numel(&box) * esize;
         for (uint64_t lo = unit->at, hi; lo < end; lo = hi) {
-            const uint64_t reader = lo / span;
+            const uint32_t reader = ckpt_plan_reader(p, group, lo);
             struct traffic *traffic = &m->traffic[g->rank[reader]];
-            hi = ckpt_min_u64(end, (reader + 1) * span);
+            ckpt_plan_span(p, group, reader, &from, &to);
+            hi = ckpt_min_u64(end, to);
             traffic->reads++;
             traffic->read += (hi - lo) / esize * stored;
         }
     }
-    for (uint64_t i = 0; i < g->n; i++) /* what travels has the gaps between units */
-        read[i] = ckpt_min_u64(s->len, (i + 1) * span) - ckpt_min_u64(s->len, i * span);
+    for (uint32_t i = 0; i < g->n; i++) { /* what travels has the gaps between units */
+        ckpt_plan_span(p, group, i, &from, &to);
+        read[i] = to - from;
+    }
 }
 
 /* Add the traffic of a group to that of its members. */
