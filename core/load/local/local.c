@@ -89,13 +89,11 @@ static int reduce_ranks(void *ctx, const unsigned char *const *data, const size_
 /* Describe this rank. */
 static void introduce(const struct gathering *g, struct ckpt_local_rank *ret)
 {
-    char host[64] = "";
-
     memset(ret, 0, sizeof *ret);
     ret->node = ckpt_node_digest();
-    if (gethostname(host, sizeof host - 1) < 0)
-        (void)strcpy(host, "an unnamed machine");
-    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, host);
+    if (gethostname(ret->host, sizeof ret->host - 1) < 0)
+        (void)strcpy(ret->host, "an unnamed machine");
+    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, ret->host);
 }
 
 /* The bytes of rank 0's answer become the ranks. */
@@ -109,9 +107,21 @@ static int take_ranks(struct gathering *g, const unsigned char *data, size_t len
     memcpy(g->ranks.rank, data, len);
     for (uint32_t r = 0; r < g->ranks.n; r++) {
         struct ckpt_local_rank *k = &g->ranks.rank[r];
-        k->who[sizeof k->who - 1] = k->address[sizeof k->address - 1] = '\0';
+        k->host[sizeof k->host - 1] = k->who[sizeof k->who - 1] = '\0';
+        k->address[sizeof k->address - 1] = '\0';
     }
     return 0;
+}
+
+/* From now on errors about a rank that is gone say which machine it was on. */
+static void name_hosts(const struct gathering *g)
+{
+    ckpt_cleanup(ckpt_freep) const char **host = malloc(g->ranks.n * sizeof *host);
+
+    for (uint32_t r = 0; host && r < g->ranks.n; r++)
+        host[r] = g->ranks.rank[r].host;
+    if (host)
+        ckpt_comm_name_hosts(g->comm, host);
 }
 
 static int meet(struct gathering *g, struct ckpt_err *err)
@@ -123,7 +133,10 @@ static int meet(struct gathering *g, struct ckpt_err *err)
     introduce(g, &own);
     if (run_round(g, 0, &own, sizeof own, reduce_ranks, &answer, &len, err) < 0)
         return -1;
-    return take_ranks(g, answer, len, err);
+    if (take_ranks(g, answer, len, err) < 0)
+        return -1;
+    name_hosts(g);
+    return 0;
 }
 
 /* ---- the second round: do all see the same? ---- */
