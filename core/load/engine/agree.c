@@ -279,7 +279,7 @@ static void take_places(struct ckpt_load *load, const struct ckpt_group_place *p
         struct ckpt_device_division *f = &load->division[place[i].division];
         f->id = XXH3_64bits_withSeed(&place[i], sizeof place[i], f->id) | 1;
         for (uint32_t g = 0; g < p->groups.len; g++)
-            for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].span; k++) {
+            for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].pairs; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
                 if (hash_of(c->rank, c->n) != place[i].group)
                     continue;
@@ -301,8 +301,8 @@ static int set_cmp(const void *pa, const void *pb)
 }
 
 /* Append the sets of ranks that are to get a communicator if there are not too many. Two ranks do
- * as well by sends and receives, but in host memory both steps must be all-gathers. Groups whose
- * spans differ use none. */
+ * as well by sends and receives, but in host memory both steps must be all-gathers. Groups that
+ * exchange in pairs use none. */
 static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_group_claim *group =
@@ -312,7 +312,7 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
     if (!group)
         return ckpt_nomem(err);
     for (size_t g = 0; g < p->groups.len; g++)
-        for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].span; k++) {
+        for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].pairs; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
             if (c->n >= CKPT_DIVISION_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
                 group[n++] = (struct ckpt_group_claim){hash_of(c->rank, c->n), p->stream[g].len,

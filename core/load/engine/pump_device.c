@@ -246,7 +246,7 @@ static int list_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, stru
 {
     const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
 
-    if (t->span)
+    if (t->pairs)
         return list_pairs(e, s, err);
     for (uint32_t k = 0; k < t->nstep; k++) {
         size_t len;

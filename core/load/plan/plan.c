@@ -386,21 +386,35 @@ static struct ckpt_collective step_of(const struct ckpt_plan *p, const struct ck
 
     for (; rank[step.self] != p->self; step.self++)
         assert(step.self + 1 < n); /* a rank plans only the groups that it is in */
-    if (n == p->job_wants->nrank && !s->span)
+    if (n == p->job_wants->nrank && !s->pairs)
         step.division = CKPT_DIVISION_ALL;
     return step;
 }
 
-/* Two steps if every node has the same number of members, and more than one, else one. An
- * all-gather moves as many bytes of each member, so where spans differ, ranks send to each other in
- * pairs. */
+/* All-gathers move as many bytes of each member as the longest span has. On devices they are still
+ * better than pairs as long as that is at most twice what there is; or, between nodes, what pairs
+ * would move, which send it to each member of a node. In host memory, where pairs are the trees of
+ * broadcast.h, which send it to each node once, they are not. */
+static bool needs_pairs(const struct ckpt_plan *p, const struct ckpt_broadcast *b,
+                        const struct ckpt_stream *s, uint32_t n)
+{
+    const uint64_t moved = (uint64_t)n * s->nwindow * s->slice;
+    const uint64_t most = b->nnode > 1 ? ckpt_max_u64(2, n / b->nnode) : 2;
+
+    return s->span && (!p->sizes.device || moved > most * s->len);
+}
+
+/* Two steps if every node has the same number of members, and more than one, else one. */
 static int choose_steps(struct ckpt_plan *p, uint32_t group, struct ckpt_err *err)
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
     const struct ckpt_broadcast *b = &p->broadcast[group];
     struct ckpt_stream *s = &p->stream[group];
     const uint32_t local = g->n / b->nnode;
-    bool regular = b->nnode > 1 && local > 1 && !s->span;
+    bool regular = b->nnode > 1 && local > 1;
+
+    s->pairs = needs_pairs(p, b, s, g->n);
+    regular &= !s->pairs;
 
     for (uint32_t k = 0; k <= b->nnode && regular; k++)
         regular = b->node[k] == k * local;

@@ -84,6 +84,8 @@ struct ckpt_stream {
     uint32_t slice;   /* bytes of a slice, a multiple of CKPT_UNIT_ALIGN */
     uint32_t nwindow; /* slices of the longest span */
     uint32_t nstep;   /* 1 or 2 steps; 0: one member */
+    bool pairs;       /* spans differ so much that ranks send to each other in pairs: all-gathers,
+                         in which all slices are equally long, would move too much */
     struct ckpt_collective step[2];
     uint32_t *members; /* ranks of the steps that are not the whole group; owned */
 };
