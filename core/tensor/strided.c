@@ -526,6 +526,27 @@ int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_r
     return 0;
 }
 
+uint64_t ckpt_piece_count(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
+                          const struct ckpt_box *box)
+{
+    struct clipped c;
+    uint64_t count = 1;
+
+    if (!clip_piece(&c, piece, t->dim, box))
+        return 0;
+    for (uint32_t d = 0; d < box->rank; d++) {
+        uint64_t along = 0; /* indices of dimension d that it has */
+        for (size_t i = 0; i < c.nspan[d]; i++) {
+            uint64_t n = 1;
+            for (uint32_t k = c.first[d]; k < c.first[d + 1]; k++)
+                n *= c.span[d][i].n[k - c.first[d]];
+            along += n;
+        }
+        count *= along;
+    }
+    return count;
+}
+
 bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
                        uint64_t *ret_off)
 {

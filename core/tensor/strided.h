@@ -108,6 +108,10 @@ struct ckpt_box_read {
 int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
                      struct ckpt_err *err);
 
+/* Count the elements of a box of a stored tensor that one of its pieces has. */
+uint64_t ckpt_piece_count(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
+                          const struct ckpt_box *box);
+
 /* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed
  * tensors, and if nothing is stored there. */
 bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,

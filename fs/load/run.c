@@ -226,12 +226,15 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
 
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
 {
+    const uint32_t per_node = t->ranks_per_node ? t->ranks_per_node : 8;
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
 
-    if (ckpt_tool_open(t, &view, err) < 0 ||
-        ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
-                        t->share_ranks, t->transport, &t->load, &text, err) < 0)
+    const int rc = t->local ? ckpt_load_open_nodes(t->run, t->node_files, t->layout, t->ranks,
+                                                   per_node, t->opt, t->step, &view, err)
+                            : ckpt_tool_open(t, &view, err);
+    if (rc < 0 || ckpt_load_model(view, t->layout, t->ranks, per_node, t->share_ranks, t->transport,
+                                  &t->load, &text, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
     if (ckpt_out_parse(text, &plan, err) < 0)

@@ -529,7 +529,7 @@ static void add_writer(struct ckpt_str *out, const char *text)
     }
 }
 
-void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
+void ckpt_local_explain(uint32_t n, const char *what, struct ckpt_err *err)
 {
     const struct ckpt_err was = *err;
     const char *slash = strrchr(was.text, '/');
@@ -539,6 +539,6 @@ void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
         return;
     add_writer(&writer, slash ? slash : was.text);
     *err = (struct ckpt_err){0};
-    (void)ckpt_fail(err, was.code, "%s (looked for at all %" PRIu32 " ranks of this job%s)",
-                    was.text, ckpt_comm_size(comm), ckpt_str_get(&writer));
+    (void)ckpt_fail(err, was.code, "%s (looked for at all %" PRIu32 " %s of this job%s)", was.text,
+                    n, what, ckpt_str_get(&writer));
 }
