@@ -10,6 +10,7 @@
     absent                files that must not be there
     config                true: config.json has every key that the oracle's states, with its value
     weight_map            true: each tensor is in the file that the index of expected/ names; or what the index must say
+    states                {state: oracle, and which of its names have no such state}: of test_states.py
     steps                 {step: folder with its oracle} of a run; incomplete: steps that it must not show; latest
 """
 
