@@ -77,7 +77,7 @@ TEST(output, every_format_is_an_option)
         CHECK(opt->output.writer == *w);
         CHECK_OK(check(words, &err));
     }
-    CHECK_EQ(n, 7);
+    CHECK_EQ(n, 8);
 }
 
 /* Two layouts have two sets of bytes. */
