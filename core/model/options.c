@@ -210,7 +210,7 @@ static const char *view_word(const struct ckpt_options *opt)
 /* The first number of the optimizer that was given; or NULL. */
 static const char *first_hyper(const struct ckpt_options *opt)
 {
-    static const char *const key[] = {"_lr",  "_initial_lr",   "_betas",
+    static const char *const key[] = {"_lr",  "_initial_lr",   "_min_lr",        "_betas",
                                       "_eps", "_weight_decay", "_optimizer_step"};
 
     for (size_t i = 0; i < sizeof key / sizeof *key; i++)
@@ -241,7 +241,7 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
                          : opt->average ? "average="
                          : opt->lora    ? "lora="
                                         : "missing=base");
-    if (opt->dtype_rule == CKPT_DTYPE_CAST || opt->dequantize)
+    if ((opt->dtype_rule == CKPT_DTYPE_CAST && !writer->has_masters) || opt->dequantize)
         return ckpt_fail(err, CKPT_USAGE,
                          "option %s: with optimizer each tensor keeps the dtype in which the run "
                          "has it",
@@ -483,6 +483,9 @@ static const struct ckpt_option options[] = {
     {"initial_lr", "X",
      "with optimizer: learning rate from which a scheduler computes, if the run does not say it",
      .also = "base_lr max_lr", .set = set_hyper},
+    {"min_lr", "X",
+     "with optimizer: learning rate at which a scheduler ends, if the run does not say it",
+     .set = set_hyper},
     {"betas", "B1+B2", "with optimizer: Adam's betas, if the run does not say them",
      .also = "adam_betas", .set = set_hyper},
     {"eps", "X", "with optimizer: Adam's epsilon, if the run does not say it",
