@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """view=megatron with the option optimizer: megatron-core's own distributed optimizer, on CPUs, loads it at other layouts. Its masters and moments are
-those that an independent writer gives that rank; after a step with the same gradients its masters are those of torch's AdamW, bit for bit."""
+those that an independent writer gives that rank; after a step with the same gradients its masters are those of torch's AdamW, bit for bit. And what that
+optimizer saves is resumed by torch from view=dcp, and is what view=megatron shows."""
 
 import os
 import shutil
@@ -14,10 +15,11 @@ try:
     import transformers as tf
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
+    import megatron_writer as mw
+    import test_resume as torch_resume
     import test_written_megatron as written
     from states_case import MOMENTS, StatesCase, megatron_run, nanotron_run, trained
     from tensor_case import CKPT, export, ranks, read_all
-    from test_resume import WithoutMegatron
     from test_written_megatron import CORES, PACKAGE
 except ImportError as e:
     print(f"skipped: {e}")
@@ -125,6 +127,42 @@ def compare(got, want, copies):
     assert count[0] == count[1], count
 
 
+def save(world, rank, port, path, top, tp, pp, ep):
+    """A rank of a job that saves a model and a distributed optimizer, with the masters in `top`."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    import torch.distributed as dist
+    preload()
+    from megatron.core import dist_checkpointing
+    dist.init_process_group("gloo")
+    cfg = tf.AutoConfig.from_pretrained(os.path.join(top, "hf"))
+    model, config = written.gpt_model(cfg, tp, pp, ep)
+    model.to(config.params_dtype)
+    optimizer = make_optimizer(model, config, True, 0.5, 0.0625)
+    masters = written.of_rank(read_all(os.path.join(top, "masters")), cfg, tp, pp, ep)
+    parameters = dict(model.named_parameters())
+    for name, p in parameters.items():
+        p.data.copy_(masters[name])
+    for one in optimizer.chained_optimizers:
+        for name, p in parameters.items():
+            if p in one.model_param_group_index_map:
+                at = one._get_model_param_range_map(p)["param"]
+                t = masters[name].flatten()[at.start:at.end]
+                one._set_main_param_and_optimizer_states(p, {"param": t, **{kind: of(t) for kind, of in MOMENTS.items()}})
+        for group in one.optimizer.param_groups:
+            group.update(HYPER, weight_decay=0.125 * group["wd_mult"])
+        for state in one.optimizer.state.values():
+            state["step"] = torch.tensor(5.)
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True, "singleton_local_shards": False}
+    sharded = written.sharded_model(model, config)
+    plan = {**written.PLAN, "centred": False, "tp": tp, "pp": pp, "ep": ep, "etp": 1 if ep > 1 else tp}
+    state = {"model": sharded, "optimizer": optimizer.sharded_state_dict(sharded, is_loading=False, metadata=metadata), "iteration": 10, "checkpoint_version": 3.0,
+             "args": mw.arguments(cfg, plan, cfg.tie_word_embeddings)}
+    mw.without_forks()
+    dist_checkpointing.save(state, path, content_metadata=metadata)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def resume(path, top, kind, tp, pp, ep, initial_lr, min_lr, options):
     """Load the states, compare them, and take a step. kind: of optimizer, "distributed", "float16" or "float32"; options: of ckptfs.megatron.load, or None."""
     import torch.distributed as dist
@@ -179,8 +217,8 @@ def resume(path, top, kind, tp, pp, ep, initial_lr, min_lr, options):
 
 # ---- the tests ----
 
-class ResumeMegatron(StatesCase):
-    def resumable(self, run, *options, ok=True):
+class MegatronCase(StatesCase):
+    def laid_out(self, run, *options, ok=True):
         """The step of the view, and what was said."""
         out = self.path("megatron-view")
         shutil.rmtree(out, ignore_errors=True)
@@ -244,20 +282,31 @@ class ResumeMegatron(StatesCase):
         except AssertionError as e:
             self.fail(f"{os.path.basename(CORES[core])}, {kind}, tp {tp}, pp {pp}, ep {ep}: {e}")
 
-    def torch_run(self, name):
+    def tensors(self, step):
+        metadata = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
+        whole = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "chunks") and m.size.numel()}
+        dcp.load(whole, checkpoint_id=step, no_dist=True)
+        return whole
+
+    def torch_run(self, name, step=1, decay=0.1, **more):
         """A run of torch's, whose masters are its weights."""
         model, optimizer = trained(CONFIGS[name], frozen=False)
         for group in optimizer.param_groups:
-            group.update(HYPER)
+            group.update(HYPER, **more)
+        optimizer.param_groups[0]["weight_decay"] = decay
+        for state in optimizer.state.values():
+            state["step"] = torch.tensor(float(step))
         model.save_pretrained(self.path(name))
         own, optim = get_state_dict(model, optimizer)
         dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path(name + "-run"), no_dist=True)
         return self.path(name + "-run"), "base=" + self.path(name)
 
+
+class ResumeMegatron(MegatronCase):
     def test_torch(self):
         """A dense model: at another layout than it is laid out for; and its states, read back."""
         run, base = self.torch_run("llama")
-        step, said = self.resumable(run, base, "dtype=bfloat16", "tp=2", "pp=2", *SCHEDULE)
+        step, said = self.laid_out(run, base, "dtype=bfloat16", "tp=2", "pp=2", *SCHEDULE)
         self.assertIn("the states of schedulers, random numbers and data loaders are not in this view", said)
         masters = self.prepare(step)
         self.reads_back(step, run, masters, base)
@@ -274,7 +323,7 @@ class ResumeMegatron(StatesCase):
     def test_without_a_view(self):
         """ckptfs.megatron.load of the run itself, also into optimizers that are not distributed."""
         run, base = self.torch_run("biases")
-        step, _ = self.resumable(run, base, "dtype=bfloat16", *SCHEDULE)
+        step, _ = self.laid_out(run, base, "dtype=bfloat16", *SCHEDULE)
         self.prepare(step)
         options = {"base": self.path("biases"), "dtype": "bfloat16", "make_vocab_size_divisible_by": 8, "initial_lr": 0.5, "min_lr": 0.0625}
         for kind, layout in (("distributed", (2, 2, 1)), ("float16", (2, 1, 1)), ("float32", (1, 1, 1))):
@@ -283,39 +332,33 @@ class ResumeMegatron(StatesCase):
     def test_experts(self):
         """Experts that other ranks share than the rest of the model have an optimizer of their own."""
         run, base = self.torch_run("moe")
-        step, _ = self.resumable(run, base, "dtype=bfloat16", "ep=2", *SCHEDULE)
+        step, _ = self.laid_out(run, base, "dtype=bfloat16", "ep=2", *SCHEDULE)
         self.assertEqual([one["optimizer"]["param_groups"][0]["is_expert_parallel"] for one in (self.common(step)["optimizer"][i] for i in range(2))], [False, True])
         masters = self.prepare(step)
         self.reads_back(step, run, masters, base)
         self.ranks(step, "distributed", 1, 1, 2)
-        step, _ = self.resumable(run, base, "dtype=bfloat16", *SCHEDULE)
+        step, _ = self.laid_out(run, base, "dtype=bfloat16", *SCHEDULE)
         self.ranks(step, "distributed", 1, 2, 1)
 
     def test_megatron(self):
         """Megatron's own run, whose masters are not its weights."""
         megatron_run(self.path("run"))
         run = self.path("run", "iter_0000010")
-        step, said = self.resumable(self.path("run"), "tp=2", "pp=4")
+        step, said = self.laid_out(self.path("run"), "tp=2", "pp=4")
         for kind, stored in (("param", "fp32_param"), *((k, k) for k in MOMENTS), (None, None)):
             want, got = ({k: t for k, t in self.tensors(path).items() if k.startswith("optimizer.state." + word + ".") or (not word and not k.startswith("optimizer."))}
                          for path, word in ((run, stored or ""), (step, kind or "")))
             self.same({k.replace("optimizer.state.fp32_param.", MASTER): t for k, t in want.items()}, got)
-        own = torch.load(os.path.join(run, "common.pt"), weights_only=False, pickle_module=WithoutMegatron)["optimizer"]["optimizer"]
+        own = torch.load(os.path.join(run, "common.pt"), weights_only=False, pickle_module=torch_resume.WithoutMegatron)["optimizer"]["optimizer"]
         for group, want in zip(self.groups(step), own["param_groups"]):
             self.assertEqual(group, {**want, "bias_correction": True, "step": 1})
         self.prepare(step)
         self.ranks(step, "distributed", 2, 1, 1, initial_lr=0.0, min_lr=None)
 
-    def tensors(self, step):
-        metadata = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
-        whole = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "chunks") and m.size.numel()}
-        dcp.load(whole, checkpoint_id=step, no_dist=True)
-        return whole
-
     def test_nanotron(self):
         run = self.path("nanotron")
         nanotron_run(run, lr=0.25)
-        step, _ = self.resumable(run, "tp=2", "min_lr=0.0625")
+        step, _ = self.laid_out(run, "tp=2", "min_lr=0.0625")
         masters = self.prepare(step)
         self.reads_back(step, run, masters)
         self.assertEqual([(g["step"], g["max_lr"]) for g in self.groups(step)], [(7, 0.0003)] * 2)
@@ -325,7 +368,7 @@ class ResumeMegatron(StatesCase):
     def test_deepspeed(self):
         ranks.run(3, "deepspeed_writer", "groups", ranks.free_port(), self.tmp, [3], folder=self.tmp, PYTHONPATH=DEEPSPEED[-1])
         run, base = self.path("groups3", "global_step2"), "base=" + self.path("groups3-base")
-        step, _ = self.resumable(run, base, *SCHEDULE)
+        step, _ = self.laid_out(run, base, *SCHEDULE)
         want = torch.load(self.path("groups3.want"))
         masters = self.prepare(step)
         self.same(masters, want["masters"])
@@ -336,7 +379,7 @@ class ResumeMegatron(StatesCase):
     def test_faults(self):
         run, base = self.torch_run("llama")
         for missing, text in (("initial_lr", "give it with the option initial_lr=X"), ("min_lr", "give it with the option min_lr=X")):
-            self.assertIn(text, self.resumable(run, base, *(o for o in SCHEDULE if not o.startswith(missing)), ok=False))
+            self.assertIn(text, self.laid_out(run, base, *(o for o in SCHEDULE if not o.startswith(missing)), ok=False))
         model, optimizer = trained(CONFIGS["llama"], frozen=False)
         own, optim = get_state_dict(model, optimizer)
 
@@ -349,26 +392,85 @@ class ResumeMegatron(StatesCase):
 
         first, second = "model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"
         steps = saved("steps", lambda state, groups: state[second].update(step=torch.tensor(3.)))
-        said = self.resumable(*steps, ok=False)
+        said = self.laid_out(*steps, ok=False)
         self.assertIn("steps, and '", said)
         self.assertIn("but view=megatron has one number for all: give it with optimizer_step=N", said)
-        step, _ = self.resumable(*steps, "optimizer_step=4")
+        step, _ = self.laid_out(*steps, "optimizer_step=4")
         self.assertEqual(self.groups(step)[0]["step"], 4)
         frozen = saved("frozen", lambda state, groups: (state.pop(first), groups[0]["params"].remove(first)))
-        self.assertIn("1 parts of 'decoder.layers.mlp.linear_fc2.weight' have a state, and 1 have none", self.resumable(*frozen, ok=False))
+        self.assertIn("1 parts of 'decoder.layers.mlp.linear_fc2.weight' have a state, and 1 have none", self.laid_out(*frozen, ok=False))
 
         def apart(state, groups):
             groups[0]["params"].remove(first)
             groups.append({**groups[0], "params": [first], "lr": 1.0})
 
-        self.assertIn("in one group of parameters, but the run in two that differ: give numbers for all", self.resumable(*saved("apart", apart), ok=False))
-        step, _ = self.resumable(*saved("apart", apart), "lr=0.25")
+        self.assertIn("in one group of parameters, but the run in two that differ: give numbers for all", self.laid_out(*saved("apart", apart), ok=False))
+        step, _ = self.laid_out(*saved("apart", apart), "lr=0.25")
         one = saved("one", lambda state, groups: (groups[0]["params"].extend(groups.pop()["params"])))
-        step, said = self.resumable(*one)
+        step, said = self.laid_out(*one)
         self.assertIn("the run has the weight decay 0.1 for 'decoder.", said)
         self.assertEqual([g["weight_decay"] for g in self.groups(step)], [0.1, 0.1])
         self.assertIn("option min_lr: it goes with the option optimizer", self.refused(run, "min_lr=1", base))
-        self.assertIn("option dequantize: with optimizer", self.resumable(run, base, "dequantize", ok=False))
+        self.assertIn("option dequantize: with optimizer", self.laid_out(run, base, "dequantize", ok=False))
+
+
+@unittest.skipUnless(CORES, "CKPTFS_MEGATRON names no megatron-core")
+class FromMegatron(MegatronCase, torch_resume.Resume):
+    """From what megatron-core saves of its distributed optimizer."""
+
+    def saved(self, name, tp, pp, ep):
+        """Its run; one of torch's that holds the same; and the base."""
+        from safetensors.torch import save_file
+        torch_run, base = self.torch_run(name, step=5, decay=0.125, initial_lr=0.5)
+        for folder in ("hf", "masters"):
+            os.makedirs(self.path(folder))
+        CONFIGS[name].save_pretrained(self.path("hf"))
+        save_file({k: t.clone() for k, t in read_all(self.path(name)).items()}, self.path("masters", "model.safetensors"))
+        step = self.path("run", "iter_0000010")
+        os.makedirs(step)
+        try:
+            ranks.run(max(tp, ep) * pp, "test_resume_megatron", "save", ranks.free_port(), step, self.tmp, tp, pp, ep, folder=self.tmp, timeout=500,
+                      PYTHONPATH=f"{CORES[-1]}:{PACKAGE}", OMP_NUM_THREADS="1")
+        except AssertionError as e:
+            self.fail(f"{os.path.basename(CORES[-1])} saves tp {tp}, pp {pp}, ep {ep}: {e}")
+        return step, torch_run, base
+
+    def is_resumed(self, name, *layout):
+        step, torch_run, base = self.saved(name, *layout)
+        # Megatron's own: keys, boxes, bytes and groups.
+        own, _ = self.laid_out(step, *(f"{k}={n}" for k, n in zip(("tp", "pp", "ep"), layout) if n > 1))
+        want, got = (dcp.FileSystemReader(p).read_metadata().state_dict_metadata for p in (step, own))
+        boxes = lambda m: (m.size, sorted((c.offsets, c.sizes) for c in m.chunks))  # noqa: E731
+        self.assertEqual(*({k: boxes(m) for k, m in of.items() if k.startswith("optimizer.")} for of in (got, want)))
+        self.same({k: t for k, t in self.tensors(own).items() if "optimizer." in k}, {k: t for k, t in self.tensors(step).items() if "optimizer." in k})
+        # Torch's and torchtitan's: what they are of a run that holds the same.
+        for form in ("dcp", "torchtitan"):
+            views = [self.read(os.path.join(self.resumable(run, base, form=form)[0], *(os.listdir(self.path("view-" + form)) if form == "torchtitan" else ())))
+                     for run in (step, torch_run)]
+            self.assertEqual(*(sorted(v) for v in views))
+            for k, t in views[1].items():
+                if isinstance(t, torch.Tensor):
+                    self.assertTrue(torch.equal(views[0][k], t), k)
+                elif k.endswith(".params"):
+                    self.assertEqual(sorted(views[0][k]), sorted(t))
+                else:
+                    self.assertEqual(views[0][k], t, k)
+        after = []
+        for run in (step, torch_run):
+            view, _ = self.resumable(run, "base=" + self.path("hf"), "names=memory")
+            model, _ = torch_resume.blank(CONFIGS[name])
+            model.requires_grad_(True)
+            optimizer = torch_resume.optimizer_of(model)
+            torch_resume.resume(model, optimizer, view)
+            self.assertEqual([g["weight_decay"] for g in optimizer.param_groups], [0.125, 0.0])
+            after.append(torch_resume.go_on(model, optimizer))
+        self.same(*after)
+
+    def test_tp_and_pp(self):
+        self.is_resumed("llama", 2, 2, 1)
+
+    def test_experts_and_pp(self):
+        self.is_resumed("moe", 1, 2, 2)
 
 
 if __name__ == "__main__":
