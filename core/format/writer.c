@@ -79,6 +79,7 @@ const char *const ckpt_output_keys[CKPT_NCUT] = {
     [CKPT_CUT_VPP] = "vpp",
     [CKPT_CUT_RANKS] = "ranks",
     [CKPT_CUT_VOCAB] = "make_vocab_size_divisible_by",
+    [CKPT_CUT_BATCH] = "global_batch_size",
 };
 
 uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut)

@@ -346,19 +346,23 @@ static int read_step(const struct ckpt_tensor *t, float *ret, struct ckpt_err *e
     return ckpt_tensor_pread(t, &rd, ret, sizeof *ret, 0, err);
 }
 
-/* The group of a tensor whose parameters no group names: by its kind, if the groups tell that. */
+/* The group of a tensor whose parameters no group names: by its kind, if the groups tell that, and
+ * only one has that kind. */
 static size_t group_by_kind(const struct making *m, const struct ckpt_tensor *t)
 {
     const bool is_vector = t->rank <= 1 || ckpt_has_suffix(t->name, "bias");
+    size_t i, found = NOT_SAID;
     json_t *group;
-    size_t i;
 
     json_array_foreach(m->groups, i, group) {
         const json_t *vectors = json_object_get(group, "vectors");
-        if (vectors && json_is_true(vectors) == is_vector)
-            return i;
+        if (!vectors || json_is_true(vectors) != is_vector)
+            continue;
+        if (found != NOT_SAID)
+            return NOT_SAID;
+        found = i;
     }
-    return NOT_SAID;
+    return found;
 }
 
 static int add_param(struct making *m, struct made_of *of, size_t i, struct ckpt_err *err)
@@ -376,7 +380,8 @@ static int add_param(struct making *m, struct made_of *of, size_t i, struct ckpt
     if (group == NOT_SAID)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option optimizer: the run has %zu groups of parameters, and nothing says "
-                         "to which '%s' belongs",
+                         "to which '%s' belongs: give numbers for all with lr=, weight_decay= and "
+                         "initial_lr=",
                          json_array_size(m->groups), tensors[i].name);
     if (p->step && !option(m, "optimizer_step") && read_step(p->step, &step, err) < 0)
         return -1;

@@ -224,6 +224,8 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
     const struct ckpt_writer *writer = opt->output.writer;
     const char *hyper = first_hyper(opt);
 
+    if (!opt->optimizer && opt->output.cut[CKPT_CUT_BATCH])
+        hyper = ckpt_output_keys[CKPT_CUT_BATCH];
     if (!opt->optimizer)
         return hyper ? ckpt_fail(err, CKPT_USAGE, "option %s: it goes with the option optimizer",
                                  hyper)
@@ -577,6 +579,9 @@ static const struct ckpt_option options[] = {
     {"make_vocab_size_divisible_by", "N",
      "rows of the vocabulary on each tensor-parallel rank are a multiple of N",
      PARTS(CKPT_CUT_VOCAB)},
+    {"global_batch_size", "N",
+     "with optimizer: samples of a training step, by which a scheduler counts",
+     PARTS(CKPT_CUT_BATCH)},
 };
 
 enum { NOPTIONS = sizeof options / sizeof *options };

@@ -181,9 +181,13 @@ def resume(path, top, kind, tp, pp, ep, initial_lr, min_lr, options):
         load, metadata = dist_checkpointing.load, dist_checkpointing.load_content_metadata(path)
     else:
         import ckptfs.megatron
-        load = lambda state, path: ckptfs.megatron.load(state, path, options=options)  # noqa: E731
+        fill, stats = ckptfs.megatron.fill_boxes, []
+        ckptfs.megatron.fill_boxes = lambda *a, **k: stats.append(fill(*a, **k)) or stats[-1]
+        load = lambda state, path: ckptfs.megatron.load(state, path, options=options, readers="once")  # noqa: E731
     state = {"model": sharded, "optimizer": optimizer.sharded_state_dict(sharded, is_loading=True, metadata=metadata)}
     loaded = load(state, path)
+    if options:  # slices only, each byte once
+        assert len(stats) == 1 and stats[0]["read_bytes"] <= 1.05 * stats[0]["unique_bytes"], stats
     model.load_state_dict(loaded["model"], strict=False)
     groups = loaded["optimizer"]
     if kind == "float32":  # which alone has them one level higher
@@ -211,8 +215,26 @@ def resume(path, top, kind, tp, pp, ep, initial_lr, min_lr, options):
     compare(states_of(optimizer, model)["param"], want, copies)
     for k, t in want.items():
         assert torch.equal(dict(model.named_parameters())[k].data, t.to(config.params_dtype)), k
+    if "opt_param_scheduler" in loaded and min_lr is not None:
+        check_scheduler(optimizer, loaded, initial_lr, min_lr)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def check_scheduler(optimizer, loaded, max_lr, min_lr):
+    """Megatron's scheduler goes on where the run was if it may override what the checkpoint does not say, and else refuses it."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    numbers = dict(init_lr=0.0, max_lr=max_lr, min_lr=min_lr, lr_warmup_steps=8, lr_decay_steps=8000, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
+                   wd_incr_steps=8000, wd_incr_style="constant")
+    scheduler = OptimizerParamScheduler(optimizer, **numbers, use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True)
+    scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    assert scheduler.num_steps == loaded["args"].consumed_train_samples > 0
+    try:
+        OptimizerParamScheduler(optimizer, **numbers, use_checkpoint_opt_param_scheduler=False).load_state_dict(loaded["opt_param_scheduler"])
+    except AssertionError as e:
+        assert "do not match" in str(e), e
+    else:
+        raise AssertionError("a schedule was made up")
 
 
 # ---- the tests ----
@@ -307,6 +329,11 @@ class ResumeMegatron(MegatronCase):
         """A dense model: at another layout than it is laid out for; and its states, read back."""
         run, base = self.torch_run("llama")
         step, said = self.laid_out(run, base, "dtype=bfloat16", "tp=2", "pp=2", *SCHEDULE)
+        self.assertIn("there is no opt_param_scheduler, on which Megatron-LM's scripts insist: give global_batch_size=N", said)
+        self.assertNotIn("opt_param_scheduler", self.common(step))
+        step, said = self.laid_out(run, base, "dtype=bfloat16", "tp=2", "pp=2", "global_batch_size=4", *SCHEDULE)
+        self.assertNotIn("opt_param_scheduler", said)
+        self.assertEqual(self.common(step)["opt_param_scheduler"]["num_steps"], 4)
         self.assertIn("the states of schedulers, random numbers and data loaders are not in this view", said)
         masters = self.prepare(step)
         self.reads_back(step, run, masters, base)
@@ -354,6 +381,15 @@ class ResumeMegatron(MegatronCase):
             self.assertEqual(group, {**want, "bias_correction": True, "step": 1})
         self.prepare(step)
         self.ranks(step, "distributed", 2, 1, 1, initial_lr=0.0, min_lr=None)
+        # Two groups of matrices that differ (--decoupled-lr), of which nothing says what they have.
+        common = torch.load(os.path.join(run, "common.pt"), weights_only=False, pickle_module=torch_resume.WithoutMegatron)
+        groups = common["optimizer"]["optimizer"]["param_groups"]
+        groups.append({**groups[0], "lr": 9.0, "is_decoupled_lr": True})
+        torch.save({"iteration": 10, "args": mw.arguments(tf.AutoConfig.from_pretrained(self.path("hf")), {**written.PLAN, "centred": False, "tp": 2, "pp": 1, "ep": 1}, True),
+                    "optimizer": common["optimizer"]}, os.path.join(run, "common.pt"))
+        self.assertIn("the run has 2 groups of parameters, and nothing says to which '", self.laid_out(self.path("run"), ok=False))
+        step, _ = self.laid_out(self.path("run"), "lr=0.5")
+        self.assertEqual([g["lr"] for g in self.groups(step)], [0.5, 0.5])
 
     def test_nanotron(self):
         run = self.path("nanotron")
@@ -411,6 +447,7 @@ class ResumeMegatron(MegatronCase):
         self.assertIn("the run has the weight decay 0.1 for 'decoder.", said)
         self.assertEqual([g["weight_decay"] for g in self.groups(step)], [0.1, 0.1])
         self.assertIn("option min_lr: it goes with the option optimizer", self.refused(run, "min_lr=1", base))
+        self.assertIn("option global_batch_size: it goes with the option optimizer", self.refused(run, "view=megatron", "global_batch_size=1", base))
         self.assertIn("option dequantize: with optimizer", self.laid_out(run, base, "dequantize", ok=False))
 
 

@@ -441,7 +441,7 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 
 const struct ckpt_writer ckpt_writer_megatron = {
     .name = "megatron",
-    .keys = CKPT_MG_KEYS,
+    .keys = CKPT_MG_KEYS | 1 << CKPT_CUT_BATCH,
     .layout = "its chunks are those of tp, pp, ep, etp and vpp",
     .recipes = "megatron",
     .also = "to_megatron to_mcore",

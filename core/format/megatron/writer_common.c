@@ -65,6 +65,8 @@ static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid
         ckpt_json_set(&args, "use_distributed_optimizer", json_true());
         ckpt_json_set(&args, "no_save_optim", json_false());
         ckpt_json_set(&args, "no_save_rng", json_true());
+        if (ckpt_mg_samples(w))
+            ckpt_json_set(&args, CKPT_MG_SAMPLES, json_integer((json_int_t)ckpt_mg_samples(w)));
     }
     return args;
 }

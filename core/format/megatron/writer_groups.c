@@ -138,17 +138,56 @@ static json_t *make_state(const struct group_class classes[NCLASSES], unsigned e
     return optimizer;
 }
 
-int ckpt_mg_put_optimizer(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
-                          struct ckpt_pickle_out *p, struct ckpt_err *err)
+uint64_t ckpt_mg_samples(const struct ckpt_writing *w)
 {
-    const bool apart = g->experts && (g->ep > 1 || g->etp != g->tp);
-    struct group_class classes[NCLASSES] = {{0}};
+    const uint64_t batch = w->output->cut[CKPT_CUT_BATCH];
+    uint64_t own = 0;
 
-    if (find_classes(w, apart, classes, err) < 0)
-        return -1;
-    warn_of_decay(w, &classes[VECTORS]);
+    if (batch)
+        return w->step > INT64_MAX / CKPT_CUT_MOST ? 0 : batch * w->step;
+    return ckpt_json_u64(w->config, CKPT_MG_SAMPLES, &own) && own <= INT64_MAX ? own : 0;
+}
+
+/* Append the state of Megatron-LM's scheduler, whose scripts insist on one, if it is known how far
+ * it is. Its schedule is not known: with None these scripts ask for --override-opt-param-scheduler.
+ */
+static void put_scheduler(const struct ckpt_writing *w, struct ckpt_pickle_out *p)
+{
+    static const char *const unknown[] = {
+        "lr_warmup_steps", "lr_decay_style", "lr_decay_steps", "start_wd",
+        "end_wd",          "wd_incr_style",  "wd_incr_steps",  NULL};
+    const json_t *group = json_array_get(w->groups, 0);
+    const uint64_t samples = ckpt_mg_samples(w);
+
+    if (!samples) {
+        ckpt_catalog_note(w->cat,
+                          "optimizer: nothing says how many samples the run has trained on, so "
+                          "there is no opt_param_scheduler, on which Megatron-LM's scripts insist: "
+                          "give global_batch_size=N");
+        return;
+    }
+    ckpt_pickle_out_text(p, "opt_param_scheduler");
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_text(p, "num_steps");
+    ckpt_pickle_out_u64(p, samples);
+    ckpt_pickle_out_text(p, "max_lr");
+    ckpt_pickle_out_json(p, json_object_get(group, "initial_lr"));
+    ckpt_pickle_out_text(p, "min_lr");
+    ckpt_pickle_out_json(p, json_object_get(group, "min_lr"));
+    for (size_t i = 0; unknown[i]; i++) {
+        ckpt_pickle_out_text(p, unknown[i]);
+        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_NONE);
+    }
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
+}
+
+/* Append the groups of one optimizer, or of two that are chained. */
+static int put_groups(const struct group_class classes[NCLASSES], bool apart,
+                      struct ckpt_pickle_out *p, struct ckpt_err *err)
+{
     ckpt_cleanup(ckpt_json_decrefp) json_t *dense = make_state(classes, 0),
                                            *experts = apart ? make_state(classes, EXPERTS) : NULL;
+
     if (!dense || (apart && !experts))
         return ckpt_nomem(err);
     ckpt_pickle_out_text(p, "optimizer");
@@ -163,4 +202,17 @@ int ckpt_mg_put_optimizer(const struct ckpt_writing *w, const struct ckpt_mg_gri
     ckpt_pickle_out_json(p, experts);
     ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
     return 0;
+}
+
+int ckpt_mg_put_optimizer(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
+                          struct ckpt_pickle_out *p, struct ckpt_err *err)
+{
+    const bool apart = g->experts && (g->ep > 1 || g->etp != g->tp);
+    struct group_class classes[NCLASSES] = {{0}};
+
+    if (find_classes(w, apart, classes, err) < 0)
+        return -1;
+    warn_of_decay(w, &classes[VECTORS]);
+    put_scheduler(w, p);
+    return put_groups(classes, apart, p, err);
 }

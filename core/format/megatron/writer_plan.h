@@ -81,8 +81,16 @@ char *ckpt_mg_folder(const struct ckpt_writing *w);
 int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
                        const char *format, struct ckpt_pickle_out *p, struct ckpt_err *err);
 
-/* Append the item "optimizer" to an open dict: the groups of parameters of w->groups. UNSUPPORTED:
- * the run divides parameters into groups that Megatron has in one. */
+/* The argument of a run that says how many samples it has trained on. */
+#define CKPT_MG_SAMPLES "consumed_train_samples"
+
+/* How many samples the run has trained on, as the option global_batch_size says, or the arguments
+ * of a run of Megatron's; 0: nothing says it. */
+uint64_t ckpt_mg_samples(const struct ckpt_writing *w);
+
+/* Append the item "optimizer" to an open dict: the groups of parameters of w->groups; and, if the
+ * samples are known, "opt_param_scheduler". UNSUPPORTED: the run divides parameters into groups
+ * that Megatron has in one. */
 int ckpt_mg_put_optimizer(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
                           struct ckpt_pickle_out *p, struct ckpt_err *err);
 
