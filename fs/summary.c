@@ -608,14 +608,15 @@ static void put_rates(const json_t *rates)
 /* Print a table of what the rank with the least, an average one and the one with the most have. */
 static void put_spreads(const json_t *plan)
 {
-    static const char *const key[] = {"read_bytes", "sent_bytes", "received_bytes"};
-    static const char *const name[] = {"read", "sent", "received"};
+    static const char *const key[] = {"read_bytes", "sent_bytes", "received_bytes", "asked_bytes"};
+    static const char *const name[] = {"read", "sent", "received", "asked"};
     static const char *const part[] = {"least", "mean", "most"};
     static const char *const head[] = {"by a rank", "least", "mean", "most"};
-    enum { ROWS = 4, COLUMNS = 4 };
+    enum { ROWS = 5, COLUMNS = 4 };
     char text[ROWS][COLUMNS][CKPT_OUT_SIZE], *cell[ROWS * COLUMNS];
+    const size_t rows = json_object_get(plan, "asked_bytes") ? ROWS : ROWS - 1;
 
-    for (size_t r = 0; r < ROWS; r++) {
+    for (size_t r = 0; r < rows; r++) {
         const json_t *row = json_object_get(plan, r ? key[r - 1] : "reads");
         (void)snprintf(text[r][0], CKPT_OUT_SIZE, "%s", r ? name[r - 1] : "reads");
         for (size_t c = 1; c < COLUMNS; c++) {
@@ -628,7 +629,24 @@ static void put_spreads(const json_t *plan)
         for (size_t c = 0; c < COLUMNS; c++)
             cell[r * COLUMNS + c] = text[r][c];
     }
-    ckpt_out_table(head, "lrrr", COLUMNS, cell, ROWS * COLUMNS);
+    ckpt_out_table(head, "lrrr", COLUMNS, cell, rows * COLUMNS);
+}
+
+/* Print what the ranks of each node read of its own files, unless they read nothing. */
+static void put_nodes(const json_t *nodes)
+{
+    const json_t *n;
+    size_t i;
+
+    json_array_foreach(nodes, i, n) {
+        char read[CKPT_OUT_SIZE], asked[CKPT_OUT_SIZE];
+        if (number_of(n, "read_bytes") == 0 && number_of(n, "asked_bytes") == 0)
+            continue;
+        line("node",
+             "%" JSON_INTEGER_FORMAT ": reads %s of its files for all, asks other nodes for %s",
+             number_of(n, "node"), ckpt_out_size((uint64_t)number_of(n, "read_bytes"), read),
+             ckpt_out_size((uint64_t)number_of(n, "asked_bytes"), asked));
+    }
 }
 
 /* Print how the rank that exchanges most does so, a line for each group and step. */
@@ -668,6 +686,7 @@ void ckpt_summary_of_plan(const json_t *plan, bool multiplied)
          json_number_value(json_object_get(seconds, "once")));
     put_rates(json_object_get(plan, "rates"));
     put_exchanges(json_object_get(plan, "exchanges"));
+    put_nodes(json_object_get(plan, "by_node"));
     (void)putchar('\n');
     put_spreads(plan);
 }

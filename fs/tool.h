@@ -42,6 +42,7 @@ struct ckpt_tool {
     uint32_t share_ranks;           /* --share; 0: not given */
     bool verify;                    /* compare the loaded bytes with the view */
     bool local;                     /* each node has only some of the files */
+    char *node_files;               /* of plan: a list of which node has what; NULL: not given */
 };
 
 /* A command returns -1 with *err filled, or one of these. */

@@ -199,9 +199,9 @@ tell_times() {
 touch build/began
 if ((strict)); then
   export CKPTFS_STRICT=1
-  # many of these wait, so there is one more than there are processors
-  run asan -LE 'interop|bench|engines' -j $((jobs + 1))
-  run tsan -LE interop -j $((jobs + 1))
+  # the long ones mostly wait (those of faults, for timeouts), so there are twice as many as processors
+  run asan -LE 'interop|bench|engines' -j $((2 * jobs))
+  run tsan -LE interop -j $((2 * jobs))
   phase 'fuzzing'
   mkdir -p build/fuzz
   # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest

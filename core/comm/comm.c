@@ -3,6 +3,7 @@
 #include "comm/comm.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,10 +56,28 @@ void ckpt_comm_free(struct ckpt_comm *comm)
         comm->held = m->next;
         ckpt_ctl_free(m);
     }
+    free(comm->x->host);
     comm->x->ops->free(comm->x);
     free(comm->peer);
     free(comm->doing);
     free(comm);
+}
+
+void ckpt_comm_name_hosts(struct ckpt_comm *comm, const char *const *host)
+{
+    const uint32_t n = comm->x->size;
+    size_t len = n * sizeof *host;
+
+    for (uint32_t r = 0; r < n; r++)
+        len += strlen(host[r]) + 1;
+    free(comm->x->host);
+    if (!(comm->x->host = malloc(len))) /* the pointers, and then the names */
+        return;
+    char *at = (char *)(comm->x->host + n);
+    for (uint32_t r = 0; r < n; r++) {
+        comm->x->host[r] = at;
+        at = stpcpy(at, host[r]) + 1;
+    }
 }
 
 struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
@@ -242,8 +261,9 @@ int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t 
 {
     return ckpt_now_ms() <= comm->peer[peer].heard_ms + timeout_ms
                ? 0
-               : ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s%s%s", peer,
-                           timeout_ms / 1000.0, comm->doing ? "; it is waited for to " : "",
+               : ckpt_fail(err, CKPT_TIMEOUT, "%s sent nothing for %.1f s%s%s",
+                           ckpt_xport_rank_text(comm->x, peer).text, timeout_ms / 1000.0,
+                           comm->doing ? "; it is waited for to " : "",
                            comm->doing ? comm->doing : "");
 }
 
@@ -263,6 +283,15 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     return comm->npoll > comm->peer[peer].gone_poll;
 }
 
+struct ckpt_rank_text ckpt_xport_rank_text(const struct ckpt_xport *x, uint32_t rank)
+{
+    struct ckpt_rank_text ret;
+
+    (void)snprintf(ret.text, sizeof ret.text, "rank %" PRIu32 "%s%s", rank, x->host ? " on " : "",
+                   x->host ? x->host[rank] : "");
+    return ret;
+}
+
 int ckpt_xport_check_nomem(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
 {
     return x->nomem_peer != peer + 1
@@ -276,5 +305,5 @@ int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_
 {
     if (ckpt_xport_check_nomem(x, peer, err) < 0)
         return -1;
-    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
+    return ckpt_fail(err, CKPT_PEER, "%s is gone", ckpt_xport_rank_text(x, peer).text);
 }

@@ -84,6 +84,10 @@ CKPT_PUBLIC int ckpt_comm_wrap_members(struct ckpt_xport *x, struct ckpt_comm **
  * messages do not tell it. */
 void ckpt_comm_set_doing(struct ckpt_comm *comm, const char *what, const char *name);
 
+/* Keep the names of all ranks' machines, host[0..size), so that errors about a rank have them, too.
+ * Without memory they do not. */
+void ckpt_comm_name_hosts(struct ckpt_comm *comm, const char *const *host);
+
 /* A wait that is told to the user after 10 s, and then every 30 s. */
 struct ckpt_wait {
     uint64_t since_ms, next_ms;

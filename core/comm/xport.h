@@ -125,10 +125,19 @@ struct ckpt_xport {
     bool same_host;      /* ranks of a node pass bytes on in one step: they share memory */
     uint64_t moved;      /* bytes that transfers have sent and received so far, where known */
     uint32_t nomem_peer; /* 1 + the last peer for whose message this rank had no memory; 0: none */
+    const char **host;   /* per rank: the name of its machine, for messages; or NULL. The comm's */
     /* If destinations are in device memory: the device, which also exchanges data in place of post
      * (device.h). NULL: they are in host memory. */
     struct ckpt_device *device;
 };
+
+/* Holds what messages call a rank. */
+struct ckpt_rank_text {
+    char text[96];
+};
+
+/* Names a rank for messages: "rank 2", and " on HOST" if that is known (ckpt_comm_name_hosts). */
+struct ckpt_rank_text ckpt_xport_rank_text(const struct ckpt_xport *x, uint32_t rank);
 
 /* NOMEM if this rank had no memory for what the other one sent. */
 int ckpt_xport_check_nomem(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);

@@ -22,7 +22,8 @@ enum {
     MAX_NODE = 256 << 20,        /* bytes of a node, stored and decompressed */
     MAX_KEYS = 16 * 1024 * 1024, /* of a database */
     NODE_COST = 4096,            /* added to the bytes of each node, against many small ones */
-    HEADER = 4 + 8,              /* the magic number and the length */
+    MAGIC = 4,
+    HEADER = MAGIC + 8, /* the magic number and the length */
     FOOTER = 4,
 };
 
@@ -73,15 +74,6 @@ static uint64_t take_varint(struct ckpt_cursor *c)
 static uint32_t be32(const unsigned char *p)
 {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
-}
-
-static uint64_t le(const unsigned char *p, unsigned n)
-{
-    uint64_t v = 0;
-
-    while (n-- > 0)
-        v = v << 8 | p[n];
-    return v;
 }
 
 /* n numbers, each of a byte at least; NULL: there are not as many, or there is no memory. The
@@ -234,10 +226,13 @@ static int unpack(const unsigned char *raw, size_t len, uint32_t magic, struct b
 
     if (len < HEADER + FOOTER || be32(raw) != magic)
         return ckpt_fail(err, CKPT_FORMAT, "it does not begin with the magic number %08x", magic);
-    if (le(raw + 4, 8) != len)
+    ckpt_cursor_init(&c, raw + MAGIC, len - MAGIC, 0, "");
+    const uint64_t said = ckpt_cursor_le64(&c);
+    if (said != len)
         return ckpt_fail(err, CKPT_FORMAT, "it has %zu bytes, but says that it has %" PRIu64, len,
-                         le(raw + 4, 8));
-    if (ckpt_crc32c(0, raw, len - FOOTER) != le(raw + len - FOOTER, FOOTER))
+                         said);
+    ckpt_cursor_init(&c, raw + len - FOOTER, FOOTER, 0, "");
+    if (ckpt_crc32c(0, raw, len - FOOTER) != ckpt_cursor_le32(&c))
         return ckpt_fail(err, CKPT_FORMAT, "its checksum (CRC-32C) is wrong: it is damaged");
     ckpt_cursor_init(&c, raw + HEADER, len - HEADER - FOOTER, HEADER, "");
     const uint64_t version = take_varint(&c), compression = take_varint(&c);

@@ -13,10 +13,10 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "container/decoded.h"
 #include "io/source.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
-#include "tensor/slab.h"
 
 #define CKPT_ZARR2_HEAD ".zarray"
 #define CKPT_ZARR3_HEAD "zarr.json"
@@ -94,7 +94,7 @@ typedef int ckpt_zarr_part_fn(void *ctx, const struct ckpt_zarr_part *part, stru
 
 /* Call add(ctx, part, err) for each part of a stored chunk: one, or one for each inner chunk, for
  * which the shard's index is read. No chunk is decoded before it is read: then it is decoded as a
- * whole, and kept in slabs, which many chunks share. Safe from many threads with one slabs. */
+ * whole, and kept in a place that many chunks share. Safe from many threads. */
 int ckpt_zarr_chunk_parts(const struct ckpt_zarr *z, const uint64_t *index,
-                          const struct ckpt_zarr_stored *at, struct ckpt_slabs *slabs,
+                          const struct ckpt_zarr_stored *at, struct ckpt_decoded *decoded,
                           ckpt_zarr_part_fn *add, void *ctx, struct ckpt_err *err);

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "container/zarr.h"
@@ -45,13 +44,18 @@ static int parse_dtype(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *er
                 : ckpt_fail(err, CKPT_UNSUPPORTED, "its 'data_type' is no name");
 }
 
+/* The name of what is a name, or an object with a name; NULL: it is neither. */
+static const char *name_of(const json_t *j)
+{
+    return json_is_string(j) ? json_string_value(j) : ckpt_json_str(j, "name");
+}
+
 /* The configuration of a member that must have this name; NULL: it has none. */
 static int parse_named(const json_t *j, const char *key, const char *expected,
                        const json_t **ret_configuration, struct ckpt_err *err)
 {
     const json_t *member = json_object_get(j, key);
-    const char *name =
-        json_is_string(member) ? json_string_value(member) : ckpt_json_str(member, "name");
+    const char *name = name_of(member);
 
     if (!name)
         return ckpt_fail(err, CKPT_FORMAT, "it has no '%s'", key);
@@ -77,8 +81,7 @@ static int parse_grid(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err
 static int parse_names(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err)
 {
     const json_t *encoding = json_object_get(j, "chunk_key_encoding");
-    const char *name =
-        json_is_string(encoding) ? json_string_value(encoding) : ckpt_json_str(encoding, "name");
+    const char *name = name_of(encoding);
     const char *separator = ckpt_json_str(json_object_get(encoding, "configuration"), "separator");
 
     if (!name)
@@ -101,8 +104,7 @@ enum codec { CODEC_BYTES, CODEC_ZSTD, CODEC_CRC32C, CODEC_SHARDS };
 static int parse_codec(const json_t *codec, enum codec *ret, struct ckpt_err *err)
 {
     static const char *const names[] = {"bytes", "zstd", "crc32c", "sharding_indexed"};
-    const char *name =
-        json_is_string(codec) ? json_string_value(codec) : ckpt_json_str(codec, "name");
+    const char *name = name_of(codec);
     const char *endian = ckpt_json_str(json_object_get(codec, "configuration"), "endian");
 
     for (size_t i = 0; name && i < sizeof names / sizeof names[0]; i++) {

@@ -15,7 +15,7 @@ enum { ENTRY = 16, CHECKSUM = 4 }; /* bytes of an index: of an inner chunk, and 
 struct walk {
     const struct ckpt_zarr *z;
     const struct ckpt_zarr_stored *at;
-    struct ckpt_slabs *slabs;
+    struct ckpt_decoded *decoded;
     ckpt_zarr_part_fn *add;
     void *ctx;
 };
@@ -33,8 +33,8 @@ static int add_bytes(const struct walk *w, struct ckpt_zarr_part *part,
     part->source = part->file = at->source;
     part->off = at->off;
     if (w->z->zstd) {
-        if (ckpt_source_zstd_of_size(w->slabs, at->source, at->off, at->len, nbyte, &decoded, err) <
-            0)
+        if (ckpt_source_zstd_of_size(w->decoded, at->source, at->off, at->len, nbyte, &decoded,
+                                     err) < 0)
             return -1;
         part->source = decoded;
         part->off = 0;
@@ -133,10 +133,10 @@ static int add_shard(const struct walk *w, const struct ckpt_box *chunk, struct 
 }
 
 int ckpt_zarr_chunk_parts(const struct ckpt_zarr *z, const uint64_t *index,
-                          const struct ckpt_zarr_stored *at, struct ckpt_slabs *slabs,
+                          const struct ckpt_zarr_stored *at, struct ckpt_decoded *decoded,
                           ckpt_zarr_part_fn *add, void *ctx, struct ckpt_err *err)
 {
-    const struct walk w = {z, at, slabs, add, ctx};
+    const struct walk w = {z, at, decoded, add, ctx};
     struct ckpt_zarr_part part;
 
     ckpt_zarr_chunk_box(z, index, &part.box);

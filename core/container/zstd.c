@@ -10,6 +10,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "io/iov.h"
 
 enum {
     IN_BYTES = 1 << 20,
@@ -22,8 +23,9 @@ enum {
 
 struct source_zstd {
     struct ckpt_source source;
+    struct ckpt_decoded_part part;
     struct ckpt_source *of;
-    struct ckpt_slabs *slabs;
+    struct ckpt_decoded *decoded;
     uint64_t off, len; /* in `of`, compressed */
     bool claimed;      /* another file says how long they are; nothing was decompressed before */
     struct kept {
@@ -130,14 +132,10 @@ int ckpt_zstd_decompress(const void *data, size_t len, size_t max_len, void **re
                  ? -1
                  : ckpt_zstd_stream_new(of, 0, len, &s, err);
 
-    while (rc == 0 && made == cap) {
-        char *grown = cap <= max_len ? realloc(out, cap = 2 * cap + OUT_BYTES) : NULL;
+    while (rc == 0 && made == cap && made <= max_len) {
+        char *grown = realloc(out, cap = 2 * cap + OUT_BYTES);
         if (!grown) {
-            rc = made > max_len ? ckpt_fail(err, CKPT_FORMAT,
-                                            "the bytes compressed by zstd are more than %zu bytes "
-                                            "when decompressed",
-                                            max_len)
-                                : ckpt_nomem(err);
+            rc = ckpt_nomem(err);
             break;
         }
         out = grown;
@@ -258,60 +256,90 @@ static int measure(struct source_zstd *z, uint64_t max_len, struct ckpt_err *err
 
 /* ---- later: all of it ---- */
 
-static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+static const struct source_zstd *of_part(const struct ckpt_decoded_part *part)
 {
-    const struct source_zstd *z = ctx;
-    struct ckpt_zstd_stream *s = NULL;
-    size_t made = 0, more = 0;
-    char byte;
+    return (const struct source_zstd *)((const char *)part - offsetof(struct source_zstd, part));
+}
 
-    (void)slab;
-    const int rc = ckpt_zstd_stream_new(z->of, z->off, z->len, &s, err) < 0 ||
-                           ckpt_zstd_stream_read(s, buf, len, &made, err) < 0 ||
-                           ckpt_zstd_stream_read(s, &byte, 1, &more, err) < 0
-                       ? -1
-                       : ckpt_source_check(z->of, err);
-    ckpt_zstd_stream_free(s);
-    if (rc == 0 && made == len && !more)
-        return 0;
-    if (rc < 0 && (!z->claimed || !err || err->code != CKPT_FORMAT))
-        return -1;
-    if (rc == 0 && !z->claimed)
+/* The stream has `more` bytes than were expected, or fewer. */
+static int fail_length(const struct source_zstd *z, bool more, struct ckpt_err *err)
+{
+    if (!z->claimed)
         return ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "the bytes compressed by zstd at byte %" PRIu64 " are %s than %" PRIu64
+                     " bytes when decompressed",
+                     z->off, more ? "more" : "fewer", z->part.len);
+}
+
+static int copy(const struct source_zstd *z, struct ckpt_zstd_stream *s, ckpt_decoded_put *put,
+                void *to, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) unsigned char *out = malloc(OUT_BYTES);
+    size_t n = 0, more = 0;
+
+    if (!out)
+        return ckpt_nomem(err);
+    for (uint64_t left = z->part.len; left > 0; left -= n) {
+        const size_t part = (size_t)ckpt_min_u64(OUT_BYTES, left);
+        if (ckpt_zstd_stream_read(s, out, part, &n, err) < 0)
+            return -1;
+        if (n < part)
+            return fail_length(z, false, err);
+        if (!put(to, out, n))
+            return 1;
+    }
+    if (ckpt_zstd_stream_read(s, out, 1, &more, err) < 0)
+        return -1;
+    return more ? fail_length(z, true, err) : ckpt_source_check(z->of, err);
+}
+
+static int decode(const struct ckpt_decoded_part *part, ckpt_decoded_put *put, void *to,
+                  struct ckpt_err *err)
+{
+    const struct source_zstd *z = of_part(part);
+    struct ckpt_zstd_stream *s = NULL;
+    struct ckpt_err own = {0};
+    int rc = ckpt_zstd_stream_new(z->of, z->off, z->len, &s, &own);
+
     if (rc == 0)
-        (void)ckpt_fail(err, CKPT_FORMAT,
-                        "the bytes compressed by zstd at byte %" PRIu64
-                        " are %s than %zu bytes when decompressed",
-                        z->off, more ? "more" : "fewer", len);
-    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(z->of);
-    return ckpt_err_in(err, "'%s'", name);
+        rc = copy(z, s, put, to, &own);
+    ckpt_zstd_stream_free(s);
+    if (rc >= 0)
+        return rc;
+    if (z->claimed && own.code == CKPT_FORMAT) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(z->of);
+        (void)ckpt_err_in(&own, "'%s'", name);
+    }
+    return ckpt_err_move(err, &own);
 }
 
 /* ---- the source ---- */
 
-static int read_part(struct source_zstd *z, void *buf, size_t len, uint64_t off,
-                     struct ckpt_err *err)
+/* Read what is kept of the beginning and the end. False: it lies elsewhere. */
+static bool read_kept(const struct source_zstd *z, const struct ckpt_source_run *run)
 {
-    const uint64_t size = z->source.size, tail = size < KEPT ? 0 : size - KEPT;
-    const struct ckpt_slab slab = {
-        .scope = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
+    const uint64_t size = z->source.size, tail = size < KEPT ? 0 : size - KEPT,
+                   len = ckpt_iov_len(run->iov, run->n);
+    struct ckpt_iov_cursor to = {run->iov, 0};
 
-    if (z->kept && ckpt_range_ok(off, len, KEPT))
-        memcpy(buf, z->kept->head + off, len);
-    else if (z->kept && off >= tail)
-        memcpy(buf, z->kept->tail + (KEPT - (size - off)), len);
+    if (z->kept && ckpt_range_ok(run->off, len, KEPT))
+        ckpt_iov_put(&to, z->kept->head + run->off, len);
+    else if (z->kept && run->off >= tail)
+        ckpt_iov_put(&to, z->kept->tail + (KEPT - (size - run->off)), len);
     else
-        return ckpt_slabs_read(z->slabs, &slab, buf, len, (size_t)off, err);
-    return 0;
+        return false;
+    return true;
 }
 
-static int zstd_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                       struct ckpt_err *err)
+static int zstd_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
-    for (int i = 0; i < n; off += iov[i++].iov_len)
-        if (iov[i].iov_len && read_part(self(s), iov[i].iov_base, iov[i].iov_len, off, err) < 0)
-            return -1;
-    return 0;
+    struct source_zstd *z = self(s);
+
+    if (n == 1 && way->how == CKPT_READ_AHEAD && read_kept(z, run))
+        return 0;
+    return ckpt_decoded_read(z->decoded, &z->part, way, run, n, err);
 }
 
 static int zstd_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -325,8 +353,8 @@ static void zstd_free(struct ckpt_source *s)
 {
     struct source_zstd *z = self(s);
 
-    ckpt_slabs_forget(z->slabs, z);
-    ckpt_slabs_unref(z->slabs);
+    ckpt_decoded_forget(z->decoded, &z->part);
+    ckpt_decoded_unref(z->decoded);
     ckpt_source_unref(z->of);
     free(z->kept);
     free(z);
@@ -338,13 +366,13 @@ static struct ckpt_source *zstd_stored(const struct ckpt_source *s, uint64_t *re
     return self(s)->of;
 }
 
-static const struct ckpt_source_ops zstd_ops = {.preadv = zstd_preadv,
+static const struct ckpt_source_ops zstd_ops = {.read = zstd_read,
                                                 .check = zstd_check,
                                                 .name = zstd_name,
                                                 .free = zstd_free,
                                                 .stored = zstd_stored};
 
-static struct source_zstd *new_source(struct ckpt_slabs *slabs, struct ckpt_source *of,
+static struct source_zstd *new_source(struct ckpt_decoded *decoded, struct ckpt_source *of,
                                       uint64_t off, uint64_t len, struct ckpt_err *err)
 {
     struct source_zstd *z = calloc(1, sizeof *z);
@@ -356,18 +384,26 @@ static struct source_zstd *new_source(struct ckpt_slabs *slabs, struct ckpt_sour
     }
     atomic_init(&z->source.refs, 1);
     z->source.ops = &zstd_ops;
-    z->slabs = ckpt_slabs_ref(slabs);
+    z->decoded = ckpt_decoded_ref(decoded);
     z->of = ckpt_source_ref(of);
     z->off = off;
     z->len = len;
     return z;
 }
 
-int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+/* The length is known now. */
+static void announce(struct source_zstd *z)
+{
+    z->part.len = z->source.size;
+    z->part.decode = decode;
+    ckpt_decoded_add(z->decoded, &z->part);
+}
+
+int ckpt_source_zstd_new(struct ckpt_decoded *decoded, struct ckpt_source *of, uint64_t off,
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err)
 {
-    struct source_zstd *z = new_source(slabs, of, off, len, err);
+    struct source_zstd *z = new_source(decoded, of, off, len, err);
 
     if (!z)
         return -1;
@@ -377,12 +413,12 @@ int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint6
         zstd_free(&z->source);
         return -1;
     }
-    ckpt_slabs_need(slabs, (size_t)z->source.size);
+    announce(z);
     *ret = &z->source;
     return 0;
 }
 
-int ckpt_source_zstd_of_size(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+int ckpt_source_zstd_of_size(struct ckpt_decoded *decoded, struct ckpt_source *of, uint64_t off,
                              uint64_t len, uint64_t size, struct ckpt_source **ret,
                              struct ckpt_err *err)
 {
@@ -391,12 +427,12 @@ int ckpt_source_zstd_of_size(struct ckpt_slabs *slabs, struct ckpt_source *of, u
                          "%" PRIu64 " bytes at byte %" PRIu64 " cannot be %" PRIu64
                          " when decompressed",
                          len, off, size);
-    struct source_zstd *z = new_source(slabs, of, off, len, err);
+    struct source_zstd *z = new_source(decoded, of, off, len, err);
     if (!z)
         return -1;
     z->claimed = true;
     z->source.size = size;
-    ckpt_slabs_need(slabs, (size_t)size);
+    announce(z);
     *ret = &z->source;
     return 0;
 }

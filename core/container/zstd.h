@@ -4,7 +4,7 @@
  *
  * Their length is known only when all of it was decompressed, which happens when a source is made:
  * only its beginning and its end are kept then, for reading headers. The first read of another part
- * decompresses all of it once more, into a cache that several sources share. */
+ * decompresses all of it once more, into a place that several sources share. */
 #pragma once
 
 #include <stdbool.h>
@@ -12,8 +12,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "container/decoded.h"
 #include "io/source.h"
-#include "tensor/slab.h"
 
 enum { CKPT_ZSTD_MAGIC_LEN = 4 };
 
@@ -22,16 +22,15 @@ bool ckpt_zstd_is_frame(const unsigned char head[CKPT_ZSTD_MAGIC_LEN]);
 
 /* The bytes in [off, off+len) of another source, decompressed; the source is referenced. FORMAT:
  * the bytes are damaged, cut short, or more than max_len when decompressed. Sources that share a
- * cache, each of which counts a reference, may be made by many threads; its budget grows to what
- * the two largest need. */
-int ckpt_source_zstd_new(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+ * place, each of which counts a reference, may be made by many threads. */
+int ckpt_source_zstd_new(struct ckpt_decoded *decoded, struct ckpt_source *of, uint64_t off,
                          uint64_t len, uint64_t max_len, struct ckpt_source **ret,
                          struct ckpt_err *err);
 
 /* Makes a source likewise of bytes whose length is known, so that nothing is decompressed before
  * the first read. Every read fails with FORMAT if they are more or fewer than `size`; so does this
  * if len bytes can't hold as many. */
-int ckpt_source_zstd_of_size(struct ckpt_slabs *slabs, struct ckpt_source *of, uint64_t off,
+int ckpt_source_zstd_of_size(struct ckpt_decoded *decoded, struct ckpt_source *of, uint64_t off,
                              uint64_t len, uint64_t size, struct ckpt_source **ret,
                              struct ckpt_err *err);
 

@@ -236,7 +236,8 @@ static int find_steps(struct step *s, ckpt_pv v, unsigned depth, struct ckpt_err
 
     if (depth > DEEPEST)
         return 0;
-    if (is_dict && ckpt_pv_kind(ckpt_pv_get(p, v, "param_groups")) == CKPT_PV_LIST)
+    if (is_dict && ckpt_pv_kind(ckpt_pv_get(p, v, "param_groups")) == CKPT_PV_LIST &&
+        ckpt_pv_kind(ckpt_pv_get(p, v, "state")) == CKPT_PV_DICT)
         return note_steps(s, ckpt_pv_get(p, v, "state"), err);
     for (size_t i = 0; is_dict && i < ckpt_pv_npair(p, v); i++)
         if (find_steps(s, ckpt_pv_value(p, v, i), depth + 1, err) < 0)
@@ -245,6 +246,26 @@ static int find_steps(struct step *s, ckpt_pv v, unsigned depth, struct ckpt_err
         if (find_steps(s, ckpt_pv_at(p, v, i), depth + 1, err) < 0)
             return -1;
     return 0;
+}
+
+int ckpt_groups_step_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
+                             json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
+    struct step s = {.f = &f};
+
+    *ret = NULL;
+    if (ckpt_torch_file_open(dir, file, pool, &f, err) < 0 ||
+        ckpt_torch_refuse_attack(&f.p, err) < 0)
+        return -1;
+    if (note_step(&s, f.p.root, err) < 0 || ckpt_source_check(f.source, err) < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), file);
+    if (!s.is_said)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s/%s' is neither a number nor a tensor of one F32: give the step with "
+                         "the option optimizer_step=N",
+                         ckpt_dir_path(dir), file);
+    return (*ret = json_real(s.n)) ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_groups_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
@@ -265,8 +286,9 @@ int ckpt_groups_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpo
         ckpt_groups_of_torch(objects, out, err) < 0 || find_steps(&s, f.p.root, 0, err) < 0 ||
         ckpt_source_check(f.source, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), file);
+    /* A group's own number may have stayed at 0, as DeepSpeed's FusedAdam leaves it. */
     json_array_foreach(out, i, group)
-        if (s.is_said && !s.differs && !json_object_get(group, "step") &&
+        if (s.is_said && !s.differs && json_number_value(json_object_get(group, "step")) == 0 &&
             json_object_set_new(group, "step", json_real(s.n)) < 0)
             return ckpt_nomem(err);
     return 0;

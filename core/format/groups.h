@@ -51,3 +51,8 @@ int ckpt_groups_of_torch(const json_t *objects, json_t *out, struct ckpt_err *er
  * dict with the groups says, if all that it says agree. */
 int ckpt_groups_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
                         json_t *out, struct ckpt_err *err);
+
+/* Read a file of torch.save whose only value is a number of steps: a number, or a tensor of one
+ * F32. *ret is new. UNSUPPORTED: it is something else. */
+int ckpt_groups_step_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
+                             json_t **ret, struct ckpt_err *err);

@@ -12,6 +12,7 @@
 #include "container/weight_map.h"
 #include "io/dir.h"
 #include "io/source.h"
+#include "io/spill.h"
 #include "tensor/catalog.h"
 
 /* How certain a probe is. Common names are names that users also give to their own files. */
@@ -37,6 +38,7 @@ struct ckpt_naming {
 struct ckpt_reader_options {
     struct ckpt_fdpool *pool;
     const struct ckpt_log *log;
+    struct ckpt_spill *spill; /* for what is decoded; NULL: that is kept in memory */
     /* NULL: names are in natural order, and no tensor of a list may be missing */
     const struct ckpt_naming *naming;
     bool allow_partial; /* leave incomplete tensors out, with a warning for each, instead of failing

@@ -40,11 +40,11 @@ bool ckpt_trainers_is_step_name(const char *name)
     return ckpt_reader_is_step_name(name);
 }
 
-void ckpt_trainers_describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
+void ckpt_trainers_describe(const struct ckpt_dir *dir, const char *name, struct ckpt_catalog *cat)
 {
     for (const struct ckpt_trainer *const *t = ckpt_trainers; *t; t++)
         if ((*t)->describe)
-            (*t)->describe(dir, cat);
+            (*t)->describe(dir, name, cat);
 }
 
 ckpt_split_fn *ckpt_trainers_split(void)

@@ -30,9 +30,9 @@ struct ckpt_trainer {
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
     const char *const *rewrites, *const *links, *const *step_names;
 
-    /* Add to cat->about what the name of a step says ("epoch", "step"), and warn if the save, which
-     * was opened by its own name, is not finished. */
-    void (*describe)(const struct ckpt_dir *dir, struct ckpt_catalog *cat);
+    /* Add to cat->about what the name of a step (NULL: it has none) says ("epoch", "step"), and
+     * warn if the save, which was opened by its own name, is not finished. */
+    void (*describe)(const struct ckpt_dir *dir, const char *name, struct ckpt_catalog *cat);
 
     /* The split that the trainer's own export gives the model (ckpt_facts.split_as_base). */
     ckpt_split_fn *split;
@@ -68,8 +68,8 @@ bool ckpt_trainers_is_step_name(const char *name);
 
 /* ---- for the readers of such formats ---- */
 
-/* Let every trainer describe the step. */
-void ckpt_trainers_describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat);
+/* Let every trainer describe the step in `dir`, whose folder has the name; or NULL. */
+void ckpt_trainers_describe(const struct ckpt_dir *dir, const char *name, struct ckpt_catalog *cat);
 
 /* The first trainer's split; NULL: none has one. */
 ckpt_split_fn *ckpt_trainers_split(void);

@@ -119,6 +119,9 @@ int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 /* True: both are known to have the same bytes, without reading them. */
 bool ckpt_source_same(const struct ckpt_source *a, const struct ckpt_source *b);
 
+/* Is it a part of a file that this machine has not, so that another rank reads it? */
+bool ckpt_source_is_elsewhere(struct ckpt_source *s);
+
 /* The rank that reads a file which this machine has not (ckpt_dir_elsewhere), for messages; NULL:
  * it is read here. */
 const char *ckpt_source_reader(struct ckpt_source *s);

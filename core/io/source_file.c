@@ -948,6 +948,13 @@ bool ckpt_source_is_object(struct ckpt_source *s)
     return file && self(file)->tag;
 }
 
+bool ckpt_source_is_elsewhere(struct ckpt_source *s)
+{
+    const struct ckpt_source *file = ckpt_source_file_behind(s);
+
+    return file && is_elsewhere(self(file));
+}
+
 const char *ckpt_source_reader(struct ckpt_source *s)
 {
     const struct ckpt_source *file = ckpt_source_file_behind(s);

@@ -189,6 +189,7 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_reader_options ropt = {
         .pool = o->shared->pool,
         .log = &opt->log,
+        .spill = o->shared->spill,
         .naming = &naming,
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,

@@ -84,6 +84,10 @@ int ckpt_opening_begin_state(const struct ckpt_opening *of, const char *state,
  * no such states, or does not say a number that no option gives. */
 int ckpt_optimizer_add(struct ckpt_opening *o, struct ckpt_err *err);
 
+/* Warn, or note, how often the compressed parts of o->cat are decompressed, and tell the temporary
+ * file, if there is one, how much room the view's files need. */
+int ckpt_opening_tell_decoding(struct ckpt_opening *o, struct ckpt_err *err);
+
 /* The request for ckpt_state_choose and others. */
 struct ckpt_state_asked ckpt_opening_asked(const struct ckpt_opening *o);
 void ckpt_opening_release(struct ckpt_opening *o);

@@ -41,6 +41,8 @@ void ckpt_options_free(struct ckpt_options *opt)
     free(opt->variant);
     free(opt->recipe);
     free(opt->key_mapping);
+    free(opt->cache_dir);
+    ckpt_spill_unref(opt->spill);
     ckpt_client_unref(opt->connected);
     free(opt->bucket.cache);
     json_decref(opt->overrides);
@@ -69,10 +71,12 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *copy = *opt;
     copy->dir = NULL;
     copy->recording = NULL;
-    copy->connected = NULL; /* the original holds it */
-    char **const text[] = {&copy->base,   &copy->base_named,  &copy->part,
-                           &copy->state,  &copy->average,     &copy->variant,
-                           &copy->recipe, &copy->key_mapping, &copy->bucket.cache};
+    copy->connected = NULL; /* the original holds these */
+    copy->spill = NULL;
+    char **const text[] = {&copy->base,     &copy->base_named,  &copy->part,
+                           &copy->state,    &copy->average,     &copy->variant,
+                           &copy->recipe,   &copy->key_mapping, &copy->bucket.cache,
+                           &copy->cache_dir};
     bool good = (copy->overrides = json_deep_copy(opt->overrides)) != NULL;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         if (*text[i] && !(*text[i] = strdup(*text[i])))
@@ -300,7 +304,13 @@ int ckpt_options_connect(struct ckpt_options *opt, const char *path, struct ckpt
 
     for (size_t i = 0; i < opt->also.len; i++)
         any |= ckpt_is_bucket(opt->also.ptr[i]);
-    return any && !opt->connected ? ckpt_client_get(&opt->bucket, &opt->connected, err) : 0;
+    if (any && !opt->connected && ckpt_client_get(&opt->bucket, &opt->connected, err) < 0)
+        return -1;
+    if (!opt->cache_dir || opt->spill)
+        return 0;
+    return ckpt_spill_new(opt->cache_dir, &opt->log, &opt->spill, err) < 0
+               ? -1
+               : ckpt_spill_open(opt->spill, err);
 }
 
 bool ckpt_options_memory(const struct ckpt_options *opt)
@@ -346,6 +356,30 @@ static int set_cache(void *into, const struct ckpt_option *o, const char *value,
 
     opt->bucket.no_cache = value && strcmp(value, "no") == 0;
     return opt->bucket.no_cache ? 0 : ckpt_option_set(&path, into, value, err);
+}
+
+static int set_cache_dir(void *into, const struct ckpt_option *o, const char *value,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_option path = {
+        .word = o->word, .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, cache_dir)};
+    struct ckpt_options *opt = into;
+
+    opt->no_cache_dir = value && strcmp(value, "no") == 0;
+    if (!opt->no_cache_dir)
+        return ckpt_option_set(&path, into, value, err);
+    free(ckpt_steal(&opt->cache_dir));
+    return 0;
+}
+
+int ckpt_options_offer_cache_dir(struct ckpt_options *opt, const char *folder, struct ckpt_err *err)
+{
+    static const struct ckpt_option cache_dir = {.word = "cache_dir"};
+
+    if (opt->cache_dir || opt->no_cache_dir)
+        return 0;
+    opt->cache_offered = true;
+    return set_cache_dir(opt, &cache_dir, folder, err);
 }
 
 static int set_override(struct ckpt_options *opt, const char *key, const char *word, json_t *value,
@@ -542,6 +576,10 @@ static const struct ckpt_option options[] = {
      "filesystem is)",
      .also = "network remote nfs:always lustre:always gpfs:always remote_storage",
      .kind = CKPT_OPTION_CHOICE, .at = offsetof(struct ckpt_options, far)},
+    {"cache_dir", "DIR|no",
+     "folder of a temporary file for decompressed arrays, each of which is then decompressed once "
+     "(export: beside DEST)",
+     .also = "tmpdir tmp_dir temp_dir scratch scratch_dir spill_dir", .set = set_cache_dir},
     {"connections", "N", "requests at once (32; 64 for small reads)",
      .also = "max_connections max_concurrency concurrency parallel_downloads",
      .kind = CKPT_OPTION_NUMBER, .least = 1, .most = 1024,
@@ -549,12 +587,12 @@ static const struct ckpt_option options[] = {
     {"timeout", "S", "seconds without an answer to one request (60; 120 of a file)",
      .also = "request_timeout connect_timeout", .kind = CKPT_OPTION_SECONDS,
      .at = offsetof(struct ckpt_options, bucket.timeout_ms), .topic = CKPT_TOPIC_BUCKET},
-    {"cache", "DIR|no", "where headers are kept (in the user's cache folder)", .also = "cache_dir",
-     .set = set_cache, .topic = CKPT_TOPIC_BUCKET},
+    {"cache", "DIR|no", "where headers are kept (in the user's cache folder)", .set = set_cache,
+     .topic = CKPT_TOPIC_BUCKET},
     {"anonymous", NULL, "do not sign requests, which a public bucket allows",
      .also = "anon no_sign_request unsigned", FLAG(bucket.anonymous), .topic = CKPT_TOPIC_BUCKET},
-    {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names),
-     .topic = CKPT_TOPIC_FORMAT},
+    {"names", "hub|memory", "of view=dcp and others without names of their own: the tensors'",
+     CHOICE(output.names), .topic = CKPT_TOPIC_FORMAT},
     {"ranks", "N", "ranks that divide each tensor",
      .also = "world_size target_world_size num_ranks nranks num_shards", PARTS(CKPT_CUT_RANKS)},
     {"tp", "N", "tensor-parallel ranks",

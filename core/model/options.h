@@ -13,6 +13,7 @@
 #include "base/vec.h"
 #include "container/archive.h"
 #include "format/output.h"
+#include "io/spill.h"
 #include "tensor/dtype.h"
 
 /* The option lora= says what to show of a checkpoint that contains LoRA matrices. */
@@ -61,6 +62,10 @@ struct ckpt_options {
     bool wait;              /* a folder without a step is not an error */
     enum ckpt_far_rule far; /* which files are read as those of storage at a distance */
     struct ckpt_bucket_settings bucket;
+    char *cache_dir;               /* folder of a temporary file for what is decoded; or NULL */
+    bool no_cache_dir;             /* there is to be none, whatever a program offers */
+    bool cache_offered;            /* no user has named it, but a program */
+    struct ckpt_spill *spill;      /* that file: ckpt_options_connect; or NULL */
     struct ckpt_client *connected; /* ckpt_options_connect; or NULL */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */
     struct ckpt_log log;

@@ -171,6 +171,29 @@ static int note(struct choice *c, const struct ckpt_tensor *t, struct ckpt_err *
     return 0;
 }
 
+/* Adam has both of its moments of a parameter, or none. */
+static int check_pair(const struct choice *c, struct ckpt_err *err)
+{
+    static const char *const pair[] = {"exp_avg", "exp_avg_sq"};
+    const struct ckpt_catalog *cat = c->cat;
+    const char *other = strcmp(c->kind, pair[0]) == 0   ? pair[1]
+                        : strcmp(c->kind, pair[1]) == 0 ? pair[0]
+                                                        : NULL;
+
+    for (size_t i = 0; other && i < cat->tensors.len; i++) {
+        const struct ckpt_state *s = cat->tensors.ptr[i].state;
+        const struct ckpt_tensor *w = s && s->weight && strcmp(s->kind, other) == 0
+                                          ? ckpt_catalog_find(cat, s->weight)
+                                          : NULL;
+        const char *why = w ? left_out(cat) : NULL;
+        if (w && !c->state[w - cat->tensors.ptr])
+            return ckpt_fail(err, CKPT_MISSING, "'%s' has %s, but not %s%s%s", w->name, other,
+                             c->kind, why ? ": " : ": is a file of the optimizer lost?",
+                             why ? why : "");
+    }
+    return 0;
+}
+
 static int find_states(struct choice *c, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = c->cat;
@@ -187,7 +210,7 @@ static int find_states(struct choice *c, struct ckpt_err *err)
     if (!c->nstate)
         return fail_missing(c->asked, c->cat, err);
     if (c->nstray < c->nstate)
-        return 0;
+        return check_pair(c, err);
     return ckpt_fail(
         err, CKPT_UNSUPPORTED,
         "nothing says whose '%s' is, nor that of other tensors of this state: no weight "

@@ -78,6 +78,20 @@ int ckpt_remarks_text(struct ckpt_remarks *r, char **ret_json, struct ckpt_err *
 
 /* ---- all ---- */
 
+/* Make the temporary file of the option cache_dir, unless it is there already. The folder of an
+ * export's files, which nobody has named for it, may come later. */
+static int make_spill(const struct ckpt_options *opt, struct ckpt_spill **ret, struct ckpt_err *err)
+{
+    if (opt->spill)
+        *ret = ckpt_spill_ref(opt->spill);
+    if (opt->spill || !opt->cache_dir)
+        return 0;
+    return ckpt_spill_new(opt->cache_dir, &opt->log, ret, err) < 0 ||
+                   (!opt->cache_offered && ckpt_spill_open(*ret, err) < 0)
+               ? -1
+               : 0;
+}
+
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err)
 {
     const struct ckpt_access how = ckpt_options_access(opt);
@@ -90,6 +104,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
     atomic_init(&s->refs, 1);
     if (remarks_init(&s->remarks, err) < 0 || ckpt_options_copy(opt, &s->opt, err) < 0 ||
         ckpt_fdpool_new(0, &s->pool, err) < 0 || ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
+        make_spill(opt, &s->spill, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base && ckpt_base_open(s->opt->base, &how, s->pool, &s->base, err) < 0)) {
@@ -114,6 +129,7 @@ void ckpt_shared_unref(struct ckpt_shared *s)
     ckpt_recipes_free(s->recipes);
     ckpt_renames_free(s->renames);
     ckpt_slabs_unref(s->slabs);
+    ckpt_spill_unref(s->spill);
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
     remarks_release(&s->remarks);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "io/dir.h"
 #include "io/source.h"
+#include "io/spill.h"
 #include "model/base.h"
 #include "model/options.h"
 #include "recipe/library/recipe.h"
@@ -44,6 +45,7 @@ struct ckpt_shared {
     struct ckpt_options *opt;
     struct ckpt_fdpool *pool;
     struct ckpt_slabs *slabs;
+    struct ckpt_spill *spill; /* for what readers decode; or NULL */
     struct ckpt_recipes *recipes;
     struct ckpt_base *base;       /* or NULL */
     struct ckpt_renames *renames; /* from the option key_mapping; or NULL */

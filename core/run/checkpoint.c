@@ -218,7 +218,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
 
     if (make_model(&o, v, before, err) < 0 || (is_mean && make_mean(&o, other, nother, err) < 0) ||
         ckpt_optimizer_add(&o, err) < 0 || ckpt_opening_cast_model(&o, err) < 0 ||
-        ckpt_opening_lay_out(&o, err) < 0)
+        ckpt_opening_lay_out(&o, err) < 0 || ckpt_opening_tell_decoding(&o, err) < 0)
         return -1;
     return ckpt_ahead_new(o.cat, &v->reading.ahead, err) < 0 ? -1 : hand_over(&o, v, err);
 }

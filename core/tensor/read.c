@@ -284,6 +284,7 @@ static int read_all(struct ckpt_reading *rd, const struct ckpt_box_read *read, s
     if (rd && rd->stats && result <= 0) {
         atomic_fetch_add_explicit(&rd->stats->source_reads, batch.nread, memory_order_relaxed);
         atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats->asked_bytes, batch.nasked, memory_order_relaxed);
     }
     ckpt_batch_release(&batch);
     ckpt_strided_cache_release(&cache);

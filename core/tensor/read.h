@@ -21,6 +21,7 @@ struct ckpt_read_stats {
     atomic_ullong bytes;        /* bytes delivered */
     atomic_ullong source_reads; /* system calls (or their equivalent) on sources */
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
+    atomic_ullong asked_bytes;  /* of these, bytes that other machines read */
 };
 
 /* Data that all readers of a view share; its address identifies the scope of the view's slabs. All

@@ -25,9 +25,11 @@ static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *e
     return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static void count(struct ckpt_batch *b, uint64_t len)
+static void count(struct ckpt_batch *b, struct ckpt_source *s, uint64_t len)
 {
     b->nbyte += len;
+    if (ckpt_source_is_elsewhere(s))
+        b->nasked += len;
     if (b->route.arrived)
         atomic_fetch_add_explicit(b->route.arrived, len, memory_order_relaxed);
 }
@@ -54,7 +56,7 @@ static int batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     b->source = NULL;
     b->nread++;
     const int rc = read_runs(b, s, &run, 1, b->how, err);
-    count(b, b->len);
+    count(b, s, b->len);
     b->missed = rc > 0;
     return rc ? -1 : 0;
 }
@@ -291,7 +293,7 @@ static int gather_flush(struct gather *g, struct ckpt_err *err)
         return -1;
     g->all = read_runs(b, g->source, g->run, n, CKPT_READ_CACHED, NULL) == 0;
     if (g->all)
-        count(b, n * g->copy->run);
+        count(b, g->source, n * g->copy->run);
     return 0;
 }
 
@@ -522,6 +524,27 @@ int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_r
         if (clip_piece(&r.clip, &t->piece[i], dim, &read->box) && read_spans(&r, span, 0, err) < 0)
             return -1;
     return 0;
+}
+
+uint64_t ckpt_piece_count(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
+                          const struct ckpt_box *box)
+{
+    struct clipped c;
+    uint64_t count = 1;
+
+    if (!clip_piece(&c, piece, t->dim, box))
+        return 0;
+    for (uint32_t d = 0; d < box->rank; d++) {
+        uint64_t along = 0; /* indices of dimension d that it has */
+        for (size_t i = 0; i < c.nspan[d]; i++) {
+            uint64_t n = 1;
+            for (uint32_t k = c.first[d]; k < c.first[d + 1]; k++)
+                n *= c.span[d][i].n[k - c.first[d]];
+            along += n;
+        }
+        count *= along;
+    }
+    return count;
 }
 
 bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,

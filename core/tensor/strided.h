@@ -39,7 +39,8 @@ struct ckpt_batch {
     bool missed;                          /* CKPT_READ_CACHED: a read would have had to wait */
     CKPT_VEC(struct ckpt_batch_run) runs; /* CKPT_READ_PREFETCH: what ckpt_batch_fetch fetches */
     CKPT_VEC(struct ckpt_source *) touched;
-    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes asked for */
+    uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes of them */
+    uint64_t nasked;                  /* of these bytes, those that other machines read */
     struct iovec iov[CKPT_BATCH_IOV]; /* last, because it is not zeroed */
 };
 
@@ -106,6 +107,10 @@ struct ckpt_box_read {
  * in buf after ckpt_batch_finish. Sets the reader's element size and buffer. */
 int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_box_read *read,
                      struct ckpt_err *err);
+
+/* Count the elements of a box of a stored tensor that one of its pieces has. */
+uint64_t ckpt_piece_count(const struct ckpt_tensor *t, const struct ckpt_piece *piece,
+                          const struct ckpt_box *box);
 
 /* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed
  * tensors, and if nothing is stored there. */

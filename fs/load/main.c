@@ -31,6 +31,9 @@ static int check_useful(const struct ckpt_tool *t, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE,
                          "--device-bytes does not apply to loads into host memory: use "
                          "--host-bytes, or give --transport nccl");
+    if (t->node_files && !t->local)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "--node-files does not apply to a run that all nodes see: add --local");
     return t->layout ? 0 : ckpt_fail(err, CKPT_USAGE, "--layout is missing (tp=2,pp=2 or fsdp=4)");
 }
 

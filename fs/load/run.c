@@ -136,7 +136,8 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
     struct ckpt_rates r;
     ckpt_load_rates(load, &r);
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
-        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, "
+        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, "
+        "s:f, "
         "s:{s:f, "
         "s:f, "
         "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
@@ -144,13 +145,13 @@ static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_
         ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "needed_bytes",
         (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
         (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
-        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "buffer_bytes",
-        (json_int_t)job.buffer_bytes, "device_bytes", (json_int_t)job.device_bytes, "wall_s",
-        job.wall_s, "plan_s", job.plan_s, "first_s", job.first_s, "setup_s", job.setup_s,
-        "exchange_rate", job.exchange_rate, "busy_s", "read", job.read_s, "place", job.place_s,
-        "exchange", job.send_s, "rates", "node_storage", r.node_storage, "shared_storage",
-        r.shared_storage, "page_cache", r.page_cache, "copy", r.copy, "local_link", r.local_link,
-        "network", r.network, "verified", (int)t->verify);
+        (json_int_t)job.received_bytes, "asked_bytes", (json_int_t)job.asked_bytes, "reads",
+        (json_int_t)job.reads, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
+        (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
+        job.first_s, "setup_s", job.setup_s, "exchange_rate", job.exchange_rate, "busy_s", "read",
+        job.read_s, "place", job.place_s, "exchange", job.send_s, "rates", "node_storage",
+        r.node_storage, "shared_storage", r.shared_storage, "page_cache", r.page_cache, "copy",
+        r.copy, "local_link", r.local_link, "network", r.network, "verified", (int)t->verify);
     ckptfs_json_bucket(j);
     ckpt_cleanup(ckpt_freep) char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
@@ -225,12 +226,15 @@ int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt
 
 int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
 {
+    const uint32_t per_node = t->ranks_per_node ? t->ranks_per_node : 8;
     ckpt_cleanup(ckpt_view_releasep) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *text = NULL;
 
-    if (ckpt_tool_open(t, &view, err) < 0 ||
-        ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
-                        t->share_ranks, t->transport, &t->load, &text, err) < 0)
+    const int rc = t->local ? ckpt_load_open_nodes(t->run, t->node_files, t->layout, t->ranks,
+                                                   per_node, t->opt, t->step, &view, err)
+                            : ckpt_tool_open(t, &view, err);
+    if (rc < 0 || ckpt_load_model(view, t->layout, t->ranks, per_node, t->share_ranks, t->transport,
+                                  &t->load, &text, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
     if (ckpt_out_parse(text, &plan, err) < 0)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt export: one step, or a directory for each of several, and a command after each. */
 #include <errno.h>
+#include <libgen.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -431,11 +432,27 @@ static int export_one(struct series *s, struct ckpt_err *err)
     return then(s, NULL, t->operand[0], err);
 }
 
+/* Offer the folder of DEST, as far as it is there, for the temporary file of what has to be
+ * decompressed. */
+static int offer_cache_dir(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(t->operand[0]);
+    const char *folder = copy;
+    struct stat st;
+
+    if (!copy)
+        return ckpt_nomem(err);
+    do
+        folder = dirname((char *)folder);
+    while (stat(folder, &st) < 0 && strcmp(folder, ".") != 0 && strcmp(folder, "/") != 0);
+    return ckpt_options_offer_cache_dir(t->opt, folder, err);
+}
+
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     struct series s = {.export.tool = t};
 
-    if (check_options(t, err) < 0 || take_signals(&s, err) < 0)
+    if (check_options(t, err) < 0 || offer_cache_dir(t, err) < 0 || take_signals(&s, err) < 0)
         return -1;
     const int rc = !t->steps  ? export_one(&s, err)
                    : t->watch ? watch(&s, err)

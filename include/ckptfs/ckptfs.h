@@ -101,10 +101,16 @@ CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *
                                     int (*visit)(void *ctx, const char *place), void *ctx,
                                     struct ckpt_err *err);
 
-/* Start what reads from buckets, if the run at `path` or the base is in one (s3://...): a process
- * that a sandbox would not let be started later. ckpt_run_open does this itself. */
+/* Start what reads from buckets, if the run at `path` or the base is in one (s3://...), and make
+ * the temporary file of the option cache_dir: a process and a file that a sandbox would not let be
+ * started or made later. ckpt_run_open does this itself. */
 CKPT_PUBLIC int ckpt_options_connect(struct ckpt_options *opt, const char *path,
                                      struct ckpt_err *err);
+
+/* Name a folder for the option cache_dir, unless it was given: that of files that the program will
+ * write. The temporary file is made there when something has to be decompressed. */
+CKPT_PUBLIC int ckpt_options_offer_cache_dir(struct ckpt_options *opt, const char *folder,
+                                             struct ckpt_err *err);
 
 /* For how many milliseconds storage may give no answer before a read of it fails: the option
  * timeout=, or its default. */

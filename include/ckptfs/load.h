@@ -470,6 +470,8 @@ struct ckpt_load_stats {
                        earlier ones; 0 in host memory over TCP */
     uint64_t skipped_bytes;   /* of wants that a reload has not sent again (changed_only) */
     uint64_t skipped_tensors; /* the view's tensors that it has not sent, to no rank */
+    uint64_t asked_bytes; /* of read_bytes: those that another rank has read and sent to this one,
+                             which has not the file (ckpt_load_open_local) */
 };
 
 /* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
@@ -496,6 +498,19 @@ CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint
 
 /* ---- planning only ---- */
 
+/* Open a run of which each node has only some files, for ckpt_load_model, which then plans what
+ * ckpt_load_open_local and a load would do; layout, ranks and ranks_per_node are as there. `path`
+ * contains {node}: the directories of all nodes, counted from 0, are looked at from this machine; a
+ * node may have none. Or it is a directory with all files, and `list` a file that says which node
+ * has what: lines NODE PATTERN, where the pattern (fnmatch(3); '*' matches '/', too) is of paths
+ * below the run's directory, and NODE a number or '*', which is every node. Empty lines and lines
+ * that begin with '#' say nothing. USAGE: a line is neither, or a file is named by none. Sizes of
+ * what several nodes have are compared, and no contents. The caller releases *ret_view. */
+CKPT_PUBLIC int ckpt_load_open_nodes(const char *path, const char *list, const char *layout,
+                                     uint32_t ranks, uint32_t ranks_per_node,
+                                     const struct ckpt_options *opt, const char *step,
+                                     struct ckpt_view **ret_view, struct ckpt_err *err);
+
 /* Plan without loading: what a job of `ranks` ranks (0: the product of the layout's numbers),
  * `ranks_per_node` of them on each node, would do under a layout (as in ckpt_load_want_layout), if
  * each `share_ranks` consecutive ranks share what they read (0: all ranks; opt->share must be 0).
@@ -503,7 +518,9 @@ CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint
  * is JSON text that the caller frees. It has reads, bytes and transfers per rank (least, mean,
  * most), the estimated time of each way to read, by opt->rates, and `exchanges`: the collectives of
  * the rank that exchanges most, each with its call, its members and on how many nodes they are, the
- * number of windows and the bytes of a window. No tensor data is read. */
+ * number of windows and the bytes of a window. Of a run of ckpt_load_open_nodes it also has
+ * asked_bytes, which ranks ask of others, and `by_node`: what the ranks of each node read of their
+ * own files, and what they ask of others. No tensor data is read. */
 CKPT_PUBLIC int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                                 uint32_t ranks_per_node, uint32_t share_ranks,
                                 const char *transport, const struct ckpt_load_options *opt,

@@ -5,6 +5,7 @@ the storage gives. Formats: torch's distributed checkpoint of 8 ranks, Megatron'
 folder with that package, and a Hugging Face directory of four files. `many` is only opened: nanotron's, --files small files in a third as many folders.
 
 usage: tests/bench/bench_far.py [--build build/release] [--dir SCRATCH] [--latency-us 3000] [--rate 3e8] [--gib 0.4] [--files 4304] [--rounds 3] [FORMAT...]
+       tests/bench/bench_far.py --cold ...      the same runs on the local disk of --dir, none of whose pages are in memory, beside `cp -r` of the run
 
 Each command sees a fresh mount of the storage, whose cache is empty. Times are of whole programs, the best of all rounds, which are interleaved; ratios are
 the parallel readers' time divided by ours (for ckpt load: of two ranks that need half each), so 1 is as fast as the storage; of `many`, those read the heads
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "mount")]
@@ -106,7 +108,7 @@ def heads(opt, run, options):
 
 
 def export(opt, run, options):
-    subprocess.run([os.path.join(opt.build, "fs", "ckpt"), "export", "-q", run, opt.out] + options, check=True)
+    subprocess.run([os.path.join(opt.build, "fs", "ckpt"), "export", "-q", run, opt.out] + options, check=True, stdout=subprocess.DEVNULL)
 
 
 def copy(opt, run, options):
@@ -126,6 +128,10 @@ def load(opt, run, options):
     subprocess.run(mpirun + [os.path.join(opt.build, "fs", "ckpt"), "load", run] + layout + options, check=True, env=env, stdout=subprocess.DEVNULL)
 
 
+def copied(opt, run, options):
+    subprocess.run(["cp", "-r", run, opt.out], check=True)
+
+
 def info(opt, run, options):
     subprocess.run([os.path.join(opt.build, "fs", "ckpt"), "info", run] + options, check=True, stdout=subprocess.DEVNULL)
 
@@ -139,15 +145,26 @@ WAYS = {"floor": floor, "export": export, "cp": copy, "mapped": mapped, "load": 
 OPENS = {"floor": heads, "info": info, "ls": ls}
 
 
+@contextlib.contextmanager
+def cold(top):
+    """The local disk, as a storage that counts nothing."""
+    for folder, _, files in os.walk(top):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as f:
+                os.fsync(f.fileno())
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    yield types.SimpleNamespace(at=top, counts=None)
+
+
 def measure(opt, name, top, options):
     """{way: (best seconds, counts of that round)}"""
     best = {}
-    ways = OPENS if name == "many" else WAYS
+    ways = OPENS if name == "many" else WAYS | {"floor": copied} if opt.cold else WAYS
     for i in range(opt.rounds):
         for way in list(ways)[:: 1 if i % 2 == 0 else -1]:
             if opt.ways and way not in opt.ways and way != "floor":
                 continue
-            with Storage(opt.build, top, opt.latency_us, opt.rate, opt.dir) as storage:
+            with cold(top) if opt.cold else Storage(opt.build, top, opt.latency_us, opt.rate, opt.dir) as storage:
                 begin = time.monotonic()
                 ways[way](opt, os.path.join(storage.at, "run"), options)
                 took = time.monotonic() - begin
@@ -155,8 +172,8 @@ def measure(opt, name, top, options):
             if way not in best or took < best[way][0]:
                 best[way] = took, storage.counts
     for way, (took, counts) in best.items():
-        other = counts["opens"] + counts["attributes"] + counts["lists"]
-        print(f"{name:12} {way:8} {took:7.2f} s  {best['floor'][0] / took:5.2f}  {counts['bytes'] / 1e9:5.2f} GB in {counts['reads']:6} reads, {other:5} others", flush=True)
+        saw = counts and f"{counts['bytes'] / 1e9:5.2f} GB in {counts['reads']:6} reads, {counts['opens'] + counts['attributes'] + counts['lists']:5} others"
+        print(f"{name:12} {way:8} {took:7.2f} s  {best['floor'][0] / took:5.2f}  {saw or ''}", flush=True)
     return {way: [took] for way, (took, _) in best.items()}
 
 
@@ -170,6 +187,7 @@ def main():
     p.add_argument("--gib", type=float, default=0.4)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--files", type=int, default=4304)
+    p.add_argument("--cold", action="store_true", help="local files, none of whose pages are in memory")
     p.add_argument("--deepspeed", help="a folder with DeepSpeed's package")
     p.add_argument("--ways", nargs="*", choices=[w for w in WAYS if w != "floor"])
     p.add_argument("--keep", help="keep the runs in this folder, and take those that are there")
@@ -193,7 +211,8 @@ def main():
                     json.dump(options, f)
             with open(note, encoding="utf-8") as f:
                 options = [a for o in json.load(f) for a in ("-o", o)]
-            charts.append(figures.chart(f"{name}: {opt.latency_us / 1000:g} ms, {opt.rate / 1e6:g} MB/s", "s", measure(opt, name, top, options), lambda w: w != "floor"))
+            title = f"{name}: cold" if opt.cold else f"{name}: {opt.latency_us / 1000:g} ms, {opt.rate / 1e6:g} MB/s"
+            charts.append(figures.chart(title, "s", measure(opt, name, top, options), lambda w: w != "floor"))
     figures.write(opt.json, charts)
 
 

@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ckpt_cleanup(ckpt_freep) char *text = input_text(&in, '\0');
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *file = NULL;
     uint64_t index[CKPT_MAX_RANK] = {0}, numel;
-    struct ckpt_slabs *slabs = NULL;
+    struct ckpt_decoded *decoded = NULL;
     struct ckpt_err err = {0};
     struct ckpt_box whole;
     struct ckpt_zarr z;
@@ -57,9 +57,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     parts.n = 0;
     parts.z = &z;
     MUST(ckpt_source_mem_new("chunk", in.at, in.left, &file, &err) == 0);
-    MUST(ckpt_slabs_new(0, &slabs, &err) == 0);
+    MUST(ckpt_decoded_new(0, NULL, &decoded, &err) == 0);
     const struct ckpt_zarr_stored at = {file, 0, in.left};
-    if (ckpt_zarr_chunk_parts(&z, index, &at, slabs, add, &parts, &err) < 0) {
+    if (ckpt_zarr_chunk_parts(&z, index, &at, decoded, add, &parts, &err) < 0) {
         check_err(&err);
     } else {
         ckpt_zarr_chunk_box(&z, index, &whole);
@@ -67,6 +67,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             MUST(whole.lo[d] == 0);
         MUST(ckpt_boxes_cover(whole.n, z.rank, parts.box, parts.n, &bad, &err) == 0);
     }
-    ckpt_slabs_unref(slabs);
+    ckpt_decoded_unref(decoded);
     return 0;
 }

@@ -11,11 +11,11 @@ enum { MOST = 1 << 20 };
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *file = NULL, *s = NULL;
-    struct ckpt_slabs *store = NULL;
+    struct ckpt_decoded *store = NULL;
     struct ckpt_err err = {0};
 
     MUST(ckpt_source_mem_new("file", data, size, &file, &err) == 0);
-    MUST(ckpt_slabs_new(0, &store, &err) == 0);
+    MUST(ckpt_decoded_new(0, NULL, &store, &err) == 0);
     if (ckpt_source_zstd_new(store, file, 0, size, MOST, &s, &err) < 0) {
         check_err(&err);
     } else {
@@ -27,6 +27,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         MUST(ckpt_source_pread(s, some, part, len - part, &err) == 0);
         MUST(memcmp(all + len - part, some, part) == 0);
     }
-    ckpt_slabs_unref(store);
+    ckpt_decoded_unref(store);
     return 0;
 }

@@ -10,6 +10,7 @@
     absent                files that must not be there
     config                true: config.json has every key that the oracle's states, with its value
     weight_map            true: each tensor is in the file that the index of expected/ names; or what the index must say
+    states                {state: oracle, and which of its names have no such state}: of test_states.py
     steps                 {step: folder with its oracle} of a run; incomplete: steps that it must not show; latest
 """
 
@@ -228,14 +229,21 @@ def check_steps(case):
 
 
 def check_sources(case):
-    """The view knows the files that its tensors are read from, each once: by them it tells one save of a step from another."""
-    done = run(case, "info", "--json")
-    if done.returncode:
-        return [done.stderr.strip()]
-    info = json.loads(done.stdout)
+    """The view knows the files that its tensors are read from, each once: by them it tells one save of a step from another. It knows which step that is, also
+    by a link."""
+    with tempfile.TemporaryDirectory() as tmp:
+        link = os.path.join(tmp, "link")
+        os.symlink(os.path.realpath(os.path.join(case["folder"], case["open"])), link)
+        told = [run(c, "info", "--json") for c in (case, dict(case, open=link))]
+    if any(done.returncode for done in told):
+        return [done.stderr.strip() for done in told]
+    info, by_link = (json.loads(done.stdout) for done in told)
     tops = [os.path.join(case["folder"], case[k]) for k in ("open", "base") if case.get(k)]
     there = sum(os.path.getsize(top) if os.path.isfile(top) else sum(os.path.getsize(os.path.join(top, n)) for n in all_files(top)) for top in tops)
-    return [] if 0 < info["stored_bytes"] <= there or not info["tensors"] else [f"info: {info['shard_files']} files of {info['stored_bytes']} bytes; there are {there}"]
+    problems = [f"opened by a link: {k} is {by_link.get(k)}, not {info[k]}" for k in ("step", "epoch", "iteration", "steps") if info.get(k) != by_link.get(k)]
+    if info["tensors"] and not 0 < info["stored_bytes"] <= there:
+        problems.append(f"info: {info['shard_files']} files of {info['stored_bytes']} bytes; there are {there}")
+    return problems
 
 
 def check(case):

@@ -570,12 +570,18 @@ static int make_comm(struct rank *r, struct ckpt_err *err)
 
 /* ---- ranks ---- */
 
+/* Has each rank a part of the run? */
+static bool is_local(const struct rank *r) { return strstr(r->w->path, "{rank}"); }
+
 static int open_view(struct rank *r, struct ckpt_err *err)
 {
     char path[4096];
     const char *mark = strstr(r->w->path, "%r");
     struct ckpt_run *run = NULL;
 
+    if (is_local(r))
+        return ckpt_load_open_local(r->comm, r->w->path, r->w->options, NULL, MEET_MS, NULL, NULL,
+                                    &r->view, err);
     if (mark)
         (void)snprintf(path, sizeof path, "%.*s%u%s", (int)(mark - r->w->path), r->w->path,
                        r->number, mark + 2);
@@ -640,6 +646,8 @@ static void *run_rank(void *arg)
             (void)printf("rank %u: the caller's communicator works\n", r->number);
         (void)fflush(stdout);
     }
+    if (is_local(r) && r->comm) /* others may still read this rank's part, to compare */
+        (void)ckpt_comm_agree(r->comm, 0, MEET_MS, NULL);
     if (r->w->busy_s)
         cuda(cuLaunchHostFunc(r->stream, be_busy, (void *)r->w), "being busy");
     ckpt_comm_free(r->comm);

@@ -118,6 +118,23 @@ def groups_that_share(real):
     assert result.good and len(list(result.loads())) == 3, result
 
 
+def parts_of_the_run(real):
+    """Each rank has a part of the run, or one has nearly all: what all want is read by a rank that has it, and goes from there by all-gathers, or in pairs."""
+    with tempfile.TemporaryDirectory() as top:
+        files = sorted(os.path.relpath(os.path.join(folder, name), LLAMA) for folder, _, names in os.walk(LLAMA) for name in names)
+        for name, owner in (("even", lambda i: i % 5 % 3), ("skewed", lambda i: 2 * (i % 12 == 5))):
+            for i, file in enumerate(files):
+                put = os.path.join(top, name, str(owner(i)), file)
+                os.makedirs(os.path.dirname(put), exist_ok=True)
+                shutil.copy2(os.path.join(LLAMA, file), put)
+            for per_node, verify in ((0, ""), (0, "1"), (2, "")):
+                args = [os.path.join(top, name, "{rank}"), "--", "dp=4:once", "tp=2,dp=2:once", "random:once"]
+                result = processes(4, args, real, ranks_per_node=per_node, LOAD_VERIFY=verify)
+                dp, tp, _ = check(result, f"{name} parts", 3)
+                assert dp["read"] == dp["unique"] and tp["read"] == tp["unique"] and dp["sent"] >= 3 * dp["unique"], result
+                assert dp["sent"] <= (3 if name == "skewed" else 6) * (dp["unique"] + 64 * 200), result  # what a unit is rounded up to
+
+
 def some_ranks_give_back_communicators(real):
     """The next load makes them anew on all ranks."""
     check(processes(4, [LLAMA, "--", "tp=2,dp=2:once", "dp=4:once", "tp=2,dp=2:once"], real, LOAD_RELEASE="1"), "communicators given back", 3)
@@ -610,7 +627,7 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, with_a_secret, over_mpi, more_ranks, groups_that_share, some_ranks_give_back_communicators, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
+    tests = [every_way_to_a_communicator, with_a_secret, over_mpi, more_ranks, groups_that_share, parts_of_the_run, some_ranks_give_back_communicators, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
     cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, an_environment_that_takes_the_timeouts, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch, tensors_on_the_host, the_devices_that_comms_take, what_is_kept_for_the_next_load]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]

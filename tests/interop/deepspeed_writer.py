@@ -347,34 +347,86 @@ def parallels(world, rank, port, top, stages):
                 write_parallel(deepspeed, rank, os.path.join(top, f"{name}{stage}"), config, stage)
 
 
-def write_groups(deepspeed, rank, at, stage):
-    """A llama whose optimizer has two groups, after two steps."""
+def llama_engine(deepspeed, config, stage, wide, dtype="bf16", lr=9.0, betas=(0.5, 0.5), eps=1.0, decay=(0.5, 0.5), **more):
+    """An engine of a llama. wide: the optimizer has one group for matrices, and one for all else."""
+    import transformers as tf
+    model = tf.AutoModelForCausalLM.from_config(config)
+    groups = [{"params": [p for p in model.parameters() if not wide or (p.ndim > 1) == matrices], "weight_decay": decay[not matrices]}
+              for matrices in ([True, False] if wide else [True])]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
+    plan = {"stage": stage, "dtype": dtype, "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False}
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(plan) | {"gradient_clipping": 0.0} | more)[0]
+
+
+IDS = torch.arange(1, 9).view(1, 8)
+
+
+def llama_step(engine):
+    engine.backward(engine(input_ids=IDS, labels=IDS).loss)
+    engine.step()
+
+
+def write_groups(deepspeed, rank, at, stage, wide=True):
+    """A llama after two steps, whose optimizer has two groups, its conversion, and what it is after a third step."""
     import transformers as tf
     torch.manual_seed(7)
     config = tf.LlamaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_key_value_heads=2)
-    model = tf.AutoModelForCausalLM.from_config(config)
-    groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == wide], "weight_decay": 0.125 * wide} for wide in (True, False)]
-    optimizer = torch.optim.AdamW(groups, lr=0.0078125, betas=(0.75, 0.875), eps=1e-6)
-    plan = {"stage": stage, "dtype": "bf16", "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(plan))
-    ids = torch.arange(1, 9).view(1, 8)
+    engine = llama_engine(deepspeed, config, stage, wide, lr=0.0078125, betas=(0.75, 0.875), eps=1e-6, decay=(0.125, 0.0))
     for _ in range(2):
-        engine.backward(engine(input_ids=ids, labels=ids).loss)
-        engine.step()
+        llama_step(engine)
     engine.save_checkpoint(at)
     masters, moments = live_states(engine)
+    llama_step(engine)
+    engine.save_checkpoint(at)
+    after = live_states(engine)
     if rank == 0:
-        torch.save({"masters": masters, "moments": moments}, at + ".want")
+        torch.save({"masters": masters, "moments": moments, "after": after, "converted": converted(at)}, at + ".want")
         config.save_pretrained(at + "-base")
     dist.barrier()
     engine.destroy()
 
 
-def groups(world, rank, port, top, stages):
+def converted(at):
+    """What the conversion of a llama says besides tensors, without DeepSpeed's own classes."""
+    convert(at, "global_step2")
+    top = f"{at}/global_step2_universal"
+    optimizer = torch.load(f"{top}/zero/optimizer_state.pt", weights_only=False)
+    [file] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"} & set(os.listdir(top))
+    model = torch.load(os.path.join(top, file), weights_only=False)
+    keys = ("global_steps", "skipped_steps", "mp_world_size", "ds_version", "shared_params", "buffer_names")
+    return {"groups": optimizer["param_groups"], "keys": list(model), "shapes": [{k: tuple(s) for k, s in g.items()} for g in model["param_shapes"]],
+            **{k: model[k] for k in keys}}
+
+
+def groups(world, rank, port, top, stages, wide=True):
     deepspeed = start(world, rank, port)
     for stage in stages:
         with contextlib.redirect_stdout(None):
-            write_groups(deepspeed, rank, os.path.join(top, f"groups{stage}"), stage)
+            write_groups(deepspeed, rank, os.path.join(top, f"groups{stage}"), stage, wide)
+
+
+def resumed(world, rank, port, top, jobs):
+    """Load universal checkpoints, (folder, its model's, stage, groups as of llama_engine, dtype, name), and take a step: NAME.got has what was
+    loaded, and what it is then."""
+    import transformers as tf
+    deepspeed = start(world, rank, port)
+    for view, base, stage, wide, dtype, name in jobs:
+        torch.manual_seed(11)
+        with contextlib.redirect_stdout(None):
+            engine = llama_engine(deepspeed, tf.AutoConfig.from_pretrained(base), stage, wide, dtype, checkpoint={"load_universal": True})
+            loaded, _ = engine.load_checkpoint(view)
+        masters, moments = live_states(engine)
+        inner = engine.optimizer.optimizer
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+        steps = [float(s["step"]) for s in inner.state.values() if s]
+        at = engine.global_steps
+        llama_step(engine)
+        after = live_states(engine)
+        if rank == 0:
+            torch.save({"loaded": loaded, "masters": masters, "moments": moments, "groups": groups, "steps": steps, "global_steps": at, "after": after},
+                       os.path.join(top, name + ".got"))
+        dist.barrier()
+        engine.destroy()
 
 
 def inside(module, path):

@@ -52,6 +52,15 @@ def gradient(name, p):
     return torch.randn(p.shape, generator=g)
 
 
+def ckptfs():
+    """The package in the tree, with the libraries that were built."""
+    if "ckptfs" not in sys.modules:
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python"))
+        os.environ.setdefault("CKPTFS_LIBRARY_PATH", os.path.join(os.path.dirname(os.path.abspath(CKPT)), "..", "core"))
+    import ckptfs
+    return ckptfs
+
+
 def go_on(model, optimizer):
     """A step with gradients that follow from the names alone; all parameters then."""
     for name, p in model.named_parameters():
@@ -163,9 +172,7 @@ class Torch(Resume):
 
     def test_reader(self):
         """Without a view that is mounted: dcp.load by ckptfs's own reader."""
-        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python"))
-        os.environ.setdefault("CKPTFS_LIBRARY_PATH", os.path.join(os.path.dirname(os.path.abspath(CKPT)), "..", "core"))
-        from ckptfs.torch import StorageReader
+        StorageReader = ckptfs().torch.StorageReader
         for name, config in CONFIGS.items():
             model, optimizer = trained(config)
             config.save_pretrained(self.path(name))
@@ -180,6 +187,72 @@ class Torch(Resume):
             for group in optimizer.param_groups:
                 group["lr"] = 0.25
             self.same(go_on(*fresh), go_on(model, optimizer))
+
+    def test_load_state_dict(self):
+        """Model and optimizer are filled in place, without torch's state dicts; names are found where they are those in memory."""
+        for name, config in CONFIGS.items():
+            with self.subTest(name=name):
+                model, optimizer = trained(config)
+                config.save_pretrained(self.path(name))
+                own, optim = get_state_dict(model, optimizer)
+                dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path(name + "-run"), no_dist=True)
+                fresh = blank(config)
+                result = ckptfs().load_state_dict(fresh[0], self.path(name + "-run"), base=self.path(name), optimizer=fresh[1], lr=0.25)
+                self.assertEqual((result.missing_keys, result.unexpected_keys), ([], []))
+                tensors = {id(t): t for t in [*model.parameters(), *(s[k] for s in optimizer.state.values() for k in MOMENTS)]}
+                self.assertEqual(result.stats["read_bytes"], sum(t.nbytes for t in tensors.values()))  # each byte once
+                self.assertEqual([(g["lr"], g["weight_decay"], g["betas"]) for g in fresh[1].param_groups], [(0.25, 0.1, (0.9, 0.999)), (0.25, 0.0, (0.9, 0.999))])
+                for p, q in zip(fresh[0].parameters(), model.parameters()):
+                    self.assertEqual(list(fresh[1].state.get(p, {})), list(optimizer.state.get(q, {})) and [*MOMENTS, "step"])
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.25
+                self.same(go_on(*fresh), go_on(model, optimizer))
+
+    def test_load_state_dict_on_a_mesh(self):
+        config = CONFIGS["llama"]
+        model, optimizer = trained(config)
+        model.save_pretrained(self.path("base"))
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "rank", str(r), self.tmp, self.path("run"), self.path("base")]) for r in range(2)]
+        self.assertEqual([r.wait(timeout=240) for r in ranks], [0, 0])
+        self.same(torch.load(self.path("stepped.pt")), go_on(model, optimizer))
+
+    def test_load_state_dict_faults(self):
+        model, optimizer = trained(CONFIGS["llama"])
+        model.save_pretrained(self.path("base"))
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        dcp.save({"model": own}, checkpoint_id=self.path("weights"), no_dist=True)
+
+        def said(error, target, its, run="run", **more):
+            with self.assertRaises(error) as raised:
+                ckptfs().load_state_dict(target, self.path(run), base=self.path("base"), optimizer=its, **more)
+            return str(raised.exception)
+
+        failed, (fresh, blank_one) = ckptfs().CkptError, blank(CONFIGS["llama"])
+        before = {k: t.clone() for k, t in fresh.state_dict().items()}
+        self.assertIn("has no state 'exp_avg'", said(failed, fresh, blank_one, "weights"))
+        self.assertIn("SGD has other states than AdamW", said(TypeError, fresh, torch.optim.SGD(fresh.parameters(), lr=1.)))
+        self.assertIn("expected a torch.optim.Optimizer", said(TypeError, fresh, fresh))
+        self.assertIn("amsgrad", said(TypeError, fresh, torch.optim.AdamW(fresh.parameters(), amsgrad=True)))
+        self.assertIn("dtype=, names= does not go with optimizer=", said(ValueError, fresh, blank_one, names=["x"], dtype="bfloat16"))
+        self.assertIn("optimizer= goes with view='memory'", said(ValueError, fresh, blank_one, view="raw"))
+        self.assertIn("2 parameters of the optimizer are none of the model's", said(failed, fresh, torch.optim.AdamW([*map(torch.nn.Parameter, torch.ones(2, 3))])))
+        one_group = torch.optim.AdamW([p for p in fresh.parameters() if p.requires_grad])
+        self.assertIn("which have other hyper-parameters in the run", said(failed, fresh, one_group))
+        fresh.model.norm.weight.requires_grad_(True)
+        thawed = torch.optim.AdamW([{"params": [p for p in fresh.parameters() if p.ndim > 1]}, {"params": [p for p in fresh.parameters() if p.ndim == 1]}])
+        self.assertIn("the run has no state of 1 parameters of the optimizer ('model.norm.weight' first)", said(failed, fresh, thawed))
+        with torch.device("meta"):
+            nowhere = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"])
+        self.assertIn("is on the meta device", said(failed, nowhere, torch.optim.AdamW(nowhere.parameters())))
+        self.same(fresh.state_dict(), before)
+        self.assertEqual(len(one_group.state) + len(thawed.state) + len(blank_one.state), 0)
+        ckptfs().load_state_dict(fresh, self.path("run"), base=self.path("base"), optimizer=thawed, strict=False)
+        self.assertEqual(len(thawed.state), len(optimizer.state))
+        ckptfs().load_state_dict(fresh, self.path("run"), base=self.path("base"), optimizer=one_group, weight_decay=0.5)
+        self.assertEqual(one_group.param_groups[0]["weight_decay"], 0.5)
 
     def test_faults(self):
         model, optimizer = trained(CONFIGS["llama"])
@@ -299,7 +372,13 @@ class Frameworks(Resume):
             mine.update({k: v for k, v in of.items() if k != "params"})
         for p in other.parameters():
             by_hand.state[p] = {"step": view["optim.state.model.norm.weight.step"].clone(), **{kind: of(p.detach()) for kind, of in MOMENTS.items()}}
-        self.same(go_on(model, optimizer), go_on(other, by_hand))
+        in_place, _ = blank(config)
+        in_place.requires_grad_(True)
+        its = optimizer_of(in_place) if vectors else torch.optim.AdamW(in_place.parameters(), lr=9.0)
+        ckptfs().load_state_dict(in_place, run, optimizer=its)
+        stepped = go_on(other, by_hand)
+        self.same(go_on(model, optimizer), stepped)
+        self.same(go_on(in_place, its), stepped)
         return view, said
 
     def export_config(self, run):
@@ -426,7 +505,8 @@ class DeepSpeed(Resume):
                 self.same(go_on(model, optimizer), go_on(other, by_hand))
 
 
-def run_rank(rank, top, view):
+def run_rank(rank, top, view, base=None):
+    """Resume from a view; with a base, from a run by ckptfs.load_state_dict."""
     from torch.distributed.fsdp import fully_shard
     dist.init_process_group("gloo", init_method="file://" + os.path.join(top, "meet"), rank=rank, world_size=2)
     torch.manual_seed(3)
@@ -436,7 +516,10 @@ def run_rank(rank, top, view):
         fully_shard(layer)
     fully_shard(model)
     optimizer = optimizer_of(model)
-    resume(model, optimizer, view)
+    if base is None:
+        resume(model, optimizer, view)
+    else:
+        ckptfs().load_state_dict(model, view, base=base, optimizer=optimizer)
     stepped = go_on(model, optimizer)
     if rank == 0:
         torch.save(stepped, os.path.join(top, "stepped.pt"))

@@ -5,6 +5,7 @@ master and exp_avg_sq its square, saved again by torch itself, so a view of a st
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -18,7 +19,7 @@ try:
     import transformers as tf
     from safetensors.torch import load_file
     from states_case import MOMENTS, RUNS, SIZES, StatesCase, megatron_run, nanotron_run, trained
-    from tensor_case import CKPT
+    from tensor_case import CKPT, export
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 except ImportError as e:
     print(f"skipped: {e}")
@@ -87,6 +88,68 @@ class Torch(StatesCase):
         self.assertIn("nothing says whose 'optim.state.0.exp_avg' is", self.refused(self.path("numbers"), "state=exp_avg", base))
         for option in ("missing=base", "lora=merge"):
             self.assertIn("option state: with", self.refused(self.path("twice"), "state=exp_avg", base, option))
+
+
+class Defects(StatesCase):
+    """What is lost or damaged of the moments is an error that names it, in every format."""
+
+    def test_universal(self):
+        """DeepSpeed's folders of parameters, as our own view writes them."""
+        model, optimizer = trained(tf.LlamaConfig(**SIZES))
+        model.save_pretrained(self.path("base"))
+        base = "base=" + self.path("base")
+        own, optim = get_state_dict(model, optimizer)
+        dcp.save({"model": own, "optim": optim}, checkpoint_id=self.path("run"), no_dist=True)
+        self.assertEqual(export(self.path("run"), self.path("universal"), "view=deepspeed_universal", "optimizer", base).returncode, 0)
+        name = "model.layers.0.mlp.up_proj.weight"
+        file = self.path("universal", "global_step1_universal", "zero", name, "exp_avg.pt")
+        held = torch.load(file)
+
+        def damaged(value, *words):
+            os.remove(file)
+            if value is not None:
+                torch.save(value, file)
+            for options in (("state=exp_avg",), ("view=dcp", "optimizer")):
+                said = self.refused(self.path("universal"), base, "allow_mixed", *options)
+                for word in (f"'{name}' has exp_avg_sq, but not exp_avg", *words):
+                    self.assertIn(word, said)
+
+        damaged({**held, "param": held["param"].t().contiguous()}, "exp_avg.pt' has 1536 elements in a shape other than param_shapes")
+        damaged({**held, "param": held["param"][:24].clone()}, "exp_avg.pt' has 768 elements in a shape other than param_shapes")
+        damaged({**held, "param": held["param"].reshape(-1)}, "in a shape other than param_shapes")
+        damaged({"cat_dim": 0}, "exp_avg.pt")
+        damaged("no dict", "exp_avg.pt")
+        damaged(None, "is a file of the optimizer lost?")
+        self.assertEqual(len(self.view(self.path("universal"), base)[0]), len(model.state_dict()))  # the weights are whole
+
+    def test_dcp(self):
+        """One moment of a parameter, or a part of it, is not there."""
+        model, optimizer = trained(tf.LlamaConfig(**SIZES))
+        model.save_pretrained(self.path("base"))
+        base = "base=" + self.path("base")
+        own, optim = get_state_dict(model, optimizer)
+        name = "model.layers.0.mlp.up_proj.weight"
+        half = {**optim, "state": {k: {m: t for m, t in v.items() if m != "exp_avg" or k != name} for k, v in optim["state"].items()}}
+        dcp.save({"model": own, "optim": half}, checkpoint_id=self.path("half"), no_dist=True)
+        self.assertIn(f"'model.{name}' has exp_avg_sq, but not exp_avg: is a file of the optimizer lost?", self.refused(self.path("half"), "state=exp_avg", base))
+        self.view(self.path("half"), "state=exp_avg_sq", base)
+
+    def test_megatron(self):
+        for lost in ("__0_0.distcp", "__1_1.distcp"):
+            run = self.path("megatron-" + lost)
+            shutil.copytree(os.path.join(RUNS, "megatron"), run)
+            os.remove(os.path.join(run, "iter_0000010", lost))
+            self.assertIn(lost, self.refused(run, "state=exp_avg"))
+
+    def test_nanotron(self):
+        """The shards of one tensor-parallel rank of two are lost."""
+        run = self.path("nanotron")
+        for path in nanotron_run(run):
+            if "tp-1-of-2" in path:
+                os.remove(path)
+        said = self.refused(run, "state=exp_avg")
+        self.assertIn("' has none: left out: ", said)
+        self.assertIn("rows 64..128 of 128 are in no shard", said)
 
 
 class Frameworks(StatesCase):

@@ -4,6 +4,7 @@
 import argparse
 import collections
 import glob
+import json
 import math
 import os
 import sys
@@ -194,5 +195,21 @@ def files_of_frameworks(top):
     return f"{count} checkpoints"
 
 
+def an_item_of_any_name_is_found(top):
+    """A step of Orbax's with one item, which has no usual name: its values and paths are found where its arrays are."""
+    files = {"_CHECKPOINT_METADATA": {"commit_timestamp_nsecs": 5}, "odd/_strings.json": {"note": "text"},
+             "odd/_METADATA": {"use_ocdbt": False, "use_zarr3": True, "tree_metadata": {
+                 "w": {"key_metadata": [{"key": "layers", "key_type": 2}, {"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}}},
+             "odd/layers.w/zarr.json": {"zarr_format": 3, "node_type": "array", "shape": [2], "data_type": "uint8", "fill_value": 7, "codecs": [{"name": "bytes"}],
+                                        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}}, "chunk_key_encoding": {"name": "default"}}}
+    for name, what in files.items():
+        path = os.path.join(top, "0", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            json.dump(what, f)
+    with ckptfs.open(top, view="raw") as f:
+        assert list(f.keys()) == ["layers.w"] and f.paths() == {"layers.w": ("layers", "w")} and f.objects() == {"note": "text"}, (f.paths(), f.objects())
+
+
 run_in_folders((values_are_what_torch_reads, an_optimizer_is_restored, a_module_gets_its_extra_state, objects_that_torch_compressed,
-                what_cannot_be_restored_is_missing, an_attack_is_refused, files_of_frameworks))
+                what_cannot_be_restored_is_missing, an_item_of_any_name_is_found, an_attack_is_refused, files_of_frameworks))

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Local loads: the roster of all ranks' files, and ranks as threads that have a part each. */
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -278,5 +280,77 @@ TEST(local, damaged_requests_are_refused)
     tree_close(&t);
 }
 
+/* ---- how many are answered at the same time ---- */
+
+enum { ASKERS = 3 * CKPT_SERVICE_ANSWERS };
+
+struct crowd {
+    atomic_uint now, most; /* requests that are being answered, and the most that were */
+};
+
+static int answer_slowly(void *ctx, const void *request, size_t len, void *reply, size_t reply_len,
+                         struct ckpt_err *err)
+{
+    struct crowd *c = ctx;
+    const unsigned now = atomic_fetch_add(&c->now, 1) + 1;
+    unsigned most = atomic_load(&c->most);
+
+    (void)err;
+    while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
+        ;
+    (void)usleep(20000);
+    memcpy(reply, request, len < reply_len ? len : reply_len);
+    atomic_fetch_sub(&c->now, 1);
+    return 0;
+}
+
+static void leave(void *ctx) { (void)ctx; }
+
+struct asker {
+    struct ckpt_service *own, *asked;
+    uint32_t number, back;
+    struct ckpt_err err;
+    int rc;
+};
+
+static void *ask_once(void *arg)
+{
+    struct asker *a = arg;
+    const struct iovec iov = {&a->back, sizeof a->back};
+
+    a->rc = ckpt_service_ask(a->own, 0, ckpt_service_address(a->asked), &a->number,
+                             sizeof a->number, &iov, 1, DEADLINE_MS, &a->err);
+    return NULL;
+}
+
+TEST(local, few_requests_are_answered_at_the_same_time)
+{
+    static const struct ckpt_service_ops slow = {.answer = answer_slowly, .free = leave};
+    struct ckpt_comm *comm = NULL;
+    struct ckpt_service *s = NULL;
+    struct asker asker[ASKERS];
+    pthread_t thread[ASKERS];
+    struct crowd crowd = {0};
+    struct ckpt_err err = {0};
+
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    CHECK_OK(ckpt_service_open(comm, &slow, &crowd, &s, &err));
+    for (uint32_t i = 0; i < ASKERS; i++) { /* each has connections of its own */
+        asker[i] = (struct asker){.asked = s, .number = i + 1};
+        CHECK_OK(ckpt_service_open(comm, &slow, &crowd, &asker[i].own, &err));
+        CHECK_EQ(pthread_create(&thread[i], NULL, ask_once, &asker[i]), 0);
+    }
+    for (uint32_t i = 0; i < ASKERS; i++) {
+        CHECK_EQ(pthread_join(thread[i], NULL), 0);
+        if (asker[i].rc < 0 || asker[i].back != i + 1)
+            fail_msg("request %u: %s", i, asker[i].err.text);
+        ckpt_service_close(asker[i].own);
+    }
+    CHECK(atomic_load(&crowd.most) > 1 && atomic_load(&crowd.most) <= CKPT_SERVICE_ANSWERS);
+    ckpt_service_close(s);
+    ckpt_comm_free(comm);
+}
+
 TESTS(T(local, a_roster_says_who_has_what), T(local, a_damaged_roster_is_refused),
-      T(local, every_rank_gets_what_only_others_have), T(local, damaged_requests_are_refused))
+      T(local, every_rank_gets_what_only_others_have), T(local, damaged_requests_are_refused),
+      T(local, few_requests_are_answered_at_the_same_time))

@@ -4,7 +4,9 @@
 
 #include <stdlib.h>
 
+#include "base/ckd.h"
 #include "load/plan/cost.h"
+#include "load/plan/holders.h"
 #include "load_made_up.h"
 #include "sanitized.h"
 #include "tensor/read.h"
@@ -18,8 +20,26 @@ struct job {
     struct ckpt_job_wants job_wants;
     uint32_t nrank, node[64], group[64]; /* group: of the caller's */
     struct ckpt_sharing sharing;
+    struct ckpt_holders holders; /* of some jobs */
     struct ckpt_plan *plan[64];
 };
+
+/* Each file is at some of the ranks. */
+static void spread_files(struct job *j, uint64_t *rng)
+{
+    j->holders.nsource = (uint32_t)j->cat->sources.len;
+    j->holders.set = calloc(j->holders.nsource, sizeof *j->holders.set);
+    for (uint32_t i = 0; i < j->holders.nsource; i++) {
+        const uint64_t part = random_range(rng, 1, 5);
+        ckpt_numbers ranks = {0};
+        for (uint32_t r = 0; r < j->nrank; r++)
+            if (random_range(rng, 0, part) == 0)
+                assert_int_equal(ckpt_vec_push(&ranks, r), 0);
+        j->holders.set[i] = (uint32_t)j->holders.ranks.len;
+        assert_int_equal(ckpt_vec_push(&j->holders.ranks, ranks), 0);
+    }
+    j->sharing.holders = &j->holders;
+}
 
 static void make_job(struct job *j, uint64_t *rng)
 {
@@ -45,6 +65,9 @@ static void make_job(struct job *j, uint64_t *rng)
             j->group[r] = (uint32_t)random_range(rng, 0, GROUPS);
         j->sharing.share = j->group;
     }
+    j->holders = (struct ckpt_holders){0};
+    if (random_range(rng, 0, 2))
+        spread_files(j, rng);
     for (uint32_t r = 0; r < j->nrank; r++)
         if (ckpt_plan_new(&j->job_wants, r, &j->sharing, star, &sizes, &j->plan[r], &err) < 0)
             fail_msg("%s", err.text);
@@ -54,6 +77,7 @@ static void free_job(struct job *j)
 {
     for (uint32_t r = 0; r < j->nrank; r++)
         ckpt_plan_free(j->plan[r]);
+    ckpt_holders_release(&j->holders);
     ckpt_job_wants_release(&j->job_wants);
     ckpt_catalog_free(j->cat);
 }
@@ -282,7 +306,9 @@ static void check_sizes(const struct ckpt_plan *p)
             const struct ckpt_unit *unit = &p->units.ptr[u];
             assert_int_equal(unit->at, at);
             assert_true(u == s->lo || unit[-1].source < unit->source ||
-                        (unit[-1].source == unit->source && unit[-1].off <= unit->off));
+                        (unit[-1].source == unit->source && unit[-1].off <= unit->off) ||
+                        (s->span &&
+                         ckpt_plan_reader(p, g, unit[-1].at) < ckpt_plan_reader(p, g, unit->at)));
         }
         assert_int_equal(at, s->len);
         assert_int_equal(s->nstep == 0, n == 1);
@@ -291,7 +317,8 @@ static void check_sizes(const struct ckpt_plan *p)
         assert_true(s->slice <= p->sizes.slice && s->slice % CKPT_UNIT_ALIGN == 0);
         assert_true(s->slice * n <= p->sizes.window || s->slice == CKPT_UNIT_ALIGN);
         assert_true(s->slice * n * s->nwindow >= s->len);
-        assert_true(s->slice * n * s->nwindow < s->len + n * CKPT_UNIT_ALIGN * (s->nwindow + 1));
+        assert_true(s->span ||
+                    s->slice * n * s->nwindow < s->len + n * CKPT_UNIT_ALIGN * (s->nwindow + 1));
         assert_int_equal(s->step[0].n * (s->nstep == 2 ? s->step[1].n : 1), n);
         for (uint32_t i = 0; i < n; i++) {
             assert_true(ckpt_plan_place(p, g, i) < n);
@@ -369,11 +396,57 @@ static void check_unique(const struct job *j)
         assert_true(read >= unique);
 }
 
+/* The members of a group that have one of these files, as bits; all, if none has. */
+static uint64_t members_with(const struct ckpt_holders *h, const struct ckpt_group *g,
+                             uint32_t source)
+{
+    const uint64_t all = ((uint64_t)1 << (g->n - 1) << 1) - 1;
+    uint64_t bits = 0;
+
+    for (uint32_t i = 0; i < g->n && source < h->nsource; i++)
+        for (size_t k = 0; k < h->ranks.ptr[h->set[source]].len; k++)
+            if (h->ranks.ptr[h->set[source]].ptr[k] == g->rank[i])
+                bits |= (uint64_t)1 << i;
+    return bits ? bits : all;
+}
+
+/* A unit is read by a member that has its file, if one has. No member reads more than it must: that
+ * is by the files that no other members have, but for the ends, where units are not cut. */
+static void check_readers(const struct job *j, const struct ckpt_plan *p, uint32_t group)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    const struct ckpt_stream *s = &p->stream[group];
+    uint64_t with[2], bytes[2] = {0, 0}, other = 0, longest = 0, most = 0, unit = 0, lo, hi;
+
+    for (uint32_t k = 0; k < 2; k++)
+        with[k] = members_with(&j->holders, g, k);
+    for (uint32_t u = s->lo; u < s->hi; u++) {
+        const struct ckpt_unit *one = &p->units.ptr[u];
+        const uint32_t reader = ckpt_plan_reader(p, group, one->at);
+        *(one->source < 2 ? &bytes[one->source] : &other) += one->len;
+        unit = ckpt_max_u64(unit, one->len);
+        assert_true(one->source >= 2 || !s->span || with[one->source] >> reader & 1);
+        ckpt_plan_span(p, group, reader, &lo, &hi);
+        assert_true(lo <= one->at && (!s->span || one->at + one->len <= hi));
+    }
+    for (uint32_t i = 0; i < g->n; i++) {
+        ckpt_plan_span(p, group, i, &lo, &hi);
+        longest = ckpt_max_u64(longest, hi - lo);
+    }
+    for (uint32_t k = 0; k < 2; k++)
+        most = ckpt_max_u64(most, bytes[k] / (uint64_t)__builtin_popcountll(with[k]));
+    most = ckpt_max_u64(most,
+                        (bytes[0] + bytes[1]) / (uint64_t)__builtin_popcountll(with[0] | with[1]));
+    most = ckpt_max_u64(most, s->len / g->n);
+    assert_true(!s->span || longest <= most + most / 50 + 4 * unit);
+    assert_int_equal(bytes[0] + bytes[1] + other, s->len);
+}
+
 TEST(plan, every_wanted_element_arrives_once)
 {
     uint64_t rng = 12345;
+    int chosen = 0; /* groups whose readers were chosen by what they have */
 
-    CHECK(rng != 0);
     for (int round = 0; round < ROUNDS; round++) {
         struct job j;
         make_job(&j, &rng);
@@ -384,10 +457,17 @@ TEST(plan, every_wanted_element_arrives_once)
             check_sizes(j.plan[r]);
             check_chunks(j.plan[r]);
         }
+        for (uint32_t r = 0; r < j.nrank && j.sharing.holders; r++)
+            for (uint32_t g = 0; g < j.plan[r]->groups.len; g++)
+                if (j.plan[r]->groups.ptr[g].n > 1) {
+                    check_readers(&j, j.plan[r], g);
+                    chosen += j.plan[r]->stream[g].span != NULL;
+                }
         check_unique(&j);
         check_claims(&j);
         free_job(&j);
     }
+    CHECK(chosen > ROUNDS);
 }
 
 TEST(wants, tables_travel_as_bytes)

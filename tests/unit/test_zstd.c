@@ -14,7 +14,7 @@ struct fixture {
     unsigned char *plain, *packed;
     size_t packed_len;
     struct ckpt_source *file;
-    struct ckpt_slabs *store;
+    struct ckpt_decoded *store;
 };
 
 /* Several frames, one after the other, of which one has no bytes. */
@@ -33,13 +33,13 @@ static void setup(struct fixture *f, size_t budget)
         f->packed_len += ZSTD_compress(f->packed + f->packed_len, cap - f->packed_len,
                                        f->plain + at[i], at[i + 1] - at[i], 3);
     assert_int_equal(ckpt_source_mem_new("file", f->packed, f->packed_len, &f->file, &err), 0);
-    assert_int_equal(ckpt_slabs_new(budget, &f->store, &err), 0);
+    assert_int_equal(ckpt_decoded_new(budget, NULL, &f->store, &err), 0);
 }
 
 static void teardown(struct fixture *f)
 {
     ckpt_source_unref(f->file);
-    ckpt_slabs_unref(f->store);
+    ckpt_decoded_unref(f->store);
     free(f->plain);
     free(f->packed);
 }
@@ -110,7 +110,7 @@ TEST(zstd, bytes_whose_length_is_known_are_decompressed_when_they_are_read)
     setup(&f, LEN);
     const uint64_t packed = f.packed_len - BEFORE;
     CHECK_OK(ckpt_source_zstd_of_size(f.store, f.file, BEFORE, packed, LEN, &s, &err));
-    CHECK_EQ(ckpt_slabs_bytes(f.store), 0);
+    CHECK_EQ(ckpt_decoded_bytes(f.store), 0);
     check_ranges(&f, s);
     ckpt_source_unref(s);
     for (int more = -1; more <= 1; more += 2) {
@@ -138,14 +138,14 @@ TEST(zstd, a_frame_that_wants_much_memory_is_refused)
     static const unsigned char frame[] = {0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 1, 0, 0};
     struct ckpt_err err = {0};
     struct ckpt_source *file, *s;
-    struct ckpt_slabs *store;
+    struct ckpt_decoded *store;
 
     CHECK_OK(ckpt_source_mem_new("file", frame, sizeof frame, &file, &err));
-    CHECK_OK(ckpt_slabs_new(0, &store, &err));
+    CHECK_OK(ckpt_decoded_new(0, NULL, &store, &err));
     CHECK_FAILS(ckpt_source_zstd_new(store, file, 0, sizeof frame, LEN, &s, &err), CKPT_FORMAT,
                 "too much memory");
     ckpt_source_unref(file);
-    ckpt_slabs_unref(store);
+    ckpt_decoded_unref(store);
 }
 
 TESTS(T(zstd, every_range_has_the_bytes_that_were_compressed),

@@ -234,6 +234,7 @@ class Stats(_Sized):
         ("setup_s", c_double),
         ("skipped_bytes", c_uint64),
         ("skipped_tensors", c_uint64),
+        ("asked_bytes", c_uint64),
     )
     SECONDS = ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")
     _fields_ = [

@@ -70,6 +70,8 @@ class Reloader(Watch):
     ):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
+        if given.get("optimizer") is not None:
+            raise ValueError("optimizer=: a Reloader fills weights alone; use load_state_dict")
         self._target, self._process = model_or_state_dict, os.getpid()
         self._load: Load | None = None
         self._own: Comm | None = None  # the process group's, which the Reloader holds

@@ -44,6 +44,7 @@ def load_state_dict(
     names: Iterable[str] | Callable[[str], bool] | None = None,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     options: Mapping[str, Any] | None = None,
     readers: str = "auto",
     load_options: Mapping[str, Any] | None = None,
@@ -92,6 +93,11 @@ def load_state_dict(
             DTensors get it where their mesh is.
         dtype: The torch.dtype, a floating one, of floating tensors that get memory; None is the
             model's. A word such as "float32" is the option of open, which converts what is read.
+        optimizer: An Adam or AdamW of the model's parameters: its states are filled, too, of a run
+            of any format that has them, and its groups get the run's lr, betas, eps, weight_decay
+            and initial_lr, which options (lr=...) replace. The weights are the run's F32 masters
+            then, if it has them, cast to the model's dtype. What says how torch computes (fused,
+            foreach) stays. The view may be None, "hf" or "memory".
         options: As for open.
         readers: "once" (each byte is read once), "node" (once on each node), "each" (by each rank
             that needs it), or "auto".
@@ -122,17 +128,26 @@ def load_state_dict(
         TypeError: An argument is wrong. Other ranks raise a CkptError then.
         ValueError: An argument is wrong. Other ranks raise a CkptError then.
     """
-    if isinstance(dtype, str):  # an option of the view
+    from . import _optimizer as own
+
+    if isinstance(dtype, str) and optimizer is None:  # an option of the view
         more["dtype"], dtype = dtype, None
 
     def prepare():
         if missing not in (None, "init"):
             raise ValueError(f"missing={missing!r}: expected 'init' or None")
         native = make_options(readers, load_options)
-        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        given = dict(options or {}), dict(more, base=base, step=step)
+        if optimizer is not None:
+            own.check_arguments(optimizer, names=names, missing=missing, device=device, dtype=dtype)
+            spec = own.TrainingSpec(run, view, *given)
+        else:
+            spec = Spec(run, view, *given)
         if device is not None:
             stack.enter_context(_default(device))
         parts = parts_of(model_or_state_dict)
+        if optimizer is not None:
+            spec.expect(parts)
         lost = _choose(parts, names, dtype)
         return native, spec, (parts, lost), device_of(parts)
 
@@ -141,7 +156,12 @@ def load_state_dict(
             match, findings = _agreed(comm, spec, parts, key_mapping, missing == "init")
             _check_names(comm, lost)
             result = result_of(match, findings, strict, missing == "init", names is not None)
-            result.stats = _fill(comm, match, findings["copies"], native, progress)
+            if optimizer is not None:
+                states = own.agreed_states(comm, match, optimizer, strict)
+                result.stats = own.fill(comm, match, states, findings["copies"], native, progress)
+                states.put()
+            else:
+                result.stats = _fill(comm, match, findings["copies"], native, progress)
         _finish(parts, match, result, findings["seed"] if missing == "init" else None, dtype)
         return result
 

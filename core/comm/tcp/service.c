@@ -57,7 +57,11 @@ struct ckpt_service {
     pthread_cond_t freed; /* a connection to a peer is idle, or has ended */
     bool closed;
     CKPT_VEC(struct peer) peers;
-    CKPT_VEC(int) served; /* connections of others */
+    CKPT_VEC(int) served;  /* connections of others */
+    pthread_cond_t turned; /* a buffer is idle, or it is the next request's turn */
+    uint64_t asked, turn;  /* requests that have come; of them, those that have got a buffer */
+    unsigned char *idle[CKPT_SERVICE_ANSWERS]; /* buffers for a request and its reply */
+    uint32_t nidle, nbuffer;                   /* nbuffer: those that there are */
 };
 
 /* The argument of a thread that answers. */
@@ -75,8 +79,11 @@ static void service_unref(struct ckpt_service *s)
         ckpt_vec_release(&s->peers.ptr[i].idle);
     ckpt_vec_release(&s->peers);
     ckpt_vec_release(&s->served);
+    while (s->nidle)
+        free(s->idle[--s->nidle]);
     (void)pthread_mutex_destroy(&s->lock);
     (void)pthread_cond_destroy(&s->freed);
+    (void)pthread_cond_destroy(&s->turned);
     if (s->ops)
         s->ops->free(s->ctx);
     free(s);
@@ -167,26 +174,65 @@ static bool let_in(const struct ckpt_service *s, int fd)
     }
 }
 
-/* Answer one request; false: the connection has ended. *buf is memory for request and reply. */
-static bool answer_one(const struct ckpt_service *s, int fd, unsigned char **buf)
+/* Wait for this request's turn, and for a buffer. NULL: the service has ended, or no memory. */
+static unsigned char *take_buffer(struct ckpt_service *s)
 {
-    struct ckpt_err err = {0};
-    struct request_head head;
-    struct reply_head back = {0};
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&s->lock);
+    const uint64_t own = s->asked++;
 
-    if (receive(fd, &head, sizeof head, UINT32_MAX, NULL) < 0 || head.len > CKPT_SERVICE_REQUEST ||
-        head.reply_len > CKPT_SERVICE_REPLY ||
-        (!*buf && !(*buf = malloc(CKPT_SERVICE_REQUEST + CKPT_SERVICE_REPLY))) ||
-        receive(fd, *buf, head.len, HANDSHAKE_MS, NULL) < 0)
+    while (!s->closed && (own != s->turn || (s->nidle == 0 && s->nbuffer == CKPT_SERVICE_ANSWERS)))
+        (void)pthread_cond_wait(&s->turned, &s->lock);
+    if (s->closed)
+        return NULL;
+    s->turn++;
+    (void)pthread_cond_broadcast(&s->turned);
+    if (s->nidle)
+        return s->idle[--s->nidle];
+    unsigned char *buf = malloc(CKPT_SERVICE_REQUEST + CKPT_SERVICE_REPLY);
+    s->nbuffer += buf != NULL;
+    return buf;
+}
+
+static void put_buffer(struct ckpt_service *s, unsigned char *buf)
+{
+    ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&s->lock);
+
+    s->idle[s->nidle++] = buf;
+    (void)pthread_cond_broadcast(&s->turned);
+}
+
+/* Receive the rest of a request to buf, and answer it; false: the connection has ended. */
+static bool answer(const struct ckpt_service *s, int fd, const struct request_head *head,
+                   unsigned char *buf)
+{
+    unsigned char *reply = buf + CKPT_SERVICE_REQUEST;
+    struct reply_head back = {0};
+    struct ckpt_err err = {0};
+
+    if (receive(fd, buf, head->len, HANDSHAKE_MS, NULL) < 0)
         return false;
-    unsigned char *reply = *buf + CKPT_SERVICE_REQUEST;
-    if (s->ops->answer(s->ctx, *buf, head.len, reply, head.reply_len, &err) == 0)
-        back.len = head.reply_len;
+    if (s->ops->answer(s->ctx, buf, head->len, reply, head->reply_len, &err) == 0)
+        back.len = head->reply_len;
     if (err.code) {
         back = (struct reply_head){(uint32_t)err.code, (uint32_t)strlen(err.text)};
         return send_two(fd, &back, sizeof back, err.text, back.len, CONNECT_MS, NULL) == 0;
     }
     return send_two(fd, &back, sizeof back, reply, back.len, CONNECT_MS, NULL) == 0;
+}
+
+/* Answer the next request of a connection; false: it has ended. While it is idle it has no buffer.
+ */
+static bool answer_next(struct ckpt_service *s, int fd)
+{
+    struct request_head head;
+    unsigned char *buf;
+
+    if (receive(fd, &head, sizeof head, UINT32_MAX, NULL) < 0 || head.len > CKPT_SERVICE_REQUEST ||
+        head.reply_len > CKPT_SERVICE_REPLY || !(buf = take_buffer(s)))
+        return false;
+    const bool good = answer(s, fd, &head, buf);
+    put_buffer(s, buf);
+    return good;
 }
 
 static void forget_served(struct ckpt_service *s, int fd)
@@ -202,11 +248,10 @@ static void forget_served(struct ckpt_service *s, int fd)
 static void *serve(void *arg)
 {
     struct served own = *(struct served *)arg;
-    ckpt_cleanup(ckpt_freep) unsigned char *buf = NULL;
 
     free(arg);
     if (let_in(own.s, own.fd))
-        while (answer_one(own.s, own.fd, &buf))
+        while (answer_next(own.s, own.fd))
             ;
     forget_served(own.s, own.fd);
     service_unref(own.s);
@@ -286,6 +331,7 @@ int ckpt_service_open(const struct ckpt_comm *comm, const struct ckpt_service_op
     atomic_init(&s->refs, 1);
     (void)pthread_mutex_init(&s->lock, NULL);
     ckpt_cond_init(&s->freed);
+    ckpt_cond_init(&s->turned);
     s->rank = ckpt_comm_rank(comm);
     if (ckpt_tcp_listen(host_of(comm, &contact), &s->tcp, err) < 0) {
         service_unref(s);
@@ -308,6 +354,7 @@ void ckpt_service_close(struct ckpt_service *s)
         return;
     (void)pthread_mutex_lock(&s->lock);
     s->closed = true;
+    (void)pthread_cond_broadcast(&s->turned);
     (void)shutdown(s->tcp->fd, SHUT_RDWR); /* wakes the thread that accepts */
     for (size_t i = 0; i < s->served.len; i++)
         (void)shutdown(s->served.ptr[i], SHUT_RDWR);

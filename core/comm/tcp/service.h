@@ -5,7 +5,9 @@
  * the handshake of handshake.h; so the job's secret decides who may ask.
  *
  * Each connection is served by a thread. A rank keeps few connections to another one, which it
- * makes when it first asks, and which several of its threads use in turn. */
+ * makes when it first asks, and which several of its threads use in turn. However many ranks ask,
+ * few requests are answered at the same time, in the order in which they come, so that the memory
+ * for replies is limited: CKPT_SERVICE_ANSWERS buffers of 4 MiB and 64 KiB. */
 #pragma once
 
 #include <stddef.h>
@@ -21,6 +23,9 @@ struct ckpt_service;
 enum {
     CKPT_SERVICE_REQUEST = 65536, /* bytes of a request, at most */
     CKPT_SERVICE_REPLY = 4 << 20, /* the same of a reply */
+    /* Requests that a rank answers at the same time. With few of them a fast disk is idle while
+     * replies are sent; each costs 4 MiB. */
+    CKPT_SERVICE_ANSWERS = 8,
 };
 
 /* The functions that answer requests; all of them are called by several threads at once. */

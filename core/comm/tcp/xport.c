@@ -45,7 +45,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (!p)
         return ckpt_nomem(err);
     if (p->data.state == CKPT_TCP_CLOSED || is_gone(p) || self(x)->cancelled)
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
+        return ckpt_fail(err, CKPT_PEER, "%s is gone", ckpt_xport_rank_text(x, t->peer).text);
     bool done = false;
     if (p->data.state == CKPT_TCP_OPEN && p->same_host.active &&
         ckpt_tcp_same_host_post(self(x), p, t, &done, err) < 0)
@@ -133,7 +133,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
     }
     if (is_gone(p)) {
         free(o);
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+        return ckpt_fail(err, CKPT_PEER, "%s is gone", ckpt_xport_rank_text(&m->x, p->rank).text);
     }
     o->next = NULL;
     o->len = sizeof *frame + frame->len;

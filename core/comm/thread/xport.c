@@ -71,7 +71,7 @@ static int thread_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_er
 
     (void)pthread_mutex_lock(&h->lock);
     if (h->box[t->peer].gone) {
-        rc = ckpt_fail(err, CKPT_PEER, "rank %u is gone", t->peer);
+        rc = ckpt_fail(err, CKPT_PEER, "%s is gone", ckpt_xport_rank_text(x, t->peer).text);
     } else if (t->send) {
         ckpt_queue_push(&h->box[t->peer].send[x->rank], t);
         rc = match(h, x->rank, t->peer, err);
@@ -93,7 +93,7 @@ static int thread_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_er
     self(x)->seen = h->box[x->rank].events;
     for (uint32_t r = 0; r < h->size && rc == 0; r++)
         if (h->box[r].gone && h->box[x->rank].recv[r].head && !h->box[x->rank].send[r].head)
-            rc = ckpt_fail(err, CKPT_PEER, "rank %u is gone", r);
+            rc = ckpt_fail(err, CKPT_PEER, "%s is gone", ckpt_xport_rank_text(x, r).text);
     (void)pthread_mutex_unlock(&h->lock);
     return rc;
 }

@@ -49,16 +49,16 @@ static bool automodel_finished(struct ckpt_dir *dir, const char *name, const cha
 }
 
 /* Parses the step's name, epoch_E_step_S. */
-static void automodel_describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
+static void automodel_describe(const struct ckpt_dir *dir, const char *name,
+                               struct ckpt_catalog *cat)
 {
-    const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
     unsigned long epoch, step;
     int end = 0;
 
     if (ckpt_dir_has_file(dir, ".incomplete"))
         ckpt_catalog_warn(cat, "'.incomplete' is there: the save was not finished, or not yet "
                                "published");
-    if (sscanf(name ? name + 1 : path, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
+    if (!name || sscanf(name, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
         return;
     ckpt_json_set(&cat->about, "epoch", json_integer((json_int_t)epoch));
     ckpt_json_set(&cat->about, "step", json_integer((json_int_t)step));

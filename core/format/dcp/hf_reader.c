@@ -366,7 +366,7 @@ static int describe(struct load *l, struct ckpt_err *err)
     l->facts->split_as_base = is_of_trainer(l) ? ckpt_trainers_split() : NULL;
     ckpt_json_set(about, "format", json_string("dcp_hf"));
     ckpt_json_set(about, "shards", json_integer((json_int_t)l->shards.len));
-    ckpt_trainers_describe(l->dir, l->cat);
+    ckpt_trainers_describe(l->dir, l->opt->name, l->cat);
     return map_weights(l, err);
 }
 

@@ -102,7 +102,7 @@ static int read_zip(struct task *t, struct ckpt_source *s, uint64_t off, uint64_
 
 /* ---- compressed items ---- */
 
-enum { PLAIN_BUDGET = 256 << 20, AROUND = 1 << 20 /* bytes of an archive besides its tensor */ };
+enum { AROUND = 1 << 20 /* bytes of an archive besides its tensor */ };
 
 int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
@@ -120,7 +120,8 @@ int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uin
     if (ckd_add(&max_len, max_len, AROUND))
         max_len = UINT64_MAX;
     (void)pthread_mutex_lock(&items->lock);
-    const int result = items->store ? 0 : ckpt_slabs_new(PLAIN_BUDGET, &items->store, err);
+    const int result =
+        items->store ? 0 : ckpt_decoded_new(CKPT_DECODED_BUDGET, items->spill, &items->store, err);
     (void)pthread_mutex_unlock(&items->lock);
     return result < 0 ? -1 : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
 }
@@ -330,7 +331,7 @@ void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
     for (size_t i = 0; i < items->plain.len; i++)
         ckpt_source_unref(items->plain.ptr[i]);
     ckpt_vec_release(&items->plain);
-    ckpt_slabs_unref(items->store);
+    ckpt_decoded_unref(items->store);
     (void)pthread_mutex_destroy(&items->lock);
     ckpt_vec_release(&items->strides);
 }

@@ -413,6 +413,7 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         .dir = dir, .opt = opt, .format = format ? format : &plain, .cat = cat};
 
     ckpt_dcp_items_init(&l.items);
+    l.items.spill = opt->spill;
     l.m.format = l.format;
     l.m.values_are_enough = opt->states;
     if (read_metadata(&l, err) < 0 || name_tensors(&l, err) < 0 || open_files(&l, err) < 0)

@@ -133,7 +133,8 @@ int ckpt_dcp_order(const uint32_t *planned, size_t nplanned, size_t n, uint32_t 
 struct ckpt_dcp_items {
     CKPT_VEC(uint64_t) strides;           /* in bytes */
     CKPT_VEC(struct ckpt_source *) plain; /* the compressed items, decompressed */
-    struct ckpt_slabs *store;             /* of these; NULL: none is compressed */
+    struct ckpt_decoded *store;           /* of these; NULL: none is compressed */
+    struct ckpt_spill *spill;             /* for the store; borrowed, or NULL */
     pthread_mutex_t lock;                 /* protects the three above while items are read */
 };
 

@@ -48,7 +48,7 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
     if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0 || ckpt_dcp_add_states(dir, opt, cat, err) < 0)
         return -1;
-    ckpt_trainers_describe(dir, cat);
+    ckpt_trainers_describe(dir, opt->name, cat);
     return 0;
 }
 

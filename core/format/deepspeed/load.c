@@ -172,26 +172,41 @@ static int load_universal(struct ranks *r, struct ckpt_err *err)
                : add_first(r, err);
 }
 
+/* Refuse the model files of ZeRO 3 beside those of other stages. A universal checkpoint may have
+ * both, for any stage to resume, if they are of one step. */
+static int check_stages(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z, bool universal,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_torch_file_release) struct ckpt_torch_file f = {0};
+    const struct ckpt_ds_entry *model, *zero3;
+    uint64_t step = 0, own = 0;
+
+    if (!ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) ||
+        !ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
+        return 0;
+    if (universal && ckpt_torch_file_open(job->dir, zero3->name, job->opt->pool, &f, err) < 0)
+        return -1;
+    if (universal && ckpt_ds_file_u64(&f, f.p.root, "global_steps", &step) &&
+        ckpt_ds_file_u64(&z->model, z->model.p.root, "global_steps", &own) && step == own)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
+                     "the stale ones",
+                     ckpt_dir_path(job->dir), zero3->name, model->name);
+}
+
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(ranks_release) struct ranks r = {.job = job};
     const bool universal =
         job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0;
-    const struct ckpt_ds_entry *model, *zero3;
 
-    if (ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) &&
-        ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
-        return ckpt_fail(
-            err, CKPT_CONFLICT,
-            "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
-            "the stale ones",
-            ckpt_dir_path(job->dir), zero3->name, model->name);
     if (universal && !ckpt_dir_has_dir(job->dir, "zero"))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
                          "checkpoint was interrupted",
                          ckpt_dir_path(job->dir));
-    if (open_first(&r, err) < 0)
+    if (open_first(&r, err) < 0 || check_stages(job, &r.zero[0], universal, err) < 0)
         return -1;
     if (universal)
         return load_universal(&r, err);

@@ -312,6 +312,40 @@ int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckp
     return 0;
 }
 
+/* Check by samples that the optimizer's files, whose masters are not shown, are of the weights'
+ * save: if they are not, the moments are not, either, or are in another order than param_shapes. */
+static int check_save(struct ckpt_ds_zero *z, ckpt_pv module, struct ckpt_err *err)
+{
+    struct ckpt_ds_parts masters = {0};
+    struct ckpt_ds_buffer *b = NULL;
+    int result = ckpt_ds_masters_new(z, &b, err);
+
+    for (size_t i = 0; i < z->param.len && result == 0; i++) {
+        const struct ckpt_ds_param *param = &z->param.ptr[i];
+        if (param->name && b[param->group].n > 0)
+            result = ckpt_ds_zero_add(z, b, param, param->name, &masters, err);
+    }
+    if (result == 0)
+        result = ckpt_ds_spot_check(z, module, &masters, err);
+    ckpt_ds_masters_free(z, b);
+    ckpt_ds_parts_release(&masters);
+    return result;
+}
+
+/* Add the moments, or tell why there are none. */
+static int add_states(struct ckpt_ds_zero *z, ckpt_pv module, bool checked,
+                      struct ckpt_ds_parts *moments, struct ckpt_err *err)
+{
+    struct ckpt_err e = {0};
+
+    if (checked || z->zero3 || check_save(z, module, &e) == 0)
+        return ckpt_ds_moments_add(z, moments, err);
+    if (e.code == CKPT_NOMEM || e.code == CKPT_IO || e.code == CKPT_STALE)
+        return ckpt_err_move(err, &e);
+    ckpt_catalog_warn(z->job->cat, "left out: the optimizer's states: %s", e.text);
+    return 0;
+}
+
 static void walk_release(struct walk *w)
 {
     ckpt_ds_masters_free(w->z, w->buffers);
@@ -340,5 +374,6 @@ int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
         return -1;
     if (w.buffers && !z->zero3 && ckpt_ds_spot_check(z, module, weights, err) < 0)
         return -1;
-    return z->job->opt->states && has_ranks ? ckpt_ds_moments_add(z, moments, err) : 0;
+    return z->job->opt->states && has_ranks ? add_states(z, module, w.buffers != NULL, moments, err)
+                                            : 0;
 }

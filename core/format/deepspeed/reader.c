@@ -17,6 +17,7 @@
 #include "format/states.h"
 
 #define ACCELERATE "pytorch_model"
+#define UNIVERSAL_GROUPS "zero/optimizer_state.pt"
 
 enum place {
     NOWHERE,
@@ -233,10 +234,59 @@ static json_t *names_of_group(const json_t *objects, size_t i)
     return list;
 }
 
+/* Drop the second half of the groups that were read from zero/optimizer_state.pt if it has them
+ * twice: that of a conversion from ZeRO 3 has them at its top, and in the optimizer's state dict.
+ */
+static int drop_repeated(struct ckpt_dir *tag, const char *file,
+                         const struct ckpt_reader_options *opt, json_t *groups,
+                         struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *values = json_object();
+    bool top = false, inner = false;
+    const char *name;
+    json_t *value;
+
+    if (!values)
+        return ckpt_nomem(err);
+    if (ckpt_torch_objects_of(tag, file, opt->pool, "", values, err) < 0)
+        return -1;
+    json_object_foreach(values, name, value) {
+        top |= ckpt_has_prefix(name, "param_groups.");
+        inner |= ckpt_has_prefix(name, "optimizer_state_dict.param_groups.");
+    }
+    for (size_t n = json_array_size(groups), i = n; top && inner && i > n / 2; i--)
+        (void)json_array_remove(groups, i - 1);
+    return 0;
+}
+
+/* Give the group of a universal checkpoint its step, which lies beside its parameters: they are one
+ * flat tensor for DeepSpeed, and so their steps are one. A step of 0 in a group is FusedAdam's. */
+static int add_step(struct ckpt_dir *tag, const struct ckpt_reader_options *opt, json_t *group,
+                    struct ckpt_err *err)
+{
+    const char *name = json_string_value(json_array_get(json_object_get(group, "params"), 0));
+    ckpt_cleanup(ckpt_freep) char *file = name ? ckpt_asprintf("zero/%s/step.pt", name) : NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *step = NULL;
+    const double said = json_number_value(json_object_get(group, "step"));
+
+    if (name && !file)
+        return ckpt_nomem(err);
+    if (!file || !ckpt_dir_has_file(tag, file))
+        return 0;
+    if (ckpt_groups_step_of_file(tag, file, opt->pool, &step, err) < 0)
+        return -1;
+    if (said != 0 && said != json_number_value(step))
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': " UNIVERSAL_GROUPS " says that the optimizer took %g steps, '%s' "
+                         "says %g: files of two saves",
+                         ckpt_dir_path(tag), said, file, json_number_value(step));
+    return json_object_set(group, "step", step) < 0 ? ckpt_nomem(err) : 0;
+}
+
 static int ds_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                      const json_t *objects, json_t *out, struct ckpt_err *err)
 {
-    static const char universal[] = "zero/optimizer_state.pt";
+    static const char universal[] = UNIVERSAL_GROUPS;
     ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag files = {0};
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
@@ -254,13 +304,14 @@ static int ds_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     if ((file ? ckpt_groups_of_file(below, file, opt->pool, out, err)
               : ckpt_groups_of_torch(objects, out, err)) < 0)
         return -1;
+    if (file == universal && drop_repeated(below, file, opt, out, err) < 0)
+        return -1;
     json_array_foreach(out, i, group) {
-        json_t *names = names_of_group(objects, i);
-        if (!names || (json_array_size(names) && json_object_set(group, "params", names) < 0)) {
-            json_decref(names);
+        ckpt_cleanup(ckpt_json_decrefp) json_t *names = names_of_group(objects, i);
+        if (!names || (json_array_size(names) && json_object_set(group, "params", names) < 0))
             return ckpt_nomem(err);
-        }
-        json_decref(names);
+        if (file == universal && add_step(below, opt, group, err) < 0)
+            return -1;
     }
     return 0;
 }

@@ -181,13 +181,13 @@ static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
 }
 
 /* Compare the last weight with the copied module, because conversions of runs with
- * round_robin_gradients have their parameters in a wrong order. */
+ * round_robin_gradients have their parameters in a wrong order. A placeholder says nothing. */
 static int check_module(const struct load *l, const char *name, const struct ckpt_torch_tensor *own,
                         struct ckpt_err *err)
 {
     bool same = true;
 
-    if (!l->z->zero3 && l->nmp == 1 &&
+    if (!l->z->zero3 && l->nmp == 1 && own->numel &&
         ckpt_ds_spot_same(l->z->job, l->weights, l->weights->part.len - 1, &l->z->model, own, &same,
                           err) < 0)
         return -1;

@@ -108,7 +108,7 @@ static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     facts->is_adapter = true;
     facts->files = CKPT_FILES_COMPLETE;
     ckpt_json_set(&cat->about, "format", json_string("peft"));
-    ckpt_trainers_describe(dir, cat);
+    ckpt_trainers_describe(dir, opt->name, cat);
     return ckpt_facts_map_all(facts, cat, WEIGHTS, err);
 }
 

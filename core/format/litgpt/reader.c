@@ -140,12 +140,12 @@ static int read_lora(const struct load *l, struct ckpt_err *err)
 
 static int describe(const struct load *l, struct ckpt_err *err)
 {
-    const char *path = ckpt_dir_path(l->dir), *name = strrchr(path, '/');
+    const char *name = l->opt->name;
     unsigned long step;
 
     if (ckpt_config_read_if(l->dir, CONFIG, CKPT_CONFIG_MAX_BYTES, &l->cat->config, err) < 0)
         return -1;
-    if (sscanf(name ? name + 1 : path, "step-%9lu", &step) == 1)
+    if (name && sscanf(name, "step-%9lu", &step) == 1)
         ckpt_json_set(&l->cat->about, "step", json_integer((json_int_t)step));
     ckpt_json_set(&l->cat->about, "format", json_string("litgpt"));
     ckpt_json_set(&l->cat->about, "has_config", json_boolean(l->cat->config != NULL));

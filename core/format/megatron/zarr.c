@@ -8,8 +8,6 @@
 #include "format/megatron/load.h"
 #include "format/zarr_parts.h"
 
-enum { DECODED_BUDGET = 256 << 20 }; /* bytes of decoded chunks that are kept */
-
 struct array {
     const char *folder;
     const char *name; /* name in the catalogue */
@@ -26,8 +24,8 @@ struct load {
     struct ckpt_arena names;
     struct ckpt_str buf;
     CKPT_VEC(struct array) arrays;
-    struct ckpt_slabs *decoded; /* compressed chunks when they are read */
-    struct ckpt_map files;      /* of the catalogue */
+    struct ckpt_decoded *decoded; /* compressed chunks when they are read */
+    struct ckpt_map files;        /* of the catalogue */
     struct ckpt_catalog *cat;
 };
 
@@ -37,7 +35,7 @@ static void load_release(struct load *l)
         ckpt_zarr_parts_release(&l->arrays.ptr[i].parts);
     ckpt_vec_release(&l->arrays);
     ckpt_map_release(&l->files);
-    ckpt_slabs_unref(l->decoded);
+    ckpt_decoded_unref(l->decoded);
     ckpt_arena_release(&l->names);
     ckpt_str_release(&l->buf);
 }
@@ -198,7 +196,7 @@ int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_optio
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_entry e;
 
-    if (ckpt_slabs_new(DECODED_BUDGET, &l.decoded, err) < 0 ||
+    if (ckpt_decoded_new(CKPT_DECODED_BUDGET, opt->spill, &l.decoded, err) < 0 ||
         ckpt_entries_read(dir, &entries, err) < 0)
         return -1;
     while (ckpt_entries_next(&entries, &e))

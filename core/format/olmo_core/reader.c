@@ -42,15 +42,15 @@ static bool olmo_core_finished(struct ckpt_dir *dir, const char *name, const cha
     return olmo_core_probe(dir) == CKPT_BY_MAGIC;
 }
 
-static int describe(const struct ckpt_dir *dir, struct ckpt_catalog *cat, struct ckpt_err *err)
+static int describe(const struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                    struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
     ckpt_cleanup(ckpt_json_decrefp) json_t *mark = NULL;
     unsigned long step;
 
     if (ckpt_config_read_if(dir, MARK, CKPT_CONFIG_MAX_BYTES, &mark, err) < 0)
         return -1;
-    if (sscanf(name ? name + 1 : path, "step%9lu", &step) == 1)
+    if (opt->name && sscanf(opt->name, "step%9lu", &step) == 1)
         ckpt_json_set(&cat->about, "step", json_integer((json_int_t)step));
     if (ckpt_json_str(mark, "version"))
         ckpt_json_set(&cat->about, "version", json_string(ckpt_json_str(mark, "version")));
@@ -77,7 +77,7 @@ static int olmo_core_load(struct ckpt_dir *dir, const struct ckpt_reader_options
     return ckpt_dir_open_below(dir, WEIGHTS, &at, err) < 0 ||
                    ckpt_dcp_load(at, opt, &format, cat, err) < 0 ||
                    ckpt_olmo_config_read(dir, &cat->config, err) < 0 ||
-                   describe(dir, cat, err) < 0 ||
+                   describe(dir, opt, cat, err) < 0 ||
                    (opt->states && ckpt_states_label(cat, ckpt_state_parse_torch, err) < 0)
                ? -1
                : 0;

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
 #include "container/ocdbt.h"
@@ -12,8 +11,7 @@
 #include "format/zarr_parts.h"
 
 enum {
-    DECODED_BUDGET = 256 << 20, /* bytes of decoded chunks that are kept */
-    MAX_CHUNKS = 1 << 20,       /* of an array */
+    MAX_CHUNKS = 1 << 20, /* of an array */
 };
 
 struct array {
@@ -30,7 +28,7 @@ struct load {
     const struct ckpt_orbax_tree *tree;
     const struct ckpt_reader_options *opt;
     struct ckpt_ocdbt db;
-    struct ckpt_slabs *decoded;
+    struct ckpt_decoded *decoded;
     struct ckpt_map files; /* of the catalogue */
     struct ckpt_arena names;
     CKPT_VEC(struct array) arrays;
@@ -50,7 +48,7 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->arrays);
     ckpt_map_release(&l->files);
     ckpt_arena_release(&l->names);
-    ckpt_slabs_unref(l->decoded);
+    ckpt_decoded_unref(l->decoded);
     ckpt_ocdbt_release(&l->db);
 }
 
@@ -229,7 +227,7 @@ static int choose(struct load *l, ckpt_orbax_name_fn *name, void *ctx, struct ck
         const struct ckpt_orbax_leaf *leaf = &l->tree->leaves.ptr[i];
         struct array *a;
         ckpt_str_clear(&buf);
-        const char *own = leaf->kind == CKPT_ORBAX_ARRAY ? name(ctx, leaf, &buf) : NULL;
+        const char *own = leaf->is_array ? name(ctx, leaf, &buf) : NULL;
         if (buf.failed)
             return ckpt_nomem(err);
         if (!own)
@@ -253,7 +251,8 @@ int ckpt_orbax_arrays(struct ckpt_dir *item, const struct ckpt_orbax_tree *tree,
          i++) /* small values are in the nodes, which these have */
         if (ckpt_zarr_file(&l.db.files.ptr[i].source, &l.files, cat, err) == UINT32_MAX)
             return -1;
-    if (choose(&l, name, ctx, err) < 0 || ckpt_slabs_new(DECODED_BUDGET, &l.decoded, err) < 0 ||
+    if (choose(&l, name, ctx, err) < 0 ||
+        ckpt_decoded_new(CKPT_DECODED_BUDGET, opt->spill, &l.decoded, err) < 0 ||
         ckpt_parallel(l.arrays.len, 0, read_array, &l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.arrays.len; i++) {

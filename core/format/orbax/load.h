@@ -14,18 +14,11 @@
 /* The file of an item that has its tree. */
 #define CKPT_ORBAX_TREE "_METADATA"
 
-/* A leaf is stored as one of these. */
-enum ckpt_orbax_kind {
-    CKPT_ORBAX_ARRAY,
-    CKPT_ORBAX_STRING, /* in a file of all strings */
-    CKPT_ORBAX_EMPTY,  /* nothing: None, or a dictionary or list without entries */
-};
-
 struct ckpt_orbax_leaf {
     const char *name;   /* the keys with dots between them, under which it is stored */
-    const char *type;   /* the word of the file: "jax.Array", "Dict" */
     const json_t *path; /* the list of {"key": ..., "key_type": ...}; of the tree's JSON */
-    enum ckpt_orbax_kind kind;
+    bool is_array; /* else a string, in a file of all strings, or nothing: None, or a dictionary or
+                      list without entries */
 };
 
 /* The tree that was saved. All zero: there is none. */

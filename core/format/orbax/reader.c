@@ -36,8 +36,8 @@ static const char *const items[] = {"", "items", "default", "state", "params", N
 
 static bool is_item(const struct ckpt_dir *dir) { return ckpt_dir_has_file(dir, CKPT_ORBAX_TREE); }
 
-/* The item of a step; new. NULL: there is none. */
-static struct ckpt_dir *find_item(struct ckpt_dir *dir)
+/* The item of a step with a usual name; new. NULL: there is none. */
+static struct ckpt_dir *find_usual(struct ckpt_dir *dir)
 {
     for (size_t i = 0; items[i]; i++) {
         ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *item = ckpt_reader_folder(dir, items[i]);
@@ -79,24 +79,35 @@ static int list_items(struct ckpt_dir *dir, struct ckpt_str *out, size_t *ret_n,
     return out->failed ? ckpt_nomem(err) : 0;
 }
 
-/* Open the item: the one with a usual name, else the only one. */
+/* Find the item: the one with a usual name, else the only one; *ret, which is new, is NULL if there
+ * is none. *ret_n and `names` are the items of the step. */
+static int find_item(struct ckpt_dir *dir, struct ckpt_str *names, size_t *ret_n,
+                     struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *first = NULL;
+
+    *ret = NULL;
+    if (list_items(dir, names, ret_n, &first, err) < 0)
+        return -1;
+    *ret = find_usual(dir);
+    if (!*ret && *ret_n == 1 && !(*ret = ckpt_reader_folder(dir, first)))
+        return ckpt_dir_trouble(dir, err);
+    return 0;
+}
+
 static int open_item(struct ckpt_dir *dir, struct ckpt_catalog *cat, struct ckpt_dir **ret,
                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
-    ckpt_cleanup(ckpt_freep) char *first = NULL;
     size_t n;
 
-    *ret = find_item(dir);
-    if (list_items(dir, &names, &n, &first, err) < 0)
+    if (find_item(dir, &names, &n, ret, err) < 0)
         return -1;
     if (*ret && n > 1)
         ckpt_catalog_warn(cat, "the step has several items (%s): '%s' is shown",
                           ckpt_str_get(&names), ckpt_dir_path(*ret));
     if (*ret)
         return 0;
-    if (n == 1)
-        return (*ret = ckpt_reader_folder(dir, first)) ? 0 : ckpt_dir_trouble(dir, err);
     return n ? ckpt_fail(err, CKPT_CONFLICT,
                          "'%s' has several items (%s), of which none has a usual name: give the "
                          "folder of one of them",
@@ -220,8 +231,7 @@ static bool has_params(const struct ckpt_orbax_tree *tree)
 
 /* ---- the reader ---- */
 
-static int describe(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                    struct ckpt_catalog *cat)
+static void describe(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat)
 {
     const char *name = opt->name ? opt->name : "";
     unsigned long long step;
@@ -229,8 +239,6 @@ static int describe(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     if (ckpt_parse_u64(name, strlen(name), &step))
         ckpt_json_set(&cat->about, "step", json_integer((json_int_t)step));
     ckpt_json_set(&cat->about, "format", json_string("orbax"));
-    (void)dir;
-    return 0;
 }
 
 static int orbax_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -247,16 +255,21 @@ static int orbax_load(struct ckpt_dir *dir, const struct ckpt_reader_options *op
         (opt->states &&
          ckpt_states_label(cat, opt->raw ? parse_state_as_stored : parse_state, err) < 0))
         return -1;
-    return describe(dir, opt, cat);
+    describe(opt, cat);
+    return 0;
 }
 
 static int orbax_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                          struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *item = find_item(dir);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *item = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *strings = NULL;
+    size_t n;
 
     (void)opt;
+    if (find_item(dir, &names, &n, &item, err) < 0)
+        return -1;
     if (!item)
         return 0;
     if (ckpt_config_read_if(item, STRINGS, STEP_BYTES, &strings, err) < 0)
@@ -268,9 +281,13 @@ static int orbax_paths(struct ckpt_dir *dir, const struct ckpt_reader_options *o
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_orbax_tree_release) struct ckpt_orbax_tree tree = {0};
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *item = find_item(dir);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *item = NULL;
+    size_t n;
 
     (void)opt;
+    if (find_item(dir, &names, &n, &item, err) < 0)
+        return -1;
     if (!item)
         return 0;
     if (ckpt_orbax_tree_read(item, &tree, err) < 0)

@@ -5,7 +5,6 @@
  *     {"tree_metadata": {"('a', '0')": {"key_metadata": [{"key": "a", "key_type": 2}, ...],
  *                                       "value_metadata": {"value_type": "jax.Array", ...}}, ...},
  *      "use_ocdbt": true, "use_zarr3": true, "store_array_data_equal_to_fill_value": true} */
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/str.h"
@@ -15,13 +14,10 @@
 
 enum { MAX_TREE = 256 << 20, MAX_DEPTH = 256, IN_A_LIST = 1 /* key_type */ };
 
-static enum ckpt_orbax_kind kind_of(const json_t *value)
+static bool is_array(const json_t *value)
 {
-    const char *type = ckpt_json_str_or(value, "value_type", "");
-
-    if (strcmp(type, "string") == 0)
-        return CKPT_ORBAX_STRING;
-    return ckpt_json_bool(value, "skip_deserialize", false) ? CKPT_ORBAX_EMPTY : CKPT_ORBAX_ARRAY;
+    return strcmp(ckpt_json_str_or(value, "value_type", ""), "string") != 0 &&
+           !ckpt_json_bool(value, "skip_deserialize", false);
 }
 
 static int read_leaf(struct ckpt_orbax_tree *tree, const char *text, const json_t *entry,
@@ -51,9 +47,8 @@ static int read_leaf(struct ckpt_orbax_tree *tree, const char *text, const json_
     if (name.failed || ckpt_vec_add(&tree->leaves, &leaf) < 0 ||
         !(leaf->name = ckpt_arena_strdup(&tree->arena, ckpt_str_get(&name))))
         return ckpt_nomem(err);
-    leaf->type = ckpt_json_str_or(value, "value_type", "");
     leaf->path = path;
-    leaf->kind = kind_of(value);
+    leaf->is_array = is_array(value);
     return 0;
 }
 

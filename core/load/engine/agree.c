@@ -19,6 +19,7 @@
 #include "load/engine/same.h"
 #include "load/load_inner.h"
 #include "load/plan/divisions.h"
+#include "load/plan/holders.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
 
@@ -278,7 +279,7 @@ static void take_places(struct ckpt_load *load, const struct ckpt_group_place *p
         struct ckpt_device_division *f = &load->division[place[i].division];
         f->id = XXH3_64bits_withSeed(&place[i], sizeof place[i], f->id) | 1;
         for (uint32_t g = 0; g < p->groups.len; g++)
-            for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
+            for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].pairs; k++) {
                 struct ckpt_collective *c = &p->stream[g].step[k];
                 if (hash_of(c->rank, c->n) != place[i].group)
                     continue;
@@ -300,7 +301,8 @@ static int set_cmp(const void *pa, const void *pb)
 }
 
 /* Append the sets of ranks that are to get a communicator if there are not too many. Two ranks do
- * as well by sends and receives, but in host memory both steps must be all-gathers. */
+ * as well by sends and receives, but in host memory both steps must be all-gathers. Groups that
+ * exchange in pairs use none. */
 static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_group_claim *group =
@@ -310,7 +312,7 @@ static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ck
     if (!group)
         return ckpt_nomem(err);
     for (size_t g = 0; g < p->groups.len; g++)
-        for (uint32_t k = 0; k < p->stream[g].nstep; k++) {
+        for (uint32_t k = 0; k < p->stream[g].nstep && !p->stream[g].pairs; k++) {
             const struct ckpt_collective *c = &p->stream[g].step[k];
             if (c->n >= CKPT_DIVISION_LEAST || (p->stream[g].nstep == 2 && !p->sizes.device))
                 group[n++] = (struct ckpt_group_claim){hash_of(c->rank, c->n), p->stream[g].len,
@@ -366,12 +368,14 @@ static int choose_dtypes(struct ckpt_load *load, bool travels, struct ckpt_err *
 static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
                      const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
 {
-    const struct ckpt_sharing sharing = {policy->readers, job->node, job->share};
+    ckpt_cleanup(ckpt_holders_release) struct ckpt_holders holders = {0};
+    const struct ckpt_sharing sharing = {policy->readers, job->node, job->share, &holders};
     struct ckpt_plan **plan = &load->inputs.plan;
 
     ckpt_plan_free(*plan);
     *plan = NULL;
     if (choose_dtypes(load, policy->readers != CKPT_READERS_EACH, err) < 0 ||
+        ckpt_holders_find(load->view->cat, load->comm->x->size, &holders, err) < 0 ||
         ckpt_plan_new(load->inputs.job_wants, load->comm->x->rank, &sharing, !job->is.no_same_host,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)

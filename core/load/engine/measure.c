@@ -31,11 +31,16 @@ static int add_unit(const struct ckpt_plan *plan, const struct ckpt_stream *s, u
                     ckpt_overlaps *overlaps, uint64_t *window, struct ckpt_err *err)
 {
     const struct ckpt_unit *u = &plan->units.ptr[unit];
-    const uint64_t first = u->at / s->slice, last = (u->at + u->len - 1) / s->slice;
-    uint64_t copies;
+    const uint32_t group = plan->regions.ptr[u->region].group;
+    uint64_t copies, begin, end;
 
     if (count_copies(plan, unit, overlaps, &copies, err) < 0)
         return -1;
+    ckpt_plan_span(plan, group, ckpt_plan_reader(plan, group, u->at), &begin, &end);
+    /* a unit that reaches beyond the span goes on in the first window: spans are whole slices then
+     */
+    const uint64_t first = (u->at - begin) / s->slice;
+    const uint64_t last = (u->at - begin + u->len - 1) / s->slice;
     if (first != last)
         copies *= CKPT_UNIT_BOXES(ckpt_plan_unit_tensor(plan, unit)->rank);
     for (uint64_t q = first; q <= last; q++)

@@ -15,6 +15,8 @@
 #include "io/recording.h"
 #include "load/engine/same.h"
 #include "load/local/local.h"
+#include "load/local/planned.h"
+#include "load/want/want.h"
 #include "model/options.h"
 #include "model/view.h"
 
@@ -300,7 +302,7 @@ static int open_on_all(struct opening *o, struct ckpt_comm *comm, int rc, bool l
         return -1;
     rc = open_together(o, comm, timeout_ms, err);
     if (rc < 0 && o->dir)
-        ckpt_local_explain(comm, err);
+        ckpt_local_explain(comm->x->size, "ranks", err);
     return rc;
 }
 
@@ -351,4 +353,47 @@ int ckpt_load_open_local(struct ckpt_comm *comm, const char *path, const struct 
                          char **ret_step, struct ckpt_view **ret_view, struct ckpt_err *err)
 {
     return load_open(comm, path, true, opt, step, timeout_ms, ret_run, ret_step, ret_view, err);
+}
+
+/* Open the view of a step of the run with this directory, which is borrowed. */
+static int open_planned(const char *path, struct ckpt_dir *dir, const struct ckpt_options *opt,
+                        const char *step, struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    struct opening *o = NULL;
+    int rc = opening_new(path, opt, step, &o, err);
+
+    if (rc < 0)
+        return -1;
+    o->dir = ckpt_dir_ref(dir);
+    o->opt->dir = dir;
+    opening_run(&o->task);
+    if (o->rc < 0)
+        rc = ckpt_err_move(err, &o->err);
+    else
+        *ret_view = ckpt_steal(&o->view);
+    ckpt_detached_unref(&o->task);
+    return rc;
+}
+
+int ckpt_load_open_nodes(const char *path, const char *list, const char *layout, uint32_t ranks,
+                         uint32_t ranks_per_node, const struct ckpt_options *opt, const char *step,
+                         struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_options_freep) struct ckpt_options *defaults = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+
+    if (ranks_per_node == 0)
+        return ckpt_fail(err, CKPT_USAGE, "a job needs at least one rank per node");
+    if (ranks == 0 && ckpt_layout_ranks(layout, &ranks, err) < 0)
+        return -1;
+    if (!opt && ckpt_options_new(&defaults, err) < 0)
+        return -1;
+    const struct ckpt_planned_parts parts = {path, list, (ranks - 1) / ranks_per_node + 1,
+                                             ranks_per_node};
+    if (ckpt_planned_open(&parts, opt ? opt : defaults, &dir, err) < 0)
+        return -1;
+    const int rc = open_planned(path, dir, opt, step, ret_view, err);
+    if (rc < 0)
+        ckpt_local_explain(parts.nnode, "nodes", err);
+    return rc;
 }

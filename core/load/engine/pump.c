@@ -155,6 +155,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .setup_s = e->device ? (double)e->device->setup_ns / 1e9 : 0,
         .skipped_bytes = t->skipped,
         .skipped_tensors = e->job_wants->nskip,
+        .asked_bytes = atomic_load(&t->reads.asked_bytes),
     };
 }
 
@@ -189,6 +190,7 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.setup_s = larger(sum.setup_s, s.setup_s);
         sum.skipped_bytes += s.skipped_bytes;
         sum.skipped_tensors = s.skipped_tensors;
+        sum.asked_bytes += s.asked_bytes;
         if (s.exchange_rate > 0 && (sum.exchange_rate <= 0 || s.exchange_rate < sum.exchange_rate))
             sum.exchange_rate = s.exchange_rate;
     }

@@ -204,10 +204,50 @@ static int list_step(struct ckpt_window_slot *s, const struct ckpt_collective *c
     return 0;
 }
 
+/* The bytes of a member's slice that are exchanged: its hash follows it. */
+static size_t exchanged_bytes(const struct ckpt_engine *e, const struct ckpt_window *w,
+                              uint32_t member)
+{
+    uint64_t lo, hi;
+
+    ckpt_plan_slice(e->plan, w, member, &lo, &hi);
+    return hi == lo ? 0 : (size_t)(hi - lo) + (e->opt.mode.verify ? CKPT_MESSAGE_HASH : 0);
+}
+
+/* Add the exchanges of a window in which members have slices of different lengths: a send of this
+ * rank's and a receive of the other's for each other member, unless the slice is empty. */
+static int list_pairs(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
+{
+    const struct ckpt_window *w = ckpt_window_of(e, s);
+    const struct ckpt_group *g = &e->plan->groups.ptr[w->group];
+    const size_t own = exchanged_bytes(e, w, g->self);
+    struct ckpt_exchange x = {.division = CKPT_DIVISION_ALL, .n = g->n};
+
+    for (uint32_t i = 0; i < g->n; i++) {
+        const size_t len = exchanged_bytes(e, w, i);
+        if (i == g->self)
+            continue;
+        x.peer = g->rank[i];
+        x.kind = CKPT_SEND;
+        x.buf = s->dev.receive + ckpt_window_offset(e, w, g->self);
+        x.len = own;
+        if (own && add_exchange(s, &x, err) < 0)
+            return -1;
+        x.kind = CKPT_RECEIVE;
+        x.buf = s->dev.receive + ckpt_window_offset(e, w, i);
+        x.len = len;
+        if (len && add_exchange(s, &x, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int list_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_stream *t = &e->plan->stream[ckpt_window_of(e, s)->group];
 
+    if (t->pairs)
+        return list_pairs(e, s, err);
     for (uint32_t k = 0; k < t->nstep; k++) {
         size_t len;
         unsigned char *buf = s->dev.receive + ckpt_step_buffer(t, &e->opt.mode, k, &len);

@@ -153,8 +153,12 @@ static void local_holders(void *ctx, const char *below, bool *ret, uint32_t n)
     const struct local *l = ctx;
     const struct ckpt_roster_entry *e = ckpt_roster_find(&l->roster, below);
 
-    for (uint32_t r = 0; r < n; r++)
-        ret[r] = e && r < l->ranks.n && ckpt_roster_has(&l->roster, e, rank_at(l, r)->listing);
+    memset(ret, 0, n * sizeof *ret);
+    for (uint32_t i = 0; e && i < e->nholder; i++)
+        if (l->roster.holder.ptr[e->holder + i].rank < n)
+            ret[l->roster.holder.ptr[e->holder + i].rank] = true;
+    for (uint32_t r = 0; r < n && r < l->ranks.n; r++)
+        ret[r] = ret[rank_at(l, r)->listing]; /* of a rank before it, or itself */
 }
 
 /* ---- reading what others have ---- */

@@ -16,6 +16,7 @@
 struct ckpt_local_rank {
     uint64_t node;                  /* ckpt_node_digest */
     uint32_t listing;               /* the first rank that has sent the same listing */
+    char host[64];                  /* the machine's name */
     char who[96];                   /* "rank 2 on HOST" */
     char address[CKPT_TCP_ADDRESS]; /* of its service */
 };

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "comm/comm.h"
@@ -88,13 +89,11 @@ static int reduce_ranks(void *ctx, const unsigned char *const *data, const size_
 /* Describe this rank. */
 static void introduce(const struct gathering *g, struct ckpt_local_rank *ret)
 {
-    char host[64] = "";
-
     memset(ret, 0, sizeof *ret);
     ret->node = ckpt_node_digest();
-    if (gethostname(host, sizeof host - 1) < 0)
-        (void)strcpy(host, "an unnamed machine");
-    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, host);
+    if (gethostname(ret->host, sizeof ret->host - 1) < 0)
+        (void)strcpy(ret->host, "an unnamed machine");
+    (void)snprintf(ret->who, sizeof ret->who, "rank %" PRIu32 " on %s", g->ranks.self, ret->host);
 }
 
 /* The bytes of rank 0's answer become the ranks. */
@@ -108,9 +107,21 @@ static int take_ranks(struct gathering *g, const unsigned char *data, size_t len
     memcpy(g->ranks.rank, data, len);
     for (uint32_t r = 0; r < g->ranks.n; r++) {
         struct ckpt_local_rank *k = &g->ranks.rank[r];
-        k->who[sizeof k->who - 1] = k->address[sizeof k->address - 1] = '\0';
+        k->host[sizeof k->host - 1] = k->who[sizeof k->who - 1] = '\0';
+        k->address[sizeof k->address - 1] = '\0';
     }
     return 0;
+}
+
+/* From now on errors about a rank that is gone say which machine it was on. */
+static void name_hosts(const struct gathering *g)
+{
+    ckpt_cleanup(ckpt_freep) const char **host = malloc(g->ranks.n * sizeof *host);
+
+    for (uint32_t r = 0; host && r < g->ranks.n; r++)
+        host[r] = g->ranks.rank[r].host;
+    if (host)
+        ckpt_comm_name_hosts(g->comm, host);
 }
 
 static int meet(struct gathering *g, struct ckpt_err *err)
@@ -122,42 +133,46 @@ static int meet(struct gathering *g, struct ckpt_err *err)
     introduce(g, &own);
     if (run_round(g, 0, &own, sizeof own, reduce_ranks, &answer, &len, err) < 0)
         return -1;
-    return take_ranks(g, answer, len, err);
+    if (take_ranks(g, answer, len, err) < 0)
+        return -1;
+    name_hosts(g);
+    return 0;
 }
 
 /* ---- the second round: do all see the same? ---- */
 
 /* The number of this rank's node, in the order of the nodes' first ranks. */
-static uint32_t node_number(const struct ckpt_local_ranks *ranks)
+static int number_node(const struct ckpt_local_ranks *ranks, uint32_t *ret, struct ckpt_err *err)
 {
-    uint32_t n = 0;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = calloc((size_t)ranks->n + 1, sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc((ranks->n + (size_t)1) * sizeof *number);
+    uint32_t n;
 
-    for (uint32_t r = 0; r < ranks->n; r++) {
-        bool is_new = true;
-        for (uint32_t q = 0; q < r && is_new; q++)
-            is_new = ranks->rank[q].node != ranks->rank[r].node;
-        if (ranks->rank[r].node == ranks->rank[ranks->self].node)
-            return n;
-        n += is_new;
-    }
-    return n;
+    for (uint32_t r = 0; key && r < ranks->n; r++)
+        key[r][0] = ranks->rank[r].node;
+    if (!key || !number || ckpt_map_number(key, ranks->n, number, NULL, &n) < 0)
+        return ckpt_nomem(err);
+    *ret = number[ranks->self];
+    return 0;
 }
 
-/* The path with the numbers of this rank and its node. */
-static char *path_of(const struct gathering *g)
+/* Set g->path: the path with the numbers of this rank and its node. */
+static int make_path(struct gathering *g, struct ckpt_err *err)
 {
     struct ckpt_str path = {0};
-    char *ret = NULL;
+    uint32_t number = 0;
 
+    if (number_node(&g->ranks, &number, err) < 0)
+        return -1;
     for (const char *at = g->given; *at;) {
         const bool rank = ckpt_has_prefix(at, "{rank}"), node = ckpt_has_prefix(at, "{node}");
         if (rank || node)
-            ckpt_str_put_u64(&path, rank ? g->ranks.self : node_number(&g->ranks));
+            ckpt_str_put_u64(&path, rank ? g->ranks.self : number);
         else
             ckpt_str_putc(&path, *at);
         at += rank || node ? strlen("{rank}") : 1;
     }
-    return ckpt_str_steal(&path, &ret, NULL) < 0 ? NULL : ret;
+    return ckpt_str_steal(&path, &g->path, err);
 }
 
 /* Open and list this rank's directory, if it has one. */
@@ -174,8 +189,8 @@ static int look_around(struct gathering *g, const struct ckpt_options *opt, stru
         return ckpt_fail(err, CKPT_USAGE,
                          "option also names directories that this rank has, and a local load asks "
                          "the other ranks: use one of them");
-    if (!(g->path = path_of(g)))
-        return ckpt_nomem(err);
+    if (make_path(g, err) < 0)
+        return -1;
     if (stat(g->path, &st) == 0 && !S_ISDIR(st.st_mode))
         return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory",
                          g->path);
@@ -215,13 +230,24 @@ static int reduce_sights(void *ctx, const unsigned char *const *data, const size
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-/* The first rank whose sight is that of rank r. */
-static uint32_t first_like(const struct sight *s, uint32_t r)
+/* Note for each rank the first one that has the same sight. */
+static int find_alike(struct gathering *g, const struct sight *s, struct ckpt_err *err)
 {
-    for (uint32_t q = 0; q < r; q++)
-        if (s[q].digest == s[r].digest && s[q].has == s[r].has)
-            return q;
-    return r;
+    const uint32_t n = g->ranks.n;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = calloc((size_t)n + 1, sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc((n + (size_t)1) * sizeof *number);
+    ckpt_cleanup(ckpt_freep) uint32_t *first = malloc((n + (size_t)1) * sizeof *first);
+    uint32_t different;
+
+    for (uint32_t r = 0; key && r < n; r++) {
+        key[r][0] = s[r].digest;
+        key[r][1] = s[r].has;
+    }
+    if (!key || !number || !first || ckpt_map_number(key, n, number, first, &different) < 0)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++)
+        g->ranks.rank[r].listing = first[number[r]];
+    return 0;
 }
 
 /* *ret_same: all ranks see the same files. */
@@ -234,9 +260,10 @@ static int take_sights(struct gathering *g, const unsigned char *data, size_t le
     if (len < size)
         return fail_version(0, err);
     *ret_same = true;
+    if (find_alike(g, s, err) < 0)
+        return -1;
     for (uint32_t r = 0; r < g->ranks.n; r++) {
         struct ckpt_local_rank *k = &g->ranks.rank[r];
-        k->listing = first_like(s, r);
         memcpy(k->address, s[r].address, sizeof k->address);
         k->address[sizeof k->address - 1] = '\0';
         *ret_same &= k->listing == 0;
@@ -502,7 +529,7 @@ static void add_writer(struct ckpt_str *out, const char *text)
     }
 }
 
-void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
+void ckpt_local_explain(uint32_t n, const char *what, struct ckpt_err *err)
 {
     const struct ckpt_err was = *err;
     const char *slash = strrchr(was.text, '/');
@@ -512,6 +539,6 @@ void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err)
         return;
     add_writer(&writer, slash ? slash : was.text);
     *err = (struct ckpt_err){0};
-    (void)ckpt_fail(err, was.code, "%s (looked for at all %" PRIu32 " ranks of this job%s)",
-                    was.text, ckpt_comm_size(comm), ckpt_str_get(&writer));
+    (void)ckpt_fail(err, was.code, "%s (looked for at all %" PRIu32 " %s of this job%s)", was.text,
+                    n, what, ckpt_str_get(&writer));
 }

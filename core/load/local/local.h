@@ -20,6 +20,6 @@ int ckpt_local_open(struct ckpt_comm *comm, const char *path, const struct ckpt_
                     uint32_t timeout_ms, char **ret_path, struct ckpt_dir **ret_dir,
                     struct ckpt_err *err);
 
-/* Add to an error about a file that no rank has how many ranks were asked, and which rank of the
- * training wrote the file, if its name tells. */
-void ckpt_local_explain(const struct ckpt_comm *comm, struct ckpt_err *err);
+/* Add to an error about a file that no rank has how many were asked (n of `what`: "ranks" or
+ * "nodes"), and which rank of the training wrote the file, if its name tells. */
+void ckpt_local_explain(uint32_t n, const char *what, struct ckpt_err *err);

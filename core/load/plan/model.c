@@ -9,17 +9,22 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/sort.h"
+#include "io/dir.h"
+#include "load/plan/holders.h"
 #include "load/plan/policy.h"
 #include "load/plan/weigh.h"
 #include "run/checkpoint.h"
 #include "tensor/read.h"
 #include "tensor/residency.h"
+#include "tensor/strided.h"
 
 enum { CPUS = 8 }; /* processors per rank that the policy is told */
 
 /* The traffic of one rank, in bytes, and the number of its reads. */
 struct traffic {
     uint64_t read, reads, sent, received;
+    uint64_t asked; /* of `read`: of files that the rank has not */
 };
 
 /* The traffic of a rank that shares with no other, by a hash of the lengths of its boxes. */
@@ -38,6 +43,8 @@ struct model {
     struct ckpt_plan_sizes sizes;
     struct ckpt_known_lists known; /* groups of the current domain that have been counted */
     struct ckpt_weight *weight;    /* per rank */
+    struct ckpt_holders holders;   /* who has which file; of a run that all see: nothing */
+    bool is_spread;                /* nodes have different files */
     bool device;
     uint64_t most;     /* bytes that the rank which exchanges most exchanges, */
     json_t *exchanges; /* and how */
@@ -76,12 +83,46 @@ static int make_job_wants(struct model *m, const struct ckpt_view *view, const c
 
 /* ---- one domain: a set of ranks that share what they read ---- */
 
+/* Has a rank the file? */
+static bool has_file(const struct model *m, uint32_t source, uint32_t rank)
+{
+    const uint32_t set = ckpt_holders_set(&m->holders, source);
+
+    if (set == CKPT_NONE)
+        return true;
+    const ckpt_numbers *ranks = &m->holders.ranks.ptr[set];
+    return bsearch(&rank, ranks->ptr, ranks->len, sizeof rank, ckpt_u32s_cmp) != NULL;
+}
+
+/* Adding up what a rank asks of others. */
+struct asking {
+    const struct model *m;
+    const struct ckpt_plan *p;
+    uint32_t rank;
+    uint64_t bytes;
+};
+
+/* Add the bytes of a box that lie in files which the rank has not. */
+static int add_asked(void *ctx, uint32_t unit, const struct ckpt_box *box, uint64_t at)
+{
+    struct asking *a = ctx;
+    const struct ckpt_tensor *t = ckpt_tensor_stored(ckpt_plan_unit_tensor(a->p, unit));
+    uint64_t begin, end;
+
+    (void)at;
+    ckpt_box_range(box, t->dim, &begin, &end);
+    for (size_t i = ckpt_tensor_first_piece(t, begin); i < t->npiece && t->piece[i].dst < end; i++)
+        if (!has_file(a->m, t->piece[i].source, a->rank))
+            a->bytes += ckpt_piece_count(t, &t->piece[i], box) * ckpt_dtype_size(t->dtype);
+    return 0;
+}
+
 /* Add what the members of a group read to their traffic, and to read[], by index in the group. */
 static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
     const struct ckpt_stream *s = &p->stream[group];
-    const uint64_t span = s->nstep ? (uint64_t)s->nwindow * s->slice : s->len;
+    uint64_t from, to;
 
     for (uint32_t u = s->lo; u < s->hi; u++) {
         const struct ckpt_unit *unit = &p->units.ptr[u];
@@ -92,15 +133,22 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
         ckpt_plan_unit_box(p, u, &box);
         const uint64_t end = unit->at + ckpt_box_numel(&box) * esize;
         for (uint64_t lo = unit->at, hi; lo < end; lo = hi) {
-            const uint64_t reader = lo / span;
+            const uint32_t reader = ckpt_plan_reader(p, group, lo);
             struct traffic *traffic = &m->traffic[g->rank[reader]];
-            hi = ckpt_min_u64(end, (reader + 1) * span);
+            ckpt_plan_span(p, group, reader, &from, &to);
+            hi = ckpt_min_u64(end, to);
             traffic->reads++;
             traffic->read += (hi - lo) / esize * stored;
+            struct asking a = {m, p, g->rank[reader], 0};
+            if (m->is_spread)
+                (void)ckpt_plan_boxes(p, u, lo, hi, add_asked, &a);
+            traffic->asked += a.bytes;
         }
     }
-    for (uint64_t i = 0; i < g->n; i++) /* what travels has the gaps between units */
-        read[i] = ckpt_min_u64(s->len, (i + 1) * span) - ckpt_min_u64(s->len, i * span);
+    for (uint32_t i = 0; i < g->n; i++) { /* what travels has the gaps between units */
+        ckpt_plan_span(p, group, i, &from, &to);
+        read[i] = to - from;
+    }
 }
 
 /* Add the traffic of a group to that of its members. */
@@ -129,14 +177,14 @@ static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
 
 /* Append one kind of call of a plan: n ranks, in the order of their nodes, whose slices are `each`
  * bytes. */
-static int add_exchange(struct model *m, json_t *list, const uint32_t *rank, uint32_t n,
-                        uint64_t each, uint32_t windows)
+static int add_exchange(struct model *m, json_t *list, const char *call, const uint32_t *rank,
+                        uint32_t n, uint64_t each, uint32_t windows)
 {
     uint32_t nodes = 1;
 
     for (uint32_t i = 1; i < n; i++)
         nodes += m->node[rank[i]] != m->node[rank[i - 1]];
-    return json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "call", "allgather",
+    return json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "call", call,
                                                  "members", (json_int_t)n, "nodes",
                                                  (json_int_t)nodes, "windows", (json_int_t)windows,
                                                  "window_bytes", (json_int_t)(n * each)));
@@ -154,11 +202,14 @@ static int list_exchanges(struct model *m, const struct ckpt_plan *p)
         const struct ckpt_stream *s = &p->stream[g];
         const struct ckpt_group *group = &p->groups.ptr[g];
         bytes += s->nstep ? s->len : 0;
-        for (uint32_t k = 0; k < s->nstep && m->device && rc == 0; k++)
-            rc = add_exchange(m, list, s->step[k].rank, s->step[k].n,
+        const uint64_t each = s->span ? s->len / s->nwindow / group->n : s->slice;
+        for (uint32_t k = 0; k < s->nstep && m->device && !s->pairs && rc == 0; k++)
+            rc = add_exchange(m, list, "allgather", s->step[k].rank, s->step[k].n,
                               (uint64_t)s->slice * (k ? s->step[0].n : 1), s->nwindow);
-        if (s->nstep && !m->device)
-            rc = add_exchange(m, list, group->rank, group->n, s->slice, s->nwindow);
+        if (s->nstep && m->device && s->pairs && rc == 0)
+            rc = add_exchange(m, list, "pairs", group->rank, group->n, each, s->nwindow);
+        if (s->nstep && !m->device && rc == 0)
+            rc = add_exchange(m, list, "allgather", group->rank, group->n, each, s->nwindow);
     }
     if (rc == 0 && bytes > m->most) {
         m->most = bytes;
@@ -171,7 +222,7 @@ static int list_exchanges(struct model *m, const struct ckpt_plan *p)
 /* Plan one rank, and add the traffic of its groups that have not been counted. */
 static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
 {
-    const struct ckpt_sharing sharing = {policy->readers, m->node, m->with};
+    const struct ckpt_sharing sharing = {policy->readers, m->node, m->with, &m->holders};
     ckpt_cleanup(ckpt_plan_freep) struct ckpt_plan *p = NULL;
 
     if (ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err) < 0)
@@ -240,7 +291,7 @@ static int add_domain(struct model *m, const struct ckpt_policy *policy, uint32_
         const uint32_t replica = m->replicas.of[r];
         if (policy->readers == CKPT_READERS_EACH ||
             ckpt_class_is_alone(&m->job_wants, m->job_wants.class_of[r]))
-            rc = add_alone(m, policy, r);
+            rc = (m->is_spread ? add_rank : add_alone)(m, policy, r);
         else if (!seen[replica])
             rc = add_rank(m, policy, r);
         seen[replica] = true;
@@ -279,7 +330,7 @@ static int add_domains(struct model *m, const struct ckpt_policy *policy)
         n = count_domain(m, policy->readers, r);
         const XXH128_hash_t hash = XXH3_128bits(&m->replicas.of[r], n * sizeof *m->replicas.of);
         for (i = nknown; i > 0; i--)
-            if (known[i - 1].n == n && XXH128_isEqual(known[i - 1].groups, hash))
+            if (!m->is_spread && known[i - 1].n == n && XXH128_isEqual(known[i - 1].groups, hash))
                 break;
         if (i > 0) {
             memcpy(&m->traffic[r], &m->traffic[known[i - 1].first], n * sizeof *m->traffic);
@@ -309,6 +360,27 @@ static json_t *spread(const struct model *m, size_t member)
                      (json_int_t)(sum / m->nrank), "most", (json_int_t)most);
 }
 
+/* List what the ranks of each node read of its files, and what they ask of others. */
+static json_t *list_nodes(const struct model *m)
+{
+    json_t *list = json_array();
+
+    for (uint32_t r = 0, next; r < m->nrank && list; r = next) {
+        uint64_t read = 0, asked = 0;
+        for (next = r; next < m->nrank && m->node[next] == m->node[r]; next++) {
+            read += m->traffic[next].read - m->traffic[next].asked;
+            asked += m->traffic[next].asked;
+        }
+        if (json_array_append_new(list, json_pack("{s:I, s:I, s:I}", "node", (json_int_t)m->node[r],
+                                                  "read_bytes", (json_int_t)read, "asked_bytes",
+                                                  (json_int_t)asked)) < 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 static int report(const struct model *m, const char *layout, uint32_t per_node,
                   const struct ckpt_policy *policy, const struct ckpt_cost_input *in, char **ret)
 {
@@ -331,7 +403,10 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
         r->local_link, "network", r->network, "transport", m->device ? "nccl" : "host", "setup_s",
         in->setup, "exchanges", m->exchanges);
 
-    if (!j)
+    if (!j ||
+        (m->is_spread &&
+         (json_object_set_new(j, "asked_bytes", spread(m, offsetof(struct traffic, asked))) < 0 ||
+          json_object_set_new(j, "by_node", list_nodes(m)) < 0)))
         return ckpt_nomem(m->err);
     return ckpt_json_dump(j, CKPT_JSON_PYTHON, false, ret, NULL, m->err);
 }
@@ -360,11 +435,13 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
                      uint32_t per_node, const struct ckpt_load_options *opt, char **ret)
 {
     const uint32_t local = per_node < m->nrank ? per_node : m->nrank;
-    struct ckpt_policy_input in = {.opt = opt, .local = local, .cpus = CPUS * local};
+    struct ckpt_policy_input in = {
+        .opt = opt, .local = local, .cpus = CPUS * local, .is_spread = m->is_spread};
     struct ckpt_policy policy;
     struct ckpt_residency residency;
 
     if (make_job_wants(m, view, layout) < 0 ||
+        ckpt_holders_find(view->cat, m->nrank, &m->holders, m->err) < 0 ||
         ckpt_replicas_find(&m->job_wants, &m->replicas, m->err) < 0)
         return -1;
     ckpt_residency_estimate(view->cat, 0, 1, &residency);
@@ -386,7 +463,9 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                     uint32_t ranks_per_node, uint32_t share_ranks, const char *transport,
                     const struct ckpt_load_options *opt, char **ret_json, struct ckpt_err *err)
 {
-    struct model m = {.err = err, .device = transport && strcmp(transport, "nccl") == 0};
+    struct model m = {.err = err,
+                      .device = transport && strcmp(transport, "nccl") == 0,
+                      .is_spread = ckpt_dir_is_spread(view->dir)};
     struct ckpt_load_options own = {0};
     int rc;
 
@@ -420,6 +499,7 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
         ckpt_job_wants_release(&m.job_wants);
     free(m.replicas.of);
     free(m.replicas.rank);
+    ckpt_holders_release(&m.holders);
     ckpt_vec_release(&m.shapes);
     ckpt_vec_release(&m.lengths);
     free(m.node);

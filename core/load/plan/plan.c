@@ -22,8 +22,10 @@ void ckpt_plan_free(struct ckpt_plan *p)
         return;
     for (size_t g = 0; p->broadcast && g < p->groups.len; g++)
         ckpt_broadcast_release(&p->broadcast[g]);
-    for (size_t g = 0; p->stream && g < p->groups.len; g++)
+    for (size_t g = 0; p->stream && g < p->groups.len; g++) {
         free(p->stream[g].members);
+        free(p->stream[g].span);
+    }
     free(p->broadcast);
     free(p->stream);
     free(p->again);
@@ -44,7 +46,8 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 
     for (size_t g = 0; g < p->groups.len; g++)
         bytes += sizeof *p->groups.ptr + sizeof *p->broadcast + sizeof *p->stream +
-                 (uint64_t)p->groups.ptr[g].n * 4 * sizeof(uint32_t);
+                 (uint64_t)p->groups.ptr[g].n * 4 * sizeof(uint32_t) +
+                 (p->stream[g].span ? (p->groups.ptr[g].n + (uint64_t)1) * sizeof(uint64_t) : 0);
     return bytes;
 }
 
@@ -242,29 +245,36 @@ static int unit_cmp(const void *pa, const void *pb, void *regions)
 }
 
 /* Sort n units of a group of so many members by the members that were chosen for them, and leave
- * them in their order otherwise. */
+ * them in their order otherwise. Each member's units are its span. */
 static int sort_by_member(struct ckpt_unit *unit, const struct ckpt_held *held, uint32_t n,
-                          uint32_t nmember, struct ckpt_err *err)
+                          uint32_t nmember, uint64_t **ret_span, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_unit *copy = malloc(n * sizeof *copy);
     ckpt_cleanup(ckpt_freep) uint32_t *at = calloc((size_t)nmember + 1, sizeof *at);
+    ckpt_cleanup(ckpt_freep) uint64_t *span = calloc((size_t)nmember + 1, sizeof *span);
 
-    if (!copy || !at)
+    if (!copy || !at || !span)
         return ckpt_nomem(err);
     memcpy(copy, unit, n * sizeof *copy);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         at[held[i].member + 1]++;
-    for (uint32_t i = 0; i < nmember; i++)
+        span[held[i].member + 1] += held[i].len;
+    }
+    for (uint32_t i = 0; i < nmember; i++) {
         at[i + 1] += at[i];
+        span[i + 1] += span[i];
+    }
     for (uint32_t i = 0; i < n; i++)
         unit[at[held[i].member]++] = copy[i];
+    *ret_span = ckpt_steal(&span);
     return 0;
 }
 
-/* Where ranks have different files, reorder n units of a group so that members read their own. */
-static int prefer_own(const struct ckpt_plan *p, const struct ckpt_group *g, struct ckpt_unit *unit,
-                      uint32_t n, struct ckpt_err *err)
+/* Reorder n units of a group so that members read their own files. */
+static int prefer_own(struct ckpt_plan *p, uint32_t group, const struct ckpt_holders *holders,
+                      struct ckpt_unit *unit, uint32_t n, struct ckpt_err *err)
 {
+    const struct ckpt_group *g = &p->groups.ptr[group];
     ckpt_cleanup(ckpt_freep) struct ckpt_held *held = malloc(n * sizeof *held);
     bool any;
 
@@ -272,29 +282,31 @@ static int prefer_own(const struct ckpt_plan *p, const struct ckpt_group *g, str
         return ckpt_nomem(err);
     for (uint32_t i = 0; i < n; i++)
         held[i] = (struct ckpt_held){unit[i].source, unit[i].len, CKPT_NONE};
-    if (ckpt_holders_choose(p->job_wants->cat, p->job_wants->nrank, g, held, n, &any, err) < 0)
+    if (ckpt_holders_choose(holders, g, held, n, &any, err) < 0)
         return -1;
-    return any ? sort_by_member(unit, held, n, g->n, err) : 0;
+    return any ? sort_by_member(unit, held, n, g->n, &p->stream[group].span, err) : 0;
 }
 
-static int prefer_holders(struct ckpt_plan *p, struct ckpt_err *err)
+/* Where ranks have different files, those read a group's units that have them. */
+static int prefer_holders(struct ckpt_plan *p, const struct ckpt_holders *holders,
+                          struct ckpt_err *err)
 {
     size_t hi;
 
     for (size_t lo = 0; lo < p->units.len; lo = hi) {
         const uint32_t group = p->regions.ptr[p->units.ptr[lo].region].group;
-        const struct ckpt_group *g = &p->groups.ptr[group];
         for (hi = lo + 1; hi < p->units.len; hi++)
             if (p->regions.ptr[p->units.ptr[hi].region].group != group)
                 break;
-        if (g->n > 1 && prefer_own(p, g, p->units.ptr + lo, (uint32_t)(hi - lo), err) < 0)
+        if (p->groups.ptr[group].n > 1 &&
+            prefer_own(p, group, holders, p->units.ptr + lo, (uint32_t)(hi - lo), err) < 0)
             return -1;
     }
     return 0;
 }
 
 /* Cut all regions into units, and sort the units by group and place in the files. */
-static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
+static int cut_units(struct ckpt_plan *p, const struct ckpt_holders *holders, struct ckpt_err *err)
 {
     uint64_t total = 0;
 
@@ -317,7 +329,7 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
         }
     if (p->units.len)
         qsort_r(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp, p->regions.ptr);
-    return prefer_holders(p, err);
+    return holders && holders->ranks.len ? prefer_holders(p, holders, err) : 0;
 }
 
 /* ---- streams ---- */
@@ -339,10 +351,21 @@ static void lay_out(struct ckpt_plan *p)
     }
 }
 
-/* Equal spans and slices, as few windows as the limits permit. */
+/* The length of the longest of n spans. */
+static uint64_t longest_span(const struct ckpt_stream *s, uint32_t n)
+{
+    uint64_t most = s->span ? 0 : align((s->len + n - 1) / n);
+
+    for (uint32_t i = 0; i < n && s->span; i++)
+        most = ckpt_max_u64(most, s->span[i + 1] - s->span[i]);
+    return most;
+}
+
+/* Equal slices, and equal spans unless members have different files; as few windows as the limits
+ * permit. */
 static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t n)
 {
-    const uint64_t span = align((s->len + n - 1) / n);
+    const uint64_t span = longest_span(s, n);
     const uint64_t limit = ckpt_min_u64(p->sizes.slice, p->sizes.window / n);
     const uint64_t most = ckpt_max_u64(limit / CKPT_UNIT_ALIGN, 1) * CKPT_UNIT_ALIGN;
     const uint64_t count = (span + most - 1) / most;
@@ -350,20 +373,35 @@ static void cut_spans(const struct ckpt_plan *p, struct ckpt_stream *s, uint32_t
     s->slice = (uint32_t)align((span + count - 1) / count);
     s->nwindow = (uint32_t)((span + s->slice - 1) / s->slice);
     /* the slices of a span are its bytes, and perhaps some more: no window is empty for all members
-     * (member 0 has something in each), and the spans together are at least the stream */
+     * (the first one with the longest span has something in each), and the spans together are at
+     * least the stream */
     assert(s->slice <= most && (uint64_t)(s->nwindow - 1) * s->slice < s->len);
     assert((uint64_t)n * s->nwindow * s->slice >= s->len);
 }
 
-static struct ckpt_collective step_of(const struct ckpt_plan *p, uint32_t n, const uint32_t *rank)
+static struct ckpt_collective step_of(const struct ckpt_plan *p, const struct ckpt_stream *s,
+                                      uint32_t n, const uint32_t *rank)
 {
     struct ckpt_collective step = {.n = n, .rank = rank, .division = CKPT_DIVISION_NONE};
 
     for (; rank[step.self] != p->self; step.self++)
         assert(step.self + 1 < n); /* a rank plans only the groups that it is in */
-    if (n == p->job_wants->nrank)
+    if (n == p->job_wants->nrank && !s->pairs)
         step.division = CKPT_DIVISION_ALL;
     return step;
+}
+
+/* All-gathers move as many bytes of each member as the longest span has. On devices they are still
+ * better than pairs as long as that is at most twice what there is; or, between nodes, what pairs
+ * would move, which send it to each member of a node. In host memory, where pairs are the trees of
+ * broadcast.h, which send it to each node once, they are not. */
+static bool needs_pairs(const struct ckpt_plan *p, const struct ckpt_broadcast *b,
+                        const struct ckpt_stream *s, uint32_t n)
+{
+    const uint64_t moved = (uint64_t)n * s->nwindow * s->slice;
+    const uint64_t most = b->nnode > 1 ? ckpt_max_u64(2, n / b->nnode) : 2;
+
+    return s->span && (!p->sizes.device || moved > most * s->len);
 }
 
 /* Two steps if every node has the same number of members, and more than one, else one. */
@@ -375,19 +413,22 @@ static int choose_steps(struct ckpt_plan *p, uint32_t group, struct ckpt_err *er
     const uint32_t local = g->n / b->nnode;
     bool regular = b->nnode > 1 && local > 1;
 
+    s->pairs = needs_pairs(p, b, s, g->n);
+    regular &= !s->pairs;
+
     for (uint32_t k = 0; k <= b->nnode && regular; k++)
         regular = b->node[k] == k * local;
     s->nstep = regular ? 2 : 1;
     if (!regular) {
-        s->step[0] = step_of(p, g->n, g->rank);
+        s->step[0] = step_of(p, s, g->n, g->rank);
         return 0;
     }
     if (!(s->members = malloc(b->nnode * sizeof *s->members)))
         return ckpt_nomem(err);
-    s->step[1] = step_of(p, local, b->member + b->node[b->own]);
+    s->step[1] = step_of(p, s, local, b->member + b->node[b->own]);
     for (uint32_t k = 0; k < b->nnode; k++)
         s->members[k] = b->member[k * local + s->step[1].self];
-    s->step[0] = step_of(p, b->nnode, s->members);
+    s->step[0] = step_of(p, s, b->nnode, s->members);
     return 0;
 }
 
@@ -464,6 +505,26 @@ static int make_streams(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- chunks and windows ---- */
 
+void ckpt_plan_span(const struct ckpt_plan *p, uint32_t group, uint32_t member, uint64_t *ret_lo,
+                    uint64_t *ret_hi)
+{
+    const struct ckpt_stream *s = &p->stream[group];
+    const uint64_t each = s->nstep ? (uint64_t)s->nwindow * s->slice : s->len;
+
+    *ret_lo = s->span ? s->span[member] : ckpt_min_u64(member * each, s->len);
+    *ret_hi = s->span ? s->span[member + 1] : ckpt_min_u64(*ret_lo + each, s->len);
+}
+
+uint32_t ckpt_plan_reader(const struct ckpt_plan *p, uint32_t group, uint64_t at)
+{
+    const struct ckpt_stream *s = &p->stream[group];
+
+    assert(at < s->len);
+    if (s->span) /* the last of those that begin there: the others are empty */
+        return (uint32_t)ckpt_last_at(s->span, sizeof *s->span, p->groups.ptr[group].n, at);
+    return s->nstep ? (uint32_t)(at / ((uint64_t)s->nwindow * s->slice)) : 0;
+}
+
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi)
 {
@@ -474,9 +535,10 @@ void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uin
         *ret_hi = *ret_lo + p->chunks.ptr[w->chunk].len;
         return;
     }
-    const uint64_t at = ((uint64_t)member * s->nwindow + w->number) * s->slice;
-    *ret_lo = ckpt_min_u64(at, s->len);
-    *ret_hi = ckpt_min_u64(at + s->slice, s->len);
+    uint64_t lo, hi;
+    ckpt_plan_span(p, w->group, member, &lo, &hi);
+    *ret_lo = ckpt_min_u64(lo + (uint64_t)w->number * s->slice, hi);
+    *ret_hi = ckpt_min_u64(*ret_lo + s->slice, hi);
 }
 
 static int add_chunk(struct ckpt_plan *p, uint32_t group, uint32_t number, uint64_t lo, uint64_t hi,
@@ -514,12 +576,12 @@ static int cut_own_span(struct ckpt_plan *p, uint32_t group, bool whole, struct 
     const struct ckpt_stream *s = &p->stream[group];
     const uint32_t most = whole ? (uint32_t)(p->sizes.chunk / s->slice) : 1;
     const uint32_t each = (uint32_t)ckpt_max_u64(1, ckpt_min_u64(most, s->nwindow));
+    uint64_t begin, end;
 
+    ckpt_plan_span(p, group, p->groups.ptr[group].self, &begin, &end);
     for (uint32_t k = 0; k < s->nwindow; k += each) {
-        const struct ckpt_window w = {.group = group, .number = k};
-        uint64_t lo, hi;
-        ckpt_plan_slice(p, &w, p->groups.ptr[group].self, &lo, &hi);
-        hi = ckpt_min_u64(lo + ckpt_min_u64(each, s->nwindow - k) * s->slice, s->len);
+        const uint64_t lo = ckpt_min_u64(begin + (uint64_t)k * s->slice, end);
+        const uint64_t hi = ckpt_min_u64(lo + (uint64_t)each * s->slice, end);
         if (hi > lo && add_chunk(p, group, k, lo, hi, err) < 0)
             return -1;
     }
@@ -642,18 +704,66 @@ static int find_entry(const struct ckpt_plan *p, struct ckpt_region *r, struct c
 
 /* ---- the whole ---- */
 
+static int add_region(struct ckpt_plan *p, const struct ckpt_group_box *of,
+                      const struct ckpt_box *box, struct ckpt_err *err)
+{
+    const struct ckpt_region region = {.box = *box, .tensor = of->tensor, .group = of->group};
+
+    return ckpt_vec_push(&p->regions, region) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Make regions of a box of which different ranks have parts: one for each piece of the tensor in
+ * it, so that no unit lies in several files. *ret_done is false, and nothing is made, if the same
+ * ranks have all of it, or its pieces are no boxes. */
+static int split_box(struct ckpt_plan *p, const struct ckpt_holders *h,
+                     const struct ckpt_group_box *of, bool *ret_done, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = ckpt_tensor_stored(&p->job_wants->cat->tensors.ptr[of->tensor]);
+    const size_t before = p->regions.len;
+    uint64_t begin, end, left = ckpt_box_numel(&of->box);
+    uint32_t set = CKPT_NONE;
+    bool differs = false;
+    struct ckpt_box piece, both;
+
+    ckpt_box_range(&of->box, t->dim, &begin, &end);
+    for (size_t i = ckpt_tensor_first_piece(t, begin); i < t->npiece && t->piece[i].dst < end;
+         i++) {
+        if (!ckpt_piece_box(&t->piece[i], t->dim, t->rank, &piece))
+            break; /* then something is left */
+        if (!ckpt_box_intersect(&of->box, &piece, &both))
+            continue;
+        differs |= p->regions.len > before && ckpt_holders_set(h, t->piece[i].source) != set;
+        set = ckpt_holders_set(h, t->piece[i].source);
+        left -= ckpt_box_numel(&both);
+        if (add_region(p, of, &both, err) < 0)
+            return -1;
+    }
+    *ret_done = differs && left == 0;
+    if (!*ret_done)
+        p->regions.len = before;
+    return 0;
+}
+
 static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_vec_cleanup) ckpt_group_boxes boxes = {0};
+    const struct ckpt_holders *h = sharing->holders;
 
     if (ckpt_groups_find(p->job_wants, p->self, sharing, &p->groups, &boxes, err) < 0)
         return -1;
     if (ckpt_vec_reserve(&p->regions, boxes.len + 1) < 0)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < boxes.len; i++)
-        p->regions.ptr[p->regions.len++] = (struct ckpt_region){
-            .box = boxes.ptr[i].box, .tensor = boxes.ptr[i].tensor, .group = boxes.ptr[i].group};
+    for (size_t i = 0; i < boxes.len; i++) {
+        const struct ckpt_group_box *b = &boxes.ptr[i];
+        const struct ckpt_tensor *t = &p->job_wants->cat->tensors.ptr[b->tensor];
+        bool done = false;
+        if (h && h->ranks.len && p->groups.ptr[b->group].n > 1 && t->rank > 0 &&
+            !ckpt_tensor_is_decoded(t) && split_box(p, h, b, &done, err) < 0)
+            return -1;
+        if (!done && add_region(p, b, &b->box, err) < 0)
+            return -1;
+    }
     return 0;
 }
 
@@ -681,8 +791,8 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     for (size_t g = 0; g < p->groups.len; g++)
         if (ckpt_broadcast_init(&p->broadcast[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
             return -1;
-    if (cut_units(p, err) < 0 || make_streams(p, err) < 0 || make_chunks(p, err) < 0 ||
-        list_windows(p, err) < 0)
+    if (cut_units(p, sharing->holders, err) < 0 || make_streams(p, err) < 0 ||
+        make_chunks(p, err) < 0 || list_windows(p, err) < 0)
         return -1;
     *ret = ckpt_steal(&p);
     return 0;
@@ -711,7 +821,7 @@ static uint64_t group_digest(const struct ckpt_plan *p, uint32_t group)
 
     for (uint32_t u = s->lo; u < s->hi && g->n > 1; u++)
         h = unit_digest(p, u, h);
-    return h;
+    return s->span ? XXH3_64bits_withSeed(s->span, (g->n + (size_t)1) * sizeof *s->span, h) : h;
 }
 
 uint64_t ckpt_plan_claim(const struct ckpt_plan *p)

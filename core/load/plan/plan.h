@@ -7,7 +7,9 @@
  *
  * The boxes of a group (groups.h) are its regions. They are cut into units, boxes that are read
  * whole, and all units in the order of the files are the group's stream of bytes. Of n members, the
- * i-th reads the i-th of n equal spans of the stream. What is read and what is exchanged are cut
+ * i-th reads the i-th of n equal spans of the stream; where members have different files, units are
+ * ordered by the member that reads them (holders.h), and spans differ. What is read and what is
+ * exchanged are cut
  * apart: a rank reads its span in chunks, and window k of a group exchanges the k-th slice of every
  * member's span, in one all-gather. A chunk fills the slices of one or several windows. Every rank
  * goes through its windows in the same order, by number and then by group, so that no ranks wait
@@ -77,9 +79,13 @@ enum { CKPT_DIVISION_ALL = 0, CKPT_DIVISION_NONE = 0xff };
 struct ckpt_stream {
     uint32_t lo, hi;  /* units */
     uint64_t len;     /* bytes */
+    uint64_t *span;   /* member i reads bytes [span[i], span[i + 1]); owned. NULL: spans are equal,
+                         nwindow slices each */
     uint32_t slice;   /* bytes of a slice, a multiple of CKPT_UNIT_ALIGN */
-    uint32_t nwindow; /* slices of a span */
+    uint32_t nwindow; /* slices of the longest span */
     uint32_t nstep;   /* 1 or 2 steps; 0: one member */
+    bool pairs;       /* spans differ so much that ranks send to each other in pairs: all-gathers,
+                         in which all slices are equally long, would move too much */
     struct ckpt_collective step[2];
     uint32_t *members; /* ranks of the steps that are not the whole group; owned */
 };
@@ -119,7 +125,9 @@ struct ckpt_plan {
     struct ckpt_broadcast *broadcast;     /* per group */
     struct ckpt_stream *stream;           /* per group */
     CKPT_VEC(struct ckpt_region) regions; /* ordered by tensor */
-    CKPT_VEC(struct ckpt_unit) units;     /* by group, then in the order of the files */
+    CKPT_VEC(struct ckpt_unit)
+    units;                                /* by group, then in the order of the files; with spans
+                                             of their own, by member before that */
     CKPT_VEC(struct ckpt_chunk) chunks;   /* that this rank reads, by number and group */
     CKPT_VEC(struct ckpt_window) windows; /* by number and group */
     bool exchanges;                       /* some group has several members */
@@ -168,8 +176,15 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
 /* The tensor of a unit. */
 const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint32_t unit);
 
+/* The bytes of the stream that a member reads: [*ret_lo, *ret_hi). */
+void ckpt_plan_span(const struct ckpt_plan *p, uint32_t group, uint32_t member, uint64_t *ret_lo,
+                    uint64_t *ret_hi);
+
+/* The member that reads byte `at` of the stream, at < its length. */
+uint32_t ckpt_plan_reader(const struct ckpt_plan *p, uint32_t group, uint64_t at);
+
 /* The bytes of the stream that are a member's slice of a window: [*ret_lo, *ret_hi), which is
- * empty beyond the end of the stream. */
+ * empty beyond the end of the member's span. */
 void ckpt_plan_slice(const struct ckpt_plan *p, const struct ckpt_window *w, uint32_t member,
                      uint64_t *ret_lo, uint64_t *ret_hi);
 

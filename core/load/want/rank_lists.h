@@ -21,12 +21,16 @@ struct ckpt_group {
 };
 typedef CKPT_VEC(struct ckpt_group) ckpt_groups;
 
+struct ckpt_holders;
+
 /* Which ranks share what they read: those that give the same number in options.share (ONCE), of
- * these only the ranks of one node (NODE), or none (EACH). The arrays are borrowed. */
+ * these only the ranks of one node (NODE), or none (EACH). All pointers are borrowed. */
 struct ckpt_sharing {
     enum ckpt_readers readers; /* not AUTO */
     const uint32_t *node;      /* per rank: its node */
     const uint32_t *share;     /* per rank: its group of options.share; NULL: all are in one */
+    const struct ckpt_holders
+        *holders; /* who has which file (plan/holders.h); NULL: all have all */
 };
 
 /* Ranks with the same number share what they read. */

@@ -206,8 +206,10 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
                           t->name, t->dim[0], ap->opt->output->pad_to);
     if (ap->opt->output && cuts_of(ap, t, &cat->arena, &t->cuts) < 0)
         return -1;
-    if (!ap->in.rule->value || !ap->opt->layout_only)
-        return ap->in.rule->value ? apply_value(ap, cat, index) : 0;
+    if (!ap->in.rule->value)
+        return 0;
+    if (!ap->opt->layout_only)
+        return apply_value(ap, cat, index);
     if (ap->in.rule->value->takes_number)
         ckpt_catalog_warn(ap->cat,
                           "the moments of '%s' are shown as they are stored: they are those of the "

@@ -322,7 +322,6 @@ static json_t *join(const json_t *list)
     return all.failed ? NULL : json_string(ckpt_str_get(&all));
 }
 
-/* A function of the values of its arguments, which may be unknown. */
 /* The number as a floating type has it, whose name is given. */
 static json_t *rounded(const json_t *number, const json_t *name)
 {
@@ -340,6 +339,7 @@ static json_t *rounded(const json_t *number, const json_t *name)
     return json_real(back);
 }
 
+/* A function of the values of its arguments, which may be unknown. */
 static json_t *eval_function(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *a = eval(ev, e->args[0]);

@@ -273,13 +273,11 @@ static int move_into_work(const struct exporting *x, struct ckpt_err *err)
 {
     for (size_t i = 0; i < x->items->n; i++) {
         const char *path = x->items->item[i].path;
-        ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(path), *copy = strdup(path);
-        if (!temp || !copy)
+        ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(path);
+        if (!temp)
             return ckpt_nomem(err);
-        for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
-            *slash = '\0';
-            (void)mkdirat(x->job.files, copy, 0777);
-        }
+        if (ckpt_export_folders(x->job.files, path, err) < 0)
+            return ckpt_err_in(err, "%s/%s", x->job.path, ckpt_job_files);
         const char *const names[] = {path, temp};
         for (size_t k = 0; k < 2; k++)
             if (renameat(x->dir, names[k], x->job.files, names[k]) < 0 && errno != ENOENT)
@@ -358,11 +356,8 @@ static int move_out(const struct exporting *x, bool *ret_named, struct ckpt_err 
         ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
         if (!copy)
             return ckpt_nomem(err);
-        for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
-            *slash = '\0';
-            if (mkdirat(x->dir, copy, 0777) < 0 && errno != EEXIST)
-                return ckpt_fail_errno(err, errno, "%s/%s", x->dest, copy);
-        }
+        if (ckpt_export_folders(x->dir, path, err) < 0)
+            return ckpt_err_in(err, "%s", x->dest);
         *ret_named = renameat(x->job.files, path, x->dir, path) == 0;
         if (!*ret_named && errno != ENOENT)
             return ckpt_fail_errno(err, errno, "%s/%s", x->dest, path);

@@ -42,6 +42,20 @@ char *ckpt_export_temp(const char *path)
     return ckpt_asprintf("%.*s.%s.partial", dir, path, path + dir);
 }
 
+int ckpt_export_folders(int dir, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
+
+    if (!copy)
+        return ckpt_nomem(err);
+    for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = '\0';
+        if (mkdirat(dir, copy, 0777) < 0 && errno != EEXIST)
+            return ckpt_fail_errno(err, errno, "making '%s'", copy);
+    }
+    return 0;
+}
+
 int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
                          struct ckpt_err *err)
 {
@@ -276,20 +290,6 @@ static int check_space(const struct exporting *x, struct ckpt_err *err)
                      ckpt_out_size(need, a), ckpt_out_size(have, b));
 }
 
-static int make_parents(const struct exporting *x, const char *path, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
-
-    if (!copy)
-        return ckpt_nomem(err);
-    for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
-        *slash = '\0';
-        if (mkdirat(x->job.files, copy, 0777) < 0 && errno != EEXIST)
-            return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, copy);
-    }
-    return 0;
-}
-
 /* Open the temporary file of a piece, which others may write, too. */
 static int open_temp(const struct exporting *x, struct ckpt_item *piece, struct ckpt_err *err)
 {
@@ -298,8 +298,8 @@ static int open_temp(const struct exporting *x, struct ckpt_item *piece, struct 
 
     if (!temp)
         return ckpt_nomem(err);
-    if (make_parents(x, piece->path, err) < 0)
-        return -1;
+    if (ckpt_export_folders(x->job.files, piece->path, err) < 0)
+        return ckpt_err_in(err, "%s/%s", x->job.path, ckpt_job_files);
     int fd = openat(x->job.files, temp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
         return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, temp);

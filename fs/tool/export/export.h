@@ -58,6 +58,9 @@ struct exporting {
  * memory. */
 char *ckpt_export_temp(const char *path);
 
+/* Make the folders in `dir` that a file of this path lies in, those that are not there. */
+int ckpt_export_folders(int dir, const char *path, struct ckpt_err *err);
+
 /* All bytes of a file are in its temporary file: first fsync that, then give it its name, then
  * record it in the journal. */
 int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
