@@ -14,6 +14,7 @@ const char *const ckpt_hyper_keys[CKPT_NHYPER] = {
     [CKPT_HYPER_EPS] = "eps",
     [CKPT_HYPER_DECAY] = "weight_decay",
     [CKPT_HYPER_INITIAL_LR] = "initial_lr",
+    [CKPT_HYPER_MIN_LR] = "min_lr",
 };
 
 const struct ckpt_hyper_flag ckpt_hyper_flags[] = {
@@ -60,11 +61,14 @@ static json_t *names(const json_t *v)
     return json_array_size(v) ? json_copy((json_t *)v) : NULL;
 }
 
+/* Megatron's word for the learning rate from which a scheduler computes. */
+#define MAX_LR "max_lr"
+
 /* Set a member of a group, if it is one that groups have here. */
 static int set_member(json_t *group, const char *key, const json_t *v, struct ckpt_err *err)
 {
-    static const char *const numbers[] = {"lr",      "eps", "weight_decay", "step", "initial_lr",
-                                          "wd_mult", NULL};
+    static const char *const numbers[] = {"lr",         "eps",    "weight_decay", "step",
+                                          "initial_lr", "min_lr", "wd_mult",      NULL};
     json_t *own = NULL;
 
     if (strcmp(key, "betas") == 0)
@@ -73,6 +77,11 @@ static int set_member(json_t *group, const char *key, const json_t *v, struct ck
         own = names(v);
     else if (ckpt_one_of(key, numbers) && json_is_number(v))
         own = json_real(json_number_value(v));
+    else if (strcmp(key, MAX_LR) == 0 && json_is_number(v) &&
+             !json_object_get(group, ckpt_hyper_keys[CKPT_HYPER_INITIAL_LR]))
+        return set_member(group, ckpt_hyper_keys[CKPT_HYPER_INITIAL_LR], v, err);
+    else if (strcmp(key, ckpt_hyper_keys[CKPT_HYPER_MIN_LR]) == 0 && json_is_null(v))
+        own = json_null();
     else if (is_flag(key) && (json_is_boolean(v) || json_is_null(v)))
         own = json_copy((json_t *)v);
     return own && json_object_set_new(group, key, own) < 0 ? ckpt_nomem(err) : 0;

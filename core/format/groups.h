@@ -17,13 +17,15 @@
 #include "io/dir.h"
 #include "io/source.h"
 
-/* The hyper-parameters of a group. The last one is that of a scheduler, which not all have. */
+/* The hyper-parameters of a group. The last two are a scheduler's, which not all have: the highest
+ * learning rate, and the lowest one, which may be null. */
 enum ckpt_hyper {
     CKPT_HYPER_LR,
     CKPT_HYPER_BETAS,
     CKPT_HYPER_EPS,
     CKPT_HYPER_DECAY,
     CKPT_HYPER_INITIAL_LR,
+    CKPT_HYPER_MIN_LR,
     CKPT_NHYPER
 };
 /* The key of each. */

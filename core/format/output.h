@@ -18,6 +18,7 @@ enum ckpt_cut_by {
     CKPT_CUT_RANKS,
     CKPT_CUT_VOCAB, /* not a dimension: the number of the vocabulary's rows on each
                        tensor-parallel rank is a multiple of it */
+    CKPT_CUT_BATCH, /* nor is this: samples of one training step */
     CKPT_NCUT,
 };
 

@@ -64,7 +64,8 @@ const char *ckpt_writing_dtype(const struct ckpt_writing *w)
     int best = CKPT_BF16;
 
     for (size_t i = 0; i < cat->tensors.len; i++)
-        n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
+        if (!cat->tensors.ptr[i].state)
+            n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
     for (int t = 0; t < CKPT_NDTYPE; t++)
         best = n[t] > n[best] ? t : best;
     return ckpt_dtype_torch_name((enum ckpt_dtype)best);
@@ -78,6 +79,7 @@ const char *const ckpt_output_keys[CKPT_NCUT] = {
     [CKPT_CUT_VPP] = "vpp",
     [CKPT_CUT_RANKS] = "ranks",
     [CKPT_CUT_VOCAB] = "make_vocab_size_divisible_by",
+    [CKPT_CUT_BATCH] = "global_batch_size",
 };
 
 uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut)

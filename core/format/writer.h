@@ -46,7 +46,8 @@ int ckpt_writing_add(const struct ckpt_writing *w, const char *path, struct ckpt
 int ckpt_writing_text(const struct ckpt_writing *w, const char *folder, const char *name,
                       const char *text, size_t len, struct ckpt_err *err);
 
-/* The type of most elements, by its name in torch: the one that a trainer builds the model in. */
+/* The type of most elements of the weights, by its name in torch: the one that a trainer builds the
+ * model in. */
 const char *ckpt_writing_dtype(const struct ckpt_writing *w);
 
 /* Another word for an option, which the framework of a format has. */
@@ -68,11 +69,18 @@ struct ckpt_writer {
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     const struct ckpt_writer_word *words; /* of its framework; NULL: none */
     /* Append the name that the format gives to what an optimizer has of a parameter: "step",
-     * "exp_avg", "exp_avg_sq", or "weight", the parameter itself. NULL: the format has no place for
-     * an optimizer. */
+     * "exp_avg", "exp_avg_sq", "master", or "weight", the parameter itself. NULL: the format has no
+     * place for an optimizer. */
     void (*state_name)(struct ckpt_str *out, const char *parameter, const char *kind);
-    /* Whoever resumes has a scheduler before it loads, and asks for the groups' "initial_lr". */
-    bool has_scheduler;
+    /* Whoever resumes has a scheduler before it loads, and asks for the groups' "initial_lr"; and
+     * for their "min_lr". */
+    bool has_scheduler, has_min_lr;
+    /* The masters, "master", have names beside those of the weights; else they lie in the weights'
+     * places. */
+    bool has_masters;
+    /* One step is that of all parameters, and the groups have it ("step", an integer); else each
+     * parameter has its own. */
+    bool steps_in_groups;
     const char *also; /* what other programs call this view, as ckpt_words_find has it; or NULL */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);

@@ -475,6 +475,8 @@ static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
         return -1;
     for (size_t i = 0; i < o->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &o->cat->tensors.ptr[i];
+        if (o->read && t->state) /* an optimizer's, which keeps its dtype */
+            continue;
         enum ckpt_dtype want =
             known ? (enum ckpt_dtype)(t->wanted ? t->wanted - 1 : t->dtype) : wanted_dtype(o, t);
         if (want == t->dtype) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "format/writer.h"
 #include "model/experts.h"
 #include "model/state.h"
 #include "tensor/fqn.h"
@@ -77,8 +78,11 @@ int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err)
 {
     if (!(o->name = strdup(*o->step ? o->step : ckpt_dir_real_name(o->dir))))
         return ckpt_nomem(err);
+    const struct ckpt_options *opt = o->shared->opt;
     if (!o->state)
-        o->state = o->shared->opt->optimizer ? CKPT_STATE_TRAINED : o->shared->opt->state;
+        o->state = !opt->optimizer                   ? opt->state
+                   : opt->output.writer->has_masters ? CKPT_STATE_WEIGHT
+                                                     : CKPT_STATE_TRAINED;
     ckpt_dir_small_soon(o->dir);
     return (o->reader = ckpt_reader_probe(o->dir, err)) ? 0 : -1;
 }
@@ -189,15 +193,16 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
         .naming = &naming,
         .allow_partial = opt->allow_partial,
         .allow_mixed = opt->allow_mixed,
-        .states = opt->raw || ckpt_state_is_asked(o->state) || o->lists_states,
+        .states = opt->raw || opt->optimizer || ckpt_state_is_asked(o->state) || o->lists_states,
         .raw = opt->raw,
         .variant = opt->variant,
         .name = o->name,
         .above = o->above,
         .base = o->shared->base ? o->shared->base->cat : NULL,
-        .masters = ckpt_state_is_asked(o->state)
-                       ? !ckpt_state_is_moment(o->state)
-                       : opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
+        .masters =
+            opt->optimizer || (ckpt_state_is_asked(o->state)
+                                   ? !ckpt_state_is_moment(o->state)
+                                   : opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32),
     };
 
     if (opt->variant && !o->reader->has_variants)

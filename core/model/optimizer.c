@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option optimizer: a model with what AdamW has of each parameter, so that training goes on.
  *
- * The reader's catalogue is read once. The same rules make a model of the masters and of each
- * moment; a further one, of tensors that lie nowhere, tells of which stored parameters each tensor
- * of the model is made, and so to which group it belongs and how many steps it took. */
+ * The reader's catalogue is read once. The same rules make a model of each state, of the weights
+ * or the masters in their places; a further one, of tensors that lie nowhere, tells of which stored
+ * parameters each tensor of the model is made, and so to which group it belongs and how many steps
+ * it took. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,8 +23,9 @@
 
 #define STEP "step"
 
-static const char *const moments[] = {"exp_avg", "exp_avg_sq"};
-enum { NMOMENTS = sizeof moments / sizeof *moments };
+/* The moments; then the masters, of a format that has them beside the weights. */
+enum { NMOMENTS = 2, MASTER = NMOMENTS, NSTATES };
+static const char *const kinds[NSTATES] = {"exp_avg", "exp_avg_sq", "master"};
 
 /* A stored parameter, by the number of its weight in the reader's catalogue. */
 struct param {
@@ -32,14 +35,25 @@ struct param {
 };
 #define NOT_SAID SIZE_MAX
 
+/* The model that is made of one state of each parameter. */
+struct model {
+    struct ckpt_opening opening;
+    uint32_t *source; /* the number in the view's catalogue of each of its sources; UINT32_MAX: the
+                         view has it not yet */
+};
+
 struct making {
     struct ckpt_opening *o;
     json_t *groups; /* of the run, completed by the options */
     struct param *param;
     bool any_master;
-    struct ckpt_opening moment[NMOMENTS], origin;
+    struct model state[NSTATES];
+    size_t nstate; /* how many of them the format has */
+    struct ckpt_opening origin;
     size_t *weight_of;   /* by the number of a source of `origin`: the weight that lies there */
     uint32_t *step_at;   /* of each group: the source with its step; UINT32_MAX: not made yet */
+    float steps;         /* of all parameters, where these have none of their own */
+    const char *stepped; /* the first of which it is known; NULL: none yet */
     struct ckpt_str buf; /* a name */
 };
 
@@ -47,12 +61,19 @@ static void making_release(struct making *m)
 {
     json_decref(m->groups);
     free(m->param);
-    for (size_t i = 0; i < NMOMENTS; i++)
-        ckpt_opening_release(&m->moment[i]);
+    for (size_t i = 0; i < NSTATES; i++) {
+        ckpt_opening_release(&m->state[i].opening);
+        free(m->state[i].source);
+    }
     ckpt_opening_release(&m->origin);
     free(m->weight_of);
     free(m->step_at);
     ckpt_str_release(&m->buf);
+}
+
+static const struct ckpt_writer *writer_of(const struct making *m)
+{
+    return m->o->shared->opt->output.writer;
 }
 
 /* ---- may it be done? ---- */
@@ -109,14 +130,21 @@ static json_t *option(const struct making *m, const char *key)
     return json_object_get(m->o->shared->opt->overrides, own);
 }
 
+/* Must a group have this hyper-parameter? */
+static bool is_needed(const struct making *m, size_t hyper)
+{
+    return hyper == CKPT_HYPER_INITIAL_LR ? writer_of(m)->has_scheduler
+           : hyper == CKPT_HYPER_MIN_LR   ? writer_of(m)->has_min_lr
+                                          : true;
+}
+
 /* Give the group its hyper-parameters: an option's before the run's. */
 static int complete(struct making *m, json_t *group, struct ckpt_err *err)
 {
     for (size_t i = 0; i < CKPT_NHYPER; i++) {
         const char *key = ckpt_hyper_keys[i];
         json_t *said = json_object_get(group, key), *given = option(m, key);
-        if (!said && !given && i == CKPT_HYPER_INITIAL_LR &&
-            !m->o->shared->opt->output.writer->has_scheduler)
+        if (!said && !given && !is_needed(m, i))
             continue;
         if (!said && !given)
             return ckpt_fail(err, CKPT_MISSING,
@@ -286,10 +314,12 @@ static void take_notes(struct making *m, const struct ckpt_catalog *from)
 
 static int make_models(struct making *m, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < NMOMENTS; i++) {
-        if (make_model(m, moments[i], &m->moment[i], err) < 0)
+    m->nstate = writer_of(m)->has_masters ? NSTATES : NMOMENTS;
+    for (size_t i = 0; i < m->nstate; i++) {
+        struct ckpt_opening *o = &m->state[i].opening;
+        if (make_model(m, i == MASTER ? CKPT_STATE_TRAINED : kinds[i], o, err) < 0)
             return -1;
-        take_notes(m, m->moment[i].cat);
+        take_notes(m, o->cat);
     }
     return make_model(m, CKPT_STATE_ORIGIN, &m->origin, err) < 0 ? -1 : note_sources(m, err);
 }
@@ -316,19 +346,23 @@ static int read_step(const struct ckpt_tensor *t, float *ret, struct ckpt_err *e
     return ckpt_tensor_pread(t, &rd, ret, sizeof *ret, 0, err);
 }
 
-/* The group of a tensor whose parameters no group names: by its kind, if the groups tell that. */
+/* The group of a tensor whose parameters no group names: by its kind, if the groups tell that, and
+ * only one has that kind. */
 static size_t group_by_kind(const struct making *m, const struct ckpt_tensor *t)
 {
     const bool is_vector = t->rank <= 1 || ckpt_has_suffix(t->name, "bias");
+    size_t i, found = NOT_SAID;
     json_t *group;
-    size_t i;
 
     json_array_foreach(m->groups, i, group) {
         const json_t *vectors = json_object_get(group, "vectors");
-        if (vectors && json_is_true(vectors) == is_vector)
-            return i;
+        if (!vectors || json_is_true(vectors) != is_vector)
+            continue;
+        if (found != NOT_SAID)
+            return NOT_SAID;
+        found = i;
     }
-    return NOT_SAID;
+    return found;
 }
 
 static int add_param(struct making *m, struct made_of *of, size_t i, struct ckpt_err *err)
@@ -346,7 +380,8 @@ static int add_param(struct making *m, struct made_of *of, size_t i, struct ckpt
     if (group == NOT_SAID)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option optimizer: the run has %zu groups of parameters, and nothing says "
-                         "to which '%s' belongs",
+                         "to which '%s' belongs: give numbers for all with lr=, weight_decay= and "
+                         "initial_lr=",
                          json_array_size(m->groups), tensors[i].name);
     if (p->step && !option(m, "optimizer_step") && read_step(p->step, &step, err) < 0)
         return -1;
@@ -391,7 +426,7 @@ static int look_at(struct making *m, const struct ckpt_tensor *t, struct made_of
 static const char *name_of(struct making *m, const char *parameter, const char *kind)
 {
     ckpt_str_clear(&m->buf);
-    m->o->shared->opt->output.writer->state_name(&m->buf, parameter, kind);
+    writer_of(m)->state_name(&m->buf, parameter, kind);
     return ckpt_str_get(&m->buf);
 }
 
@@ -405,6 +440,13 @@ static int set_state(struct making *m, const char *parameter, const char *kind,
     return ckpt_catalog_set_state(cat, cat->tensors.len - 1, &state, err);
 }
 
+/* Note how many steps a parameter took. */
+static void note_taken(struct making *m, float x)
+{
+    if (x >= 0 && x < (float)INT32_MAX && (uint64_t)x > m->o->taken)
+        m->o->taken = (uint64_t)x;
+}
+
 /* Add a source with a number of steps to the model's catalogue. */
 static int new_number(struct making *m, float x, uint32_t *ret, struct ckpt_err *err)
 {
@@ -412,28 +454,34 @@ static int new_number(struct making *m, float x, uint32_t *ret, struct ckpt_err 
 
     if (ckpt_source_mem_new("the optimizer's step", &x, sizeof x, &s, err) < 0)
         return -1;
-    if (x >= 0 && x < (float)INT32_MAX && (uint64_t)x > m->o->taken)
-        m->o->taken = (uint64_t)x;
+    note_taken(m, x);
     *ret = ckpt_catalog_add_source(m->o->cat, s, err);
     return *ret == UINT32_MAX ? -1 : 0;
 }
 
-/* The step of a group, where parameters have none: the option's, or else the group's. */
-static int step_of_group(struct making *m, size_t group, uint32_t *ret, struct ckpt_err *err)
+/* The steps of a group, where parameters have none: the option's, or else the group's. */
+static int steps_of_group(const struct making *m, size_t group, float *ret, struct ckpt_err *err)
 {
     const json_t *given = option(m, "optimizer_step"),
                  *said = json_object_get(json_array_get(m->groups, group), STEP);
 
-    if (m->step_at[group] == UINT32_MAX) {
-        if (!given && !said)
-            return ckpt_fail(err, CKPT_MISSING,
-                             "option optimizer: '%s' does not say how many steps its optimizer has "
-                             "taken: give the number with the option optimizer_step=N",
-                             ckpt_dir_path(m->o->dir));
-        if (new_number(m, (float)json_number_value(given ? given : said), &m->step_at[group], err) <
-            0)
-            return -1;
-    }
+    if (!given && !said)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "option optimizer: '%s' does not say how many steps its optimizer has "
+                         "taken: give the number with the option optimizer_step=N",
+                         ckpt_dir_path(m->o->dir));
+    *ret = (float)json_number_value(given ? given : said);
+    return 0;
+}
+
+/* The source with the steps of a group. */
+static int step_of_group(struct making *m, size_t group, uint32_t *ret, struct ckpt_err *err)
+{
+    float x;
+
+    if (m->step_at[group] == UINT32_MAX &&
+        (steps_of_group(m, group, &x, err) < 0 || new_number(m, x, &m->step_at[group], err) < 0))
+        return -1;
     *ret = m->step_at[group];
     return 0;
 }
@@ -454,18 +502,86 @@ static int add_step(struct making *m, const struct made_of *of, const char *name
     return ckpt_catalog_add_whole(m->o->cat, name, CKPT_F32, no_dim, 0, source, 0, err);
 }
 
-static int add_moment(struct making *m, const struct ckpt_tensor *t, const char *name,
-                      struct ckpt_err *err)
+/* Compare the steps of a parameter with those of all others before it. */
+static int compare_steps(struct making *m, const struct made_of *of, struct ckpt_err *err)
+{
+    float x = of->step;
+
+    if ((!of->has_step || option(m, "optimizer_step")) && steps_of_group(m, of->group, &x, err) < 0)
+        return -1;
+    if (m->stepped && m->steps != x)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option optimizer: '%s' took %g steps, and '%s' %g, but view=%s has one "
+                         "number for all: give it with optimizer_step=N",
+                         m->stepped, (double)m->steps, of->tensor->name, (double)x,
+                         writer_of(m)->name);
+    if (x < 0 || x != floorf(x))
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "option optimizer: '%s' took %g steps, which is no number of steps: give "
+                         "it with optimizer_step=N",
+                         of->tensor->name, (double)x);
+    m->steps = x;
+    m->stepped = m->stepped ? m->stepped : of->tensor->name;
+    note_taken(m, x);
+    return 0;
+}
+
+/* The number in the view's catalogue of a source of a state's model. What that has besides the
+ * reader's sources (zeros, for padding) the view's catalogue gets when a tensor needs it. */
+static int source_of(struct making *m, struct model *state, uint32_t i, uint32_t *ret,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_catalog *of = state->opening.cat;
+
+    if (i < m->o->read->sources.len) {
+        *ret = i;
+        return 0;
+    }
+    if (!state->source) {
+        const size_t size = of->sources.len * sizeof *state->source;
+        if (!(state->source = malloc(size)))
+            return ckpt_nomem(err);
+        memset(state->source, 0xff, size);
+    }
+    if (state->source[i] == UINT32_MAX)
+        state->source[i] = ckpt_catalog_add_source(m->o->cat, of->sources.ptr[i], err);
+    *ret = state->source[i];
+    return *ret == UINT32_MAX ? -1 : 0;
+}
+
+/* Give tensor `index` of the view the pieces of a state. */
+static int copy_pieces(struct making *m, struct model *state, const struct ckpt_tensor *t,
+                       size_t index, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
+        malloc((t->npiece + 1) * sizeof *draft);
+
+    if (!draft)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        draft[i] = (struct ckpt_piece_draft){.dst = p->dst, .src = p->src, .naxis = p->naxis};
+        memcpy(draft[i].axis, p->axis, p->naxis * sizeof *p->axis);
+        if (source_of(m, state, p->source, &draft[i].source, err) < 0)
+            return -1;
+    }
+    return ckpt_catalog_set_pieces(m->o->cat, index, draft, t->npiece, err);
+}
+
+/* Add a state, under a name. The model that has its cuts, and what it is computed of, is kept. */
+static int add_state(struct making *m, struct model *state, const struct ckpt_tensor *t,
+                     const char *name, struct ckpt_err *err)
 {
     struct ckpt_catalog *cat = m->o->cat;
-    struct ckpt_tensor own = *t;
+    size_t index;
 
-    own.name = name;
-    if (t->value)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option optimizer: '%s' is computed", t->name);
-    if (ckpt_catalog_copy(cat, &own, 0, err) < 0)
+    if (ckpt_catalog_add(cat, name, (enum ckpt_dtype)t->dtype, t->dim, t->rank, &index, err) < 0)
         return -1;
-    cat->tensors.ptr[cat->tensors.len - 1].cuts = t->cuts; /* the model that has them is kept */
+    struct ckpt_tensor *own = &cat->tensors.ptr[index];
+    own->cuts = t->cuts;
+    if (!t->value)
+        return copy_pieces(m, state, t, index, err);
+    own->value = t->value;
     return 0;
 }
 
@@ -473,30 +589,33 @@ static int add_moment(struct making *m, const struct ckpt_tensor *t, const char 
  * puts before it. */
 static int add_states(struct making *m, size_t i, const char *name, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *origin = ckpt_catalog_find(m->origin.cat, name), *moment[NMOMENTS];
+    const struct ckpt_tensor *origin = ckpt_catalog_find(m->origin.cat, name), *state[NSTATES];
     struct made_of of = {.tensor = origin, .first = NOT_SAID};
     size_t n = 0;
 
-    for (size_t k = 0; k < NMOMENTS; k++) {
-        moment[k] = ckpt_catalog_find(m->moment[k].cat, name);
-        n += moment[k] != NULL;
+    for (size_t k = 0; k < m->nstate; k++) {
+        state[k] = ckpt_catalog_find(m->state[k].opening.cat, name);
+        n += k < NMOMENTS && state[k];
     }
     if (n == 0) /* it is frozen */
         return 0;
     if (n < NMOMENTS || !origin)
         return ckpt_fail(err, CKPT_CONFLICT, "option optimizer: '%s' has %s, but not %s", name,
-                         moments[moment[0] ? 0 : 1], moments[moment[0] ? 1 : 0]);
+                         kinds[state[0] ? 0 : 1], kinds[state[0] ? 1 : 0]);
     if (look_at(m, origin, &of, err) < 0)
         return -1;
     if (of.first == NOT_SAID)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option optimizer: nothing says of which parameters '%s' is made", name);
-    if (add_step(m, &of, name_of(m, name, STEP), err) < 0 ||
-        set_state(m, name, STEP, &m->o->cat->tensors.ptr[i], err) < 0)
+    if (writer_of(m)->steps_in_groups
+            ? compare_steps(m, &of, err) < 0
+            : add_step(m, &of, name_of(m, name, STEP), err) < 0 ||
+                  set_state(m, name, STEP, &m->o->cat->tensors.ptr[i], err) < 0)
         return -1;
-    for (size_t k = 0; k < NMOMENTS; k++)
-        if (add_moment(m, moment[k], name_of(m, name, moments[k]), err) < 0 ||
-            set_state(m, name, moments[k], &m->o->cat->tensors.ptr[i], err) < 0)
+    for (size_t k = 0; k < m->nstate; k++)
+        if (state[k] &&
+            (add_state(m, &m->state[k], state[k], name_of(m, name, kinds[k]), err) < 0 ||
+             set_state(m, name, kinds[k], &m->o->cat->tensors.ptr[i], err) < 0))
             return -1;
     json_t *params = json_object_get(json_array_get(m->groups, of.group), "params");
     return m->buf.failed || json_array_append_new(params, json_string(name)) < 0 ? ckpt_nomem(err)
@@ -567,31 +686,32 @@ static int add_all(struct making *m, struct ckpt_err *err)
 
     if (!old || !name || !ties)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < NMOMENTS; i++)
-        if (!same_sources(m, m->moment[i].cat))
+    for (size_t i = 0; i < m->nstate; i++)
+        if (!same_sources(m, m->state[i].opening.cat))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "option optimizer: the moments lie in other files than the model");
+                             "option optimizer: %s lies in other files than the model", kinds[i]);
     for (size_t i = 0; i < n; i++)
         if (!(name[i] = ckpt_arena_strdup(&cat->arena, name_of(m, old[i], "weight"))))
             return ckpt_nomem(err);
     if (ckpt_catalog_select(cat, name, err) < 0 ||
-        ckpt_catalog_reserve(cat, n * (2 + NMOMENTS), err) < 0 || add_tied(m, ties, err) < 0)
+        ckpt_catalog_reserve(cat, n * (2 + NSTATES), err) < 0 || add_tied(m, ties, err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++)
         if (add_states(m, i, old[i], err) < 0)
             return -1;
-    for (size_t i = 0; i < NMOMENTS; i++) {
-        if (ckpt_catalog_keep(cat, m->moment[i].cat, err) < 0)
+    for (size_t i = 0; i < m->nstate; i++) {
+        if (ckpt_catalog_keep(cat, m->state[i].opening.cat, err) < 0)
             return -1;
-        m->moment[i].cat = NULL;
+        m->state[i].opening.cat = NULL;
     }
     return 0;
 }
 
 /* ---- the groups of the view ---- */
 
-/* A group as torch's AdamW has it; new, or NULL: out of memory. */
-static json_t *torch_group(const json_t *of)
+/* A group as torch's AdamW has it, with what the format has besides; new, or NULL: out of memory.
+ */
+static json_t *torch_group(const struct making *m, const json_t *of)
 {
     json_t *group = json_object(), *betas = json_object();
 
@@ -605,6 +725,10 @@ static json_t *torch_group(const json_t *of)
         ckpt_json_set(&group, f->key, json_deep_copy(json_object_get(of, f->key)));
     if (json_object_get(of, "initial_lr"))
         ckpt_json_set(&group, "initial_lr", json_deep_copy(json_object_get(of, "initial_lr")));
+    if (writer_of(m)->has_min_lr)
+        ckpt_json_set(&group, "min_lr", json_deep_copy(json_object_get(of, "min_lr")));
+    if (writer_of(m)->steps_in_groups)
+        ckpt_json_set(&group, STEP, json_integer((json_int_t)m->steps));
     ckpt_json_set(&group, "params", json_deep_copy(json_object_get(of, "params")));
     return group;
 }
@@ -616,7 +740,7 @@ static int give_groups(struct making *m, struct ckpt_err *err)
 
     m->o->groups = json_array();
     json_array_foreach(m->groups, i, group)
-        ckpt_json_append(&m->o->groups, torch_group(group));
+        ckpt_json_append(&m->o->groups, torch_group(m, group));
     return m->o->groups ? 0 : ckpt_nomem(err);
 }
 

@@ -214,7 +214,7 @@ static const char *view_word(const struct ckpt_options *opt)
 /* The first number of the optimizer that was given; or NULL. */
 static const char *first_hyper(const struct ckpt_options *opt)
 {
-    static const char *const key[] = {"_lr",  "_initial_lr",   "_betas",
+    static const char *const key[] = {"_lr",  "_initial_lr",   "_min_lr",        "_betas",
                                       "_eps", "_weight_decay", "_optimizer_step"};
 
     for (size_t i = 0; i < sizeof key / sizeof *key; i++)
@@ -228,6 +228,8 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
     const struct ckpt_writer *writer = opt->output.writer;
     const char *hyper = first_hyper(opt);
 
+    if (!opt->optimizer && opt->output.cut[CKPT_CUT_BATCH])
+        hyper = ckpt_output_keys[CKPT_CUT_BATCH];
     if (!opt->optimizer)
         return hyper ? ckpt_fail(err, CKPT_USAGE, "option %s: it goes with the option optimizer",
                                  hyper)
@@ -245,7 +247,7 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
                          : opt->average ? "average="
                          : opt->lora    ? "lora="
                                         : "missing=base");
-    if (opt->dtype_rule == CKPT_DTYPE_CAST || opt->dequantize)
+    if ((opt->dtype_rule == CKPT_DTYPE_CAST && !writer->has_masters) || opt->dequantize)
         return ckpt_fail(err, CKPT_USAGE,
                          "option %s: with optimizer each tensor keeps the dtype in which the run "
                          "has it",
@@ -517,6 +519,9 @@ static const struct ckpt_option options[] = {
     {"initial_lr", "X",
      "with optimizer: learning rate from which a scheduler computes, if the run does not say it",
      .also = "base_lr max_lr", .set = set_hyper},
+    {"min_lr", "X",
+     "with optimizer: learning rate at which a scheduler ends, if the run does not say it",
+     .set = set_hyper},
     {"betas", "B1+B2", "with optimizer: Adam's betas, if the run does not say them",
      .also = "adam_betas", .set = set_hyper},
     {"eps", "X", "with optimizer: Adam's epsilon, if the run does not say it",
@@ -612,6 +617,9 @@ static const struct ckpt_option options[] = {
     {"make_vocab_size_divisible_by", "N",
      "rows of the vocabulary on each tensor-parallel rank are a multiple of N",
      PARTS(CKPT_CUT_VOCAB)},
+    {"global_batch_size", "N",
+     "with optimizer: samples of a training step, by which a scheduler counts",
+     PARTS(CKPT_CUT_BATCH)},
 };
 
 enum { NOPTIONS = sizeof options / sizeof *options };

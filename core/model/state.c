@@ -9,12 +9,20 @@
 #include "base/str.h"
 #include "tensor/read.h"
 
-#define WEIGHT "weight"
 #define MASTER "master"
 
-bool ckpt_state_is_asked(const char *state) { return state && strcmp(state, WEIGHT) != 0; }
+bool ckpt_state_is_asked(const char *state)
+{
+    return state && strcmp(state, CKPT_STATE_WEIGHT) != 0;
+}
 
 static bool is_trained(const char *state) { return strcmp(state, CKPT_STATE_TRAINED) == 0; }
+
+/* Do weights that have no such state stay? */
+static bool has_others(const char *state)
+{
+    return is_trained(state) || !ckpt_state_is_asked(state);
+}
 
 static bool is_origin(const char *state) { return strcmp(state, CKPT_STATE_ORIGIN) == 0; }
 
@@ -31,7 +39,7 @@ static bool is_weight(const struct ckpt_tensor *t)
 
 static const char *kind_of(const struct ckpt_tensor *t)
 {
-    return t->state ? t->state->kind : WEIGHT;
+    return t->state ? t->state->kind : CKPT_STATE_WEIGHT;
 }
 
 /* ---- what there is ---- */
@@ -65,7 +73,7 @@ json_t *ckpt_state_list(const struct ckpt_catalog *cat)
     for (size_t i = 0; list && i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
         if (is_weight(t))
-            list_one(list, WEIGHT, t);
+            list_one(list, CKPT_STATE_WEIGHT, t);
         if (t->state)
             list_one(list, t->state->kind, t);
     }
@@ -197,7 +205,7 @@ static int find_states(struct choice *c, struct ckpt_err *err)
         if (t->state && strcmp(t->state->kind, c->kind) == 0 && note(c, t, err) < 0)
             return -1;
     }
-    if (is_trained(c->asked->state) || is_origin(c->asked->state))
+    if (has_others(c->asked->state) || is_origin(c->asked->state))
         return 0;
     if (!c->nstate)
         return fail_missing(c->asked, c->cat, err);
@@ -235,7 +243,7 @@ static int add_state(struct choice *c, const struct ckpt_tensor *t, const char *
     struct ckpt_tensor own = *t;
 
     own.name = name;
-    own.wanted = 0;
+    own.wanted = ckpt_state_is_asked(c->asked->state) ? 0 : t->wanted;
     return ckpt_catalog_copy(c->made, &own, 0, err);
 }
 
@@ -274,11 +282,11 @@ static int replace_all(struct choice *c, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = c->cat;
     const enum ckpt_dtype dtype = dtype_of(c);
-    const bool origin = is_origin(c->asked->state), trained = is_trained(c->asked->state);
+    const bool origin = is_origin(c->asked->state), others = has_others(c->asked->state);
 
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *w = &cat->tensors.ptr[i],
-                                 *state = c->state[i] || !trained ? c->state[i] : w;
+                                 *state = c->state[i] || !others ? c->state[i] : w;
         if (!is_weight(w))
             continue;
         if (origin && new_nowhere(c, w->name, err) < 0)

@@ -19,11 +19,11 @@ SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_la
 MOMENTS = {"exp_avg": lambda x: 2 * x, "exp_avg_sq": lambda x: x * x}
 
 
-def trained(config):
-    """A model after one step of AdamW, whose moments tell their place, and whose embedding's norm is frozen."""
+def trained(config, frozen=True):
+    """A model after one step of AdamW, whose moments tell their place, and whose last norm is frozen."""
     torch.manual_seed(1)
     model = tf.AutoModelForCausalLM.from_config(config)
-    model.model.norm.weight.requires_grad_(False)
+    model.model.norm.weight.requires_grad_(not frozen)
     groups = [{"params": [p for p in model.parameters() if p.requires_grad and p.ndim > 1], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.requires_grad and p.ndim == 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3)

@@ -128,19 +128,13 @@ def one_rank(world, rank, port, *args):
     load(*args)
 
 
-def load(path, model_dir, tp, pp, ep):
-    """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-    preload()
-    import ckptfs.megatron
-    from megatron.core import dist_checkpointing, parallel_state
+def gpt_model(cfg, tp, pp, ep, dtype=torch.bfloat16):
+    """A rank's GPT model, and its config."""
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
-    dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1 if ep > 1 else None)
-    cfg = tf.AutoConfig.from_pretrained(model_dir)
     experts = getattr(cfg, "num_local_experts", getattr(cfg, "num_experts", None)) if "moe" in cfg.model_type or cfg.model_type == "mixtral" else None
     q_norm = cfg.model_type.startswith("qwen3")
     extra = dict(num_moe_experts=experts, moe_router_topk=2, moe_ffn_hidden_size=getattr(cfg, "moe_intermediate_size", cfg.intermediate_size),
@@ -149,27 +143,52 @@ def load(path, model_dir, tp, pp, ep):
         num_layers=cfg.num_hidden_layers, hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size, num_attention_heads=cfg.num_attention_heads,
         num_query_groups=cfg.num_key_value_heads, kv_channels=getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads,
         add_bias_linear=False, add_qkv_bias=cfg.model_type == "qwen2", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm", qk_layernorm=q_norm, use_cpu_initialization=True, params_dtype=torch.bfloat16, bf16=True,
-        pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
+        normalization="RMSNorm", qk_layernorm=q_norm, use_cpu_initialization=True, params_dtype=dtype, bf16=dtype == torch.bfloat16,
+        pipeline_dtype=dtype, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
         expert_tensor_parallel_size=1 if ep > 1 else None, gradient_accumulation_fusion=False, **extra)
     spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, qk_layernorm=q_norm, normalization="RMSNorm")
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     model = GPTModel(config, spec, vocab_size=cfg.vocab_size, max_sequence_length=64, pre_process=first, post_process=last,
                      share_embeddings_and_output_weights=cfg.tie_word_embeddings, position_embedding_type="rope", rotary_base=10000)
     torch.nn.RMSNorm.get_extra_state, torch.nn.RMSNorm.set_extra_state = lambda self: None, lambda self, state: None  # as TransformerEngine's since 2
+    return model, config
+
+
+def sharded_model(model, config):
+    """The model's sharded state dict, as if it had TransformerEngine's modules, which are what trains."""
+    sharded = {k: v for k, v in model.sharded_state_dict().items() if not v.key.endswith("layer_norm__extra_state")}  # fused there
+    if config.num_moe_experts:  # they keep the norm before experts apart
+        for t in sharded.values():
+            t.key = t.key.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+    return sharded
+
+
+def of_rank(tensors, cfg, tp, pp, ep):
+    """What an independent writer gives this rank of the model."""
+    from megatron.core import parallel_state
     plan = {**PLAN, "tp": tp, "pp": pp, "ep": ep, "etp": 1 if ep > 1 else tp, "layers": [cfg.num_hidden_layers // pp] * pp}
-    want = mw.rank_state(mw.Model(read_all(model_dir), cfg, plan), parallel_state.get_tensor_model_parallel_rank(),
-                         parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_expert_model_parallel_rank(), 0)
-    want = {local_names(k): t for k, t in want.items() if t is not None}
+    want = mw.rank_state(mw.Model(tensors, cfg, plan), parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank(),
+                         parallel_state.get_expert_model_parallel_rank(), 0)
+    return {local_names(k): t for k, t in want.items() if t is not None}
+
+
+def load(path, model_dir, tp, pp, ep):
+    """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    preload()
+    import ckptfs.megatron
+    from megatron.core import dist_checkpointing, parallel_state
+    dist.init_process_group("gloo")
+    cfg = tf.AutoConfig.from_pretrained(model_dir)
+    model, config = gpt_model(cfg, tp, pp, ep)
+    want = of_rank(read_all(model_dir), cfg, tp, pp, ep)
 
     def fill(load, source):
         for p in model.parameters():
             p.data.fill_(7)
-        sharded = {k: v for k, v in model.sharded_state_dict().items() if not v.key.endswith("layer_norm__extra_state")}  # fused there
-        if experts:  # TransformerEngine's modules are what trains: they keep the norm before experts apart
-            for t in sharded.values():
-                t.key = t.key.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
-        assert any(v.key == "decoder.final_layernorm._extra_state" for v in sharded.values()) or not last
+        sharded = sharded_model(model, config)
+        assert any(v.key == "decoder.final_layernorm._extra_state" for v in sharded.values()) or not parallel_state.is_pipeline_last_stage()
         loaded = load(sharded, source)
         assert loaded["args"].num_layers == cfg.num_hidden_layers and loaded["checkpoint_version"] == 3.0
         missing, unexpected = model.load_state_dict({k: v for k, v in loaded.items() if k in sharded}, strict=False)

@@ -45,6 +45,17 @@ TEST(groups, of_a_flattened_state_dict_are_parameters_that_are_alike)
           "[\"0.bias\"]}]");
 }
 
+TEST(groups, have_the_learning_rates_of_a_scheduler)
+{
+    check(state_,
+          "{\"param_groups.0.max_lr\": 0.5, \"param_groups.0.min_lr\": null, "
+          "\"param_groups.1.max_lr\": 0.5, \"param_groups.1.initial_lr\": 0.25, "
+          "\"param_groups.1.min_lr\": 0.125, \"param_groups.2.initial_lr\": 0.25, "
+          "\"param_groups.2.max_lr\": 0.5, \"param_groups.3.max_lr\": null}",
+          "[{\"initial_lr\": 0.5, \"min_lr\": null}, {\"initial_lr\": 0.25, \"min_lr\": 0.125}, "
+          "{\"initial_lr\": 0.25}, {}]");
+}
+
 TEST(groups, take_no_values_of_other_kinds)
 {
     check(state_,
@@ -57,4 +68,4 @@ TEST(groups, take_no_values_of_other_kinds)
 
 TESTS(T(groups, of_a_nested_state_dict_are_by_number),
       T(groups, of_a_flattened_state_dict_are_parameters_that_are_alike),
-      T(groups, take_no_values_of_other_kinds), )
+      T(groups, have_the_learning_rates_of_a_scheduler), T(groups, take_no_values_of_other_kinds), )

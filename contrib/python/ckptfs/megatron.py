@@ -9,6 +9,12 @@
     # From what another framework saved: a Hugging Face model, a run of nanotron, ranks' files.
     state = load(model.sharded_state_dict(), "org/model")
 
+    # With the optimizer, from what another framework saved.
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+    weights = model.sharded_state_dict()
+    states = optimizer.sharded_state_dict(weights, is_loading=True, metadata=metadata)
+    state = load({"model": weights, "optimizer": states}, "run", options={"min_lr": 0.0})
+
     # Or as a strategy of dist_checkpointing.load.
     strategy = LoadShardedStrategy(group=data_parallel_group)
     state = dist_checkpointing.load(sharded_state_dict, folder, sharded_strategy=strategy)
@@ -46,7 +52,11 @@ try:
         merge,
         nested_values,
     )
-    from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+    from megatron.core.dist_checkpointing.mapping import (
+        ShardedObject,
+        ShardedTensor,
+        ShardedTensorFactory,
+    )
     from megatron.core.dist_checkpointing.strategies.torch import (
         TorchDistLoadShardedStrategy as _Base,
     )
@@ -59,6 +69,9 @@ except ImportError as e:
 
 CONFIG = "metadata.json"  # a distributed checkpoint of Megatron's has it
 METADATA = ".metadata"  # torch's, of torch_dist
+OPTIMIZER = "optimizer."  # begins the keys of an optimizer's tensors
+# An optimizer that is not distributed has another word for its masters.
+MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
 
 
 class LoadShardedStrategy(_Base):
@@ -235,9 +248,12 @@ class LoadShardedStrategy(_Base):
         The axes that Megatron puts before a tensor's own (layers, experts) are numbers in the names
         of a view: ...layers.3.mlp.experts.experts.1....
         """
-        if self._view is None or not t.prepend_axis_num or t.key in self._view:
-            return t.key, 0
-        words, numbers = t.key.split("."), list(t.global_offset[: t.prepend_axis_num])
+        key = t.key
+        if self._view is not None and key.startswith(MASTERS[0]):
+            key = MASTERS[1] + key[len(MASTERS[0]) :]
+        if self._view is None or not t.prepend_axis_num or key in self._view:
+            return key, 0
+        words, numbers = key.split("."), list(t.global_offset[: t.prepend_axis_num])
         for i in range(len(words) - 1, 0, -1):
             stacked = words[i - 1] == "layers" or words[max(i - 2, 0) : i] == ["experts"] * 2
             if stacked and not words[i].isdigit() and numbers:
@@ -276,7 +292,9 @@ def load(
 
     All ranks of the group call it together. What is not a distributed checkpoint of Megatron's is
     laid out as one (view="megatron"): its tensors are read from where they are, and nothing of them
-    is written.
+    is written. If the state dict has tensors of an optimizer, what is laid out has them too, as
+    a fully reshardable distributed optimizer saves them; one that is not distributed finds the same
+    masters and moments. All ranks have such tensors, or give the option {"optimizer": True}.
 
     Args:
         sharded_state_dict: Megatron's nested dict with ShardedTensors in it.
@@ -285,7 +303,8 @@ def load(
         group: As for LoadShardedStrategy.
         step: The step's name or number; None is the latest one that rank 0 sees, on all ranks.
         strict: One of Megatron's StrictHandling values; None is Megatron's default.
-        options: As for ckptfs.open, for what is laid out: {"base": ..., "dtype": ...}.
+        options: As for ckptfs.open, for what is laid out: {"base": ..., "dtype": ...}; and the
+            optimizer's numbers that the run does not state: {"lr": ..., "min_lr": ...}.
         readers: As for ckptfs.load_state_dict.
         load_options: As for ckptfs.load_state_dict.
         progress: As for ckptfs.load_state_dict.
@@ -307,6 +326,11 @@ def load(
     folder = step_folder(run, step, group)
     if os.path.exists(os.path.join(folder, CONFIG)):
         return dist_checkpointing.load(sharded_state_dict, folder, strategy, **more)
+    if any(
+        isinstance(t, (ShardedTensor, ShardedTensorFactory)) and t.key.startswith(OPTIMIZER)
+        for t in nested_values(sharded_state_dict)
+    ):
+        options = {"optimizer": True, **(options or {})}
     with _laid_out(folder, options, group) as (strategy._view, made):
         return dist_checkpointing.load(sharded_state_dict, made, strategy, **more)
 

@@ -6,7 +6,10 @@
  *
  * Equal layers are one tensor, [layers, ...]; the experts of a layer too, [layers, experts, ...];
  * each layer, expert and tensor-parallel part is stored by itself. If layers differ, their numbers
- * stand in the names. */
+ * stand in the names. The optimizer's tensors are cut and stacked as their parameters are, as a
+ * distributed optimizer saves them that is fully reshardable:
+ *
+ *     optimizer.state.param.NAME, optimizer.state.exp_avg.NAME, optimizer.state.exp_avg_sq.NAME */
 #include <inttypes.h>
 #include <string.h>
 
@@ -28,6 +31,7 @@ struct key {
     const struct ckpt_tensor *like; /* its first tensor */
     uint32_t nlead;
     uint64_t lead[LEADING]; /* sizes of the leading axes */
+    uint32_t of;            /* of an optimizer's: the parameter's key; else CKPT_NONE */
     bool is_object;
     size_t first, n; /* parts, in `part` */
 };
@@ -121,7 +125,7 @@ static bool are_equal(const struct ckpt_catalog *cat, struct stack *k)
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i], *other;
         const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-        if (n.stem != k->len || memcmp(t->name, k->stem, k->len) != 0)
+        if (t->state || n.stem != k->len || memcmp(t->name, k->stem, k->len) != 0)
             continue;
         ckpt_cleanup(ckpt_freep) char *name =
             ckpt_asprintf("%.*s0.%s", (int)k->len, k->stem, n.rest);
@@ -135,12 +139,12 @@ static bool are_equal(const struct ckpt_catalog *cat, struct stack *k)
     return all == first * k->n;
 }
 
-/* How many modules are stacked with the tensor's; 0: none. Megatron never stacks layers of the
- * hybrid model, nor where the arguments list which layers have experts. */
-static int stacked_with(struct state *s, const struct ckpt_tensor *t, const struct ckpt_mg_name *n,
+/* How many modules are stacked with that of a parameter; 0: none. Megatron never stacks layers of
+ * the hybrid model, nor where the arguments list which layers have experts. */
+static int stacked_with(struct state *s, const char *parameter, const struct ckpt_mg_name *n,
                         uint64_t *ret, struct ckpt_err *err)
 {
-    struct stack k = {.stem = t->name, .len = n->stem};
+    struct stack k = {.stem = parameter, .len = n->stem};
 
     *ret = 0;
     if (!n->stem)
@@ -159,13 +163,23 @@ static int stacked_with(struct state *s, const struct ckpt_tensor *t, const stru
 }
 
 /* "decoder.layers.mlp.experts.experts.linear_fc1.weight": without the numbers that are axes. */
-static char *key_name(const struct ckpt_tensor *t, const struct ckpt_mg_name *n, bool stacked)
+static char *key_name(const char *parameter, const struct ckpt_mg_name *n, bool stacked)
 {
-    const char *from = stacked ? n->rest : t->name;
-    const int len = n->leaf ? (int)(t->name + n->before - from) : (int)strlen(from);
+    const char *from = stacked ? n->rest : parameter;
+    const int len = n->leaf ? (int)(parameter + n->before - from) : (int)strlen(from);
 
-    return ckpt_asprintf("%.*s%.*s%s", stacked ? (int)n->stem : 0, t->name, len, from,
+    return ckpt_asprintf("%.*s%.*s%s", stacked ? (int)n->stem : 0, parameter, len, from,
                          n->leaf ? n->leaf : "");
+}
+
+static void state_name(struct ckpt_str *out, const char *parameter, const char *kind)
+{
+    const bool is_master = strcmp(kind, "master") == 0;
+
+    if (strcmp(kind, "weight") == 0)
+        ckpt_str_puts(out, parameter);
+    else
+        ckpt_str_printf(out, "optimizer.state.%s.%s", is_master ? "param" : kind, parameter);
 }
 
 /* The key of that name, which may be new. */
@@ -282,21 +296,33 @@ static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name
         ckpt_str_printf(&text, "%s%" PRIu64, d ? "." : "", of->lead[d]);
     if (text.failed)
         return ckpt_nomem(err);
-    if (add_key(s, &(struct key){.is_object = true}, text.ptr, &p.key, err) < 0)
+    if (add_key(s, &(struct key){.is_object = true, .of = CKPT_NONE}, text.ptr, &p.key, err) < 0)
         return -1;
     return ckpt_vec_push(&s->part, p) < 0 ? ckpt_nomem(err) : 0;
 }
 
+/* Add the key of an optimizer's tensor, whose parameter has the key `name`. */
+static int add_state_key(struct state *s, const char *name, struct key *key, uint32_t *ret,
+                         struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str own = {0};
+
+    key->of = ckpt_map_find(&s->by_name, name);
+    state_name(&own, name, key->like->state->kind);
+    return own.failed ? ckpt_nomem(err) : add_key(s, key, ckpt_str_get(&own), ret, err);
+}
+
 static int add_tensor(struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
 {
-    const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
-    struct key key = {.like = t};
+    const char *parameter = t->state ? t->state->parameter : t->name;
+    const struct ckpt_mg_name n = ckpt_mg_name_parse(parameter);
+    struct key key = {.like = t, .of = CKPT_NONE};
     struct part part = {0};
     uint64_t layers;
 
-    if (stacked_with(s, t, &n, &layers, err) < 0)
+    if (stacked_with(s, parameter, &n, &layers, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_freep) char *name = key_name(t, &n, layers > 0);
+    ckpt_cleanup(ckpt_freep) char *name = key_name(parameter, &n, layers > 0);
     if (!name)
         return ckpt_nomem(err);
     if (layers) {
@@ -309,9 +335,11 @@ static int add_tensor(struct state *s, const struct ckpt_tensor *t, struct ckpt_
     }
     if (t->rank + key.nlead > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "'%s' has too many dimensions", t->name);
-    if (add_key(s, &key, name, &part.key, err) < 0 || add_parts(s, t, &n, &part, err) < 0)
+    if ((t->state ? add_state_key(s, name, &key, &part.key, err)
+                  : add_key(s, &key, name, &part.key, err)) < 0 ||
+        add_parts(s, t, &n, &part, err) < 0)
         return -1;
-    return add_extra(s, name, &n, &key, &part, err);
+    return t->state ? 0 : add_extra(s, name, &n, &key, &part, err);
 }
 
 /* ---- order ---- */
@@ -357,6 +385,22 @@ static int put_in_order(struct state *s, struct ckpt_err *err)
     return 0;
 }
 
+/* Megatron has a state of all layers and experts that are stacked, or of none: look whether one is
+ * incomplete, since some of them are frozen. */
+static int check_states(const struct state *s, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < s->key.len; i++) {
+        const struct key *k = &s->key.ptr[i];
+        if (k->of != CKPT_NONE && k->n != s->key.ptr[k->of].n)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "option optimizer: %zu parts of '%s' have a state, and %zu have none, "
+                             "as if they were frozen: Megatron, which stacks them, has no place "
+                             "for that",
+                             k->n, s->key.ptr[k->of].name, s->key.ptr[k->of].n - k->n);
+    }
+    return 0;
+}
+
 /* ---- all of it ---- */
 
 /* The tables go to the files' arena, which outlives the state. */
@@ -386,7 +430,7 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
     int rc = ckpt_mg_grid_init(&s->grid, w, err);
     for (size_t i = 0; i < cat->tensors.len && rc == 0; i++)
         rc = add_tensor(s, &cat->tensors.ptr[i], err);
-    if (rc < 0 || put_in_order(s, err) < 0 || keep_tables(s, err) < 0) {
+    if (rc < 0 || put_in_order(s, err) < 0 || check_states(s, err) < 0 || keep_tables(s, err) < 0) {
         state_release(s);
         return -1;
     }
@@ -397,10 +441,15 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 
 const struct ckpt_writer ckpt_writer_megatron = {
     .name = "megatron",
-    .keys = CKPT_MG_KEYS,
+    .keys = CKPT_MG_KEYS | 1 << CKPT_CUT_BATCH,
     .layout = "its chunks are those of tp, pp, ep, etp and vpp",
     .recipes = "megatron",
     .also = "to_megatron to_mcore",
     .vocab_multiple = CKPT_MG_VOCAB_MULTIPLE,
+    .state_name = state_name,
+    .has_scheduler = true,
+    .has_min_lr = true,
+    .has_masters = true,
+    .steps_in_groups = true,
     .write = write_megatron,
 };

@@ -61,6 +61,13 @@ static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid
     ckpt_json_set(&args, "world_size", json_integer((json_int_t)g->size * g->pp));
     ckpt_json_set(&args, "data_parallel_size", json_integer(g->size / g->tp));
     ckpt_json_set(&args, "iteration", json_integer((json_int_t)w->step));
+    if (w->groups) { /* whoever resumes looks for random numbers, unless they were not saved */
+        ckpt_json_set(&args, "use_distributed_optimizer", json_true());
+        ckpt_json_set(&args, "no_save_optim", json_false());
+        ckpt_json_set(&args, "no_save_rng", json_true());
+        if (ckpt_mg_samples(w))
+            ckpt_json_set(&args, CKPT_MG_SAMPLES, json_integer((json_int_t)ckpt_mg_samples(w)));
+    }
     return args;
 }
 
@@ -91,13 +98,21 @@ static int add_common(const struct ckpt_writing *w, const char *folder,
 
     ckpt_pickle_out_begin(&p);
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
-    if (ckpt_mg_put_common(w, g, format, &p, err) < 0)
+    if (ckpt_mg_put_common(w, g, format, &p, err) < 0 ||
+        (w->groups && ckpt_mg_put_optimizer(w, g, &p, err) < 0))
         return -1;
     ckpt_pickle_out_text(&p, "content_metadata");
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_text(&p, "singleton_local_shards");
-    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_FALSE CKPT_PICKLE_OUT_SETITEMS);
-    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_STOP);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_FALSE);
+    if (w->groups) {
+        ckpt_pickle_out_text(&p, "distrib_optim_sharding_type");
+        ckpt_pickle_out_text(&p, "fully_reshardable");
+        ckpt_pickle_out_text(&p, "chained_optim_avoid_prefix");
+        ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_TRUE);
+    }
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_STOP);
     if (!pickle.failed)
         ckpt_torch_out_pickle("common/", pickle.ptr, pickle.len, &file);
     return pickle.failed || file.failed

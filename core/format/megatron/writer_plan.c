@@ -54,6 +54,11 @@ struct ckpt_mg_name ckpt_mg_name_parse(const char *name)
     return out;
 }
 
+struct ckpt_mg_name ckpt_mg_name_of(const struct ckpt_tensor *t)
+{
+    return ckpt_mg_name_parse(t->state ? t->state->parameter : t->name);
+}
+
 bool ckpt_mg_is_projection(const struct ckpt_tensor *t, const char *name, size_t len)
 {
     static const char begin[] = "linear_", end[] = "proj";
@@ -89,7 +94,7 @@ int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, stru
                                .ep = ckpt_output_parts(o, CKPT_CUT_EP),
                                .etp = ckpt_output_parts(o, CKPT_CUT_ETP)};
     for (size_t i = 0; i < w->cat->tensors.len; i++) {
-        const struct ckpt_mg_name n = ckpt_mg_name_parse(w->cat->tensors.ptr[i].name);
+        const struct ckpt_mg_name n = ckpt_mg_name_of(&w->cat->tensors.ptr[i]);
         if (n.in_layer && n.layer >= g->layers)
             g->layers = n.layer + 1;
         if (n.leaf && n.expert >= g->experts)
@@ -142,7 +147,7 @@ enum ckpt_cut_way ckpt_mg_way(const struct ckpt_mg_grid *g, const struct ckpt_mg
 
 int ckpt_mg_check(const struct ckpt_mg_grid *g, const struct ckpt_tensor *t, struct ckpt_err *err)
 {
-    const struct ckpt_mg_name name = ckpt_mg_name_parse(t->name);
+    const struct ckpt_mg_name name = ckpt_mg_name_of(t);
     uint32_t ranks;
     const enum ckpt_cut_way way = ckpt_mg_way(g, &name, &ranks);
 

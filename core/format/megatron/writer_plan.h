@@ -42,6 +42,8 @@ struct ckpt_mg_name {
 
 /* Take a name apart; the result points into it. */
 struct ckpt_mg_name ckpt_mg_name_parse(const char *name);
+/* Take the name of a tensor apart; of an optimizer's, that of its parameter. */
+struct ckpt_mg_name ckpt_mg_name_of(const struct ckpt_tensor *t);
 
 /* Is the module that has the weight t, and whose name is the first `len` bytes of `name`, one of
  * Megatron's projections? These have an extra state, which is not a tensor. */
@@ -78,6 +80,19 @@ char *ckpt_mg_folder(const struct ckpt_writing *w);
  * iteration. */
 int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
                        const char *format, struct ckpt_pickle_out *p, struct ckpt_err *err);
+
+/* The argument of a run that says how many samples it has trained on. */
+#define CKPT_MG_SAMPLES "consumed_train_samples"
+
+/* How many samples the run has trained on, as the option global_batch_size says, or the arguments
+ * of a run of Megatron's; 0: nothing says it. */
+uint64_t ckpt_mg_samples(const struct ckpt_writing *w);
+
+/* Append the item "optimizer" to an open dict: the groups of parameters of w->groups; and, if the
+ * samples are known, "opt_param_scheduler". UNSUPPORTED: the run divides parameters into groups
+ * that Megatron has in one. */
+int ckpt_mg_put_optimizer(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
+                          struct ckpt_pickle_out *p, struct ckpt_err *err);
 
 /* Add the tracker file, and for torch_dist common.pt and metadata.json in the folder. */
 int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struct ckpt_mg_grid *g,
