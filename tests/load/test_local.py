@@ -4,6 +4,7 @@ and what is wrong is named, with its rank."""
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -247,6 +248,23 @@ def check_plan(top):
     print("ok   plans are what loads do")
 
 
+def check_copies(top):
+    """Files that several nodes have, with other times there, beside files of one node: what is read is the same, each byte once."""
+    rng = random.Random(5)
+    for name, whole, options, layouts in CASES:
+        whole, out = os.path.join(GOLDEN, whole), os.path.join(top, f"{name}-copies")
+        for file in files_of(whole):
+            for rank in rng.sample(range(RANKS), rng.randint(1, 3)):
+                put = os.path.join(out, f"node-{rank}", file)
+                os.makedirs(os.path.dirname(put), exist_ok=True)
+                shutil.copy(os.path.join(whole, file), put)
+        got = load(os.path.join(out, "node-{rank}"), "dp=4", "--verify", "--json", *words(options))
+        assert all(status == 0 for status, _, _ in got), (name, got)
+        got = json.loads(got[0][1].splitlines()[-1])
+        assert got["verified"] and got["asked_bytes"] == 0, (name, got)
+    print("ok   files that several nodes have")
+
+
 def has_mpi():
     return shutil.which("mpirun") and os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so"))
 
@@ -339,6 +357,7 @@ def main():
         check_lacks(top)
         check_nodes(top)
         check_plan(top)
+        check_copies(top)
         check_namespaces(top)
         check_fault(top, "shorter", shorten, "stale: ", "rank 2")
         check_fault(top, "changed", rewrite, "stale: ", "rank 2")
