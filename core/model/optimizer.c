@@ -146,6 +146,11 @@ static int complete(struct making *m, json_t *group, struct ckpt_err *err)
         json_t *said = json_object_get(group, key), *given = option(m, key);
         if (!said && !given && !is_needed(m, i))
             continue;
+        if (given && i == CKPT_HYPER_MIN_LR && !is_needed(m, i))
+            return ckpt_fail(
+                err, CKPT_USAGE,
+                "option %s does not apply to view=%s, whose groups have no such number", key,
+                writer_of(m)->name);
         if (!said && !given)
             return ckpt_fail(err, CKPT_MISSING,
                              "option optimizer: '%s' does not say %s of its optimizer: give it "

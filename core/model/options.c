@@ -2,6 +2,7 @@
 /* Parsing options: one table for the mount, the tool and the library. */
 #include "model/options.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -416,8 +417,9 @@ static bool parse_hyper(const char *text, double *ret)
 {
     char *end;
 
+    errno = 0;
     *ret = strtod(text, &end);
-    return end != text && !*end && *ret >= 0 && *ret < INFINITY;
+    return end != text && !*end && *ret >= 0 && *ret < INFINITY && errno != ERANGE;
 }
 
 /* Parse one number, or "0.9+0.95"; new, or NULL. */

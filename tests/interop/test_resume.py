@@ -301,9 +301,10 @@ class Torch(Resume):
         self.assertIn("has no state 'exp_avg': it has weight", self.resumable(self.path("weights"), base, "lr=1", ok=False)[0])
         for option in ("state=master", "dtype=bfloat16", "average=last:2"):
             self.assertIn("option", self.resumable(self.path("bare"), base, option, ok=False)[0])
+        self.assertIn("option min_lr does not apply to view=dcp", self.refused(self.path("bare"), "view=dcp", "optimizer", "lr=1", "betas=0.5+0.5", "weight_decay=0", "min_lr=1", base))
         self.assertIn("option lr: it goes with the option optimizer", self.refused(self.path("bare"), "lr=1", base))
         self.assertIn("option optimizer: view=hf has no place for an optimizer, but view=dcp, view=torchtitan", self.refused(self.path("bare"), "optimizer", base))
-        for value in ("betas=0.9", "betas=0.9+1", "lr=-1", "lr=x", "optimizer_step=1.5"):
+        for value in ("betas=0.9", "betas=0.9+1", "lr=-1", "lr=x", "lr=1e-400", "optimizer_step=1.5"):
             self.assertIn("is not", self.refused(self.path("bare"), "view=dcp", "optimizer", value, base))
 
     def test_steps_and_groups_apart(self):
