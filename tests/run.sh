@@ -185,15 +185,6 @@ run() {
   fi
 }
 
-# fuzz: all targets, from a fixed number: what a change brings is found again at its author's; the long runs of
-# tests/release.sh look for the rest. Its log tells whatever it finds.
-fuzz() {
-  mkdir -p build/fuzz
-  CKPTFS_FUZZ_SEED=${CKPTFS_FUZZ_SEED:-1} nice sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-15}" >build/fuzz/log 2>&1 && return
-  { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
-  return 1
-}
-
 # tell_times: how long each phase took, and the 30 slowest tests of all presets
 tell_times() {
   phase end
@@ -210,12 +201,14 @@ if ((strict)); then
   export CKPTFS_STRICT=1
   # the long ones mostly wait (those of faults, for timeouts), so there are twice as many as processors
   run asan -LE 'interop|bench|engines' -j $((2 * jobs))
-  fuzz >/dev/null 2>&1 & # beside the others' waiting
-  fuzzing=$!
   run tsan -LE interop -j $((2 * jobs))
-  phase 'fuzzing: the rest'
-  wait "$fuzzing" || failed=1
-  cat build/fuzz/log
+  phase 'fuzzing'
+  mkdir -p build/fuzz
+  # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
+  CKPTFS_FUZZ_SEED=${CKPTFS_FUZZ_SEED:-1} sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" 2>&1 | tee build/fuzz/log || {
+    failed=1
+    { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
+  }
 fi
 if ((all)); then
   wait_for_frameworks
