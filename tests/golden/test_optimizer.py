@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option optimizer, of every real checkpoint that has Adam's moments, in every format that is written with them: what is read back of
-the view has the source's moments under the model's names, and its masters or weights, to the bit."""
+the view has the source's moments under the model's names, and its masters or weights, to the bit. --tree: without the
+collection's cases."""
 
 import collections
 import concurrent.futures
@@ -66,7 +67,7 @@ def cases(unpacked):
     """(name, case) of all that may have moments: of the tree, of its archives, of the collection, and runs of frameworks."""
     for name in ("megatron", "nanotron-zero1"):
         yield name, {"folder": RUNS, "open": name}
-    for root in (unpacked, *case.roots()):
+    for root in (unpacked, *list(case.roots())[: 1 if "--tree" in sys.argv else None]):
         for path in sorted(glob.glob(os.path.join(root, "*", "*", "case*.json"))):
             loaded = case.load(path)
             if loaded["compare"] != "refuse" and not loaded.get("steps") and loaded.get("view") in (None, "hf"):
