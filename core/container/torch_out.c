@@ -58,6 +58,12 @@ static void put_long(struct ckpt_str *out, uint64_t n)
         ckpt_str_putc(out, 0);
 }
 
+void ckpt_pickle_out_ordered(struct ckpt_pickle_out *p)
+{
+    ckpt_pickle_out_global(p, "collections", "OrderedDict");
+    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_REDUCE CKPT_PICKLE_OUT_MARK);
+}
+
 void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n)
 {
     if (n < 1 << 8) {

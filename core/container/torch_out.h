@@ -52,6 +52,9 @@ void ckpt_pickle_out_begin(struct ckpt_pickle_out *p);
 /* Push a class or function. */
 void ckpt_pickle_out_global(struct ckpt_pickle_out *p, const char *module, const char *name);
 
+/* Begin an OrderedDict, which SETITEMS ends. */
+void ckpt_pickle_out_ordered(struct ckpt_pickle_out *p);
+
 /* Push a number; a string. */
 void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n);
 void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x);

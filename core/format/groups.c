@@ -159,6 +159,15 @@ static int join_flat(const struct found *f, json_t *out, struct ckpt_err *err)
     return 0;
 }
 
+/* Does the object have the group twice? DeepSpeed's conversions from ZeRO 3 have all groups at the
+ * top, and in the optimizer's state dict. */
+static bool is_repeated(const struct found *f, const char *name)
+{
+    static const char inner[] = "optimizer_state_dict.";
+
+    return ckpt_has_prefix(name, inner) && json_object_get(f->nested, name + sizeof inner - 1);
+}
+
 int ckpt_groups_of_torch(const json_t *objects, json_t *out, struct ckpt_err *err)
 {
     ckpt_cleanup(found_release) struct found f = {.nested = json_object(), .flat = json_object()};
@@ -171,7 +180,7 @@ int ckpt_groups_of_torch(const json_t *objects, json_t *out, struct ckpt_err *er
         if (add_value(&f, name, v, err) < 0)
             return -1;
     json_object_foreach(f.nested, name, v)
-        if (json_array_append(out, v) < 0)
+        if (!is_repeated(&f, name) && json_array_append(out, v) < 0)
             return ckpt_nomem(err);
     return join_flat(&f, out, err);
 }
@@ -292,4 +301,16 @@ int ckpt_groups_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpo
             json_object_set_new(group, "step", json_real(s.n)) < 0)
             return ckpt_nomem(err);
     return 0;
+}
+
+bool ckpt_groups_alike(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)a, key, v)
+        if (strcmp(key, "params") != 0 && strcmp(key, "vectors") != 0 &&
+            !json_equal(v, json_object_get(b, key)))
+            return false;
+    return json_object_size(a) == json_object_size(b);
 }

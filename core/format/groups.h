@@ -56,3 +56,6 @@ int ckpt_groups_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpo
  * F32. *ret is new. UNSUPPORTED: it is something else. */
 int ckpt_groups_step_of_file(struct ckpt_dir *dir, const char *file, struct ckpt_fdpool *pool,
                              json_t **ret, struct ckpt_err *err);
+
+/* Are the groups alike but for their parameters? */
+bool ckpt_groups_alike(const json_t *a, const json_t *b);

@@ -193,19 +193,6 @@ static int complete_all(struct making *m, struct ckpt_err *err)
     return defaults.failed ? ckpt_nomem(err) : 0;
 }
 
-/* Are the groups alike but for their parameters? */
-static bool same_group(const json_t *a, const json_t *b)
-{
-    const char *key;
-    json_t *v;
-
-    json_object_foreach((json_t *)a, key, v)
-        if (strcmp(key, "params") != 0 && strcmp(key, "vectors") != 0 &&
-            !json_equal(v, json_object_get(b, key)))
-            return false;
-    return json_object_size(a) == json_object_size(b);
-}
-
 /* Which parameters a group has was not said, but follows from what is usual. */
 static void warn_of_vectors(const struct making *m)
 {
@@ -226,7 +213,8 @@ static void join_alike(struct making *m)
     for (size_t i = 0; i < json_array_size(m->groups); i++)
         for (size_t k = json_array_size(m->groups); k-- > i + 1;) {
             const json_t *a = json_array_get(m->groups, i), *b = json_array_get(m->groups, k);
-            if (!json_object_get(a, "params") && !json_object_get(b, "params") && same_group(a, b))
+            if (!json_object_get(a, "params") && !json_object_get(b, "params") &&
+                ckpt_groups_alike(a, b))
                 (void)json_array_remove(m->groups, k);
         }
 }
@@ -520,7 +508,7 @@ static int compare_steps(struct making *m, const struct made_of *of, struct ckpt
                          "number for all: give it with optimizer_step=N",
                          m->stepped, (double)m->steps, of->tensor->name, (double)x,
                          writer_of(m)->name);
-    if (x < 0 || x != floorf(x))
+    if (!(x >= 0 && x < (float)INT32_MAX) || x != floorf(x))
         return ckpt_fail(err, CKPT_FORMAT,
                          "option optimizer: '%s' took %g steps, which is no number of steps: give "
                          "it with optimizer_step=N",

@@ -359,28 +359,33 @@ static int set_cache(void *into, const struct ckpt_option *o, const char *value,
     return opt->bucket.no_cache ? 0 : ckpt_option_set(&path, into, value, err);
 }
 
+static int set_cache_folder(struct ckpt_options *opt, const char *word, const char *value,
+                            struct ckpt_err *err)
+{
+    const struct ckpt_option path = {
+        .word = word, .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, cache_dir)};
+
+    return ckpt_option_set(&path, opt, value, err);
+}
+
 static int set_cache_dir(void *into, const struct ckpt_option *o, const char *value,
                          struct ckpt_err *err)
 {
-    const struct ckpt_option path = {
-        .word = o->word, .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, cache_dir)};
     struct ckpt_options *opt = into;
 
     opt->no_cache_dir = value && strcmp(value, "no") == 0;
     if (!opt->no_cache_dir)
-        return ckpt_option_set(&path, into, value, err);
+        return set_cache_folder(opt, o->word, value, err);
     free(ckpt_steal(&opt->cache_dir));
     return 0;
 }
 
 int ckpt_options_offer_cache_dir(struct ckpt_options *opt, const char *folder, struct ckpt_err *err)
 {
-    static const struct ckpt_option cache_dir = {.word = "cache_dir"};
-
     if (opt->cache_dir || opt->no_cache_dir)
         return 0;
     opt->cache_offered = true;
-    return set_cache_dir(opt, &cache_dir, folder, err);
+    return set_cache_folder(opt, "cache_dir", folder, err);
 }
 
 static int set_override(struct ckpt_options *opt, const char *key, const char *word, json_t *value,

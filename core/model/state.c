@@ -185,11 +185,12 @@ static int check_pair(const struct choice *c, struct ckpt_err *err)
         const struct ckpt_tensor *w = s && s->weight && strcmp(s->kind, other) == 0
                                           ? ckpt_catalog_find(cat, s->weight)
                                           : NULL;
-        const char *why = w ? left_out(cat) : NULL;
-        if (w && !c->state[w - cat->tensors.ptr])
+        if (w && !c->state[w - cat->tensors.ptr]) {
+            const char *why = left_out(cat);
             return ckpt_fail(err, CKPT_MISSING, "'%s' has %s, but not %s%s%s", w->name, other,
                              c->kind, why ? ": " : ": is a file of the optimizer lost?",
                              why ? why : "");
+        }
     }
     return 0;
 }

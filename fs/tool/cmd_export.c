@@ -437,13 +437,13 @@ static int export_one(struct series *s, struct ckpt_err *err)
 static int offer_cache_dir(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *copy = strdup(t->operand[0]);
-    const char *folder = copy;
+    char *folder = copy;
     struct stat st;
 
     if (!copy)
         return ckpt_nomem(err);
     do
-        folder = dirname((char *)folder);
+        folder = dirname(folder);
     while (stat(folder, &st) < 0 && strcmp(folder, ".") != 0 && strcmp(folder, "/") != 0);
     return ckpt_options_offer_cache_dir(t->opt, folder, err);
 }

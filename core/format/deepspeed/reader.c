@@ -234,31 +234,6 @@ static json_t *names_of_group(const json_t *objects, size_t i)
     return list;
 }
 
-/* Drop the second half of the groups that were read from zero/optimizer_state.pt if it has them
- * twice: that of a conversion from ZeRO 3 has them at its top, and in the optimizer's state dict.
- */
-static int drop_repeated(struct ckpt_dir *tag, const char *file,
-                         const struct ckpt_reader_options *opt, json_t *groups,
-                         struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *values = json_object();
-    bool top = false, inner = false;
-    const char *name;
-    json_t *value;
-
-    if (!values)
-        return ckpt_nomem(err);
-    if (ckpt_torch_objects_of(tag, file, opt->pool, "", values, err) < 0)
-        return -1;
-    json_object_foreach(values, name, value) {
-        top |= ckpt_has_prefix(name, "param_groups.");
-        inner |= ckpt_has_prefix(name, "optimizer_state_dict.param_groups.");
-    }
-    for (size_t n = json_array_size(groups), i = n; top && inner && i > n / 2; i--)
-        (void)json_array_remove(groups, i - 1);
-    return 0;
-}
-
 /* Give the group of a universal checkpoint its step, which lies beside its parameters: they are one
  * flat tensor for DeepSpeed, and so their steps are one. A step of 0 in a group is FusedAdam's. */
 static int add_step(struct ckpt_dir *tag, const struct ckpt_reader_options *opt, json_t *group,
@@ -303,8 +278,6 @@ static int ds_groups(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
     const char *file = e ? e->name : ckpt_dir_has_file(below, universal) ? universal : NULL;
     if ((file ? ckpt_groups_of_file(below, file, opt->pool, out, err)
               : ckpt_groups_of_torch(objects, out, err)) < 0)
-        return -1;
-    if (file == universal && drop_repeated(below, file, opt, out, err) < 0)
         return -1;
     json_array_foreach(out, i, group) {
         ckpt_cleanup(ckpt_json_decrefp) json_t *names = names_of_group(objects, i);

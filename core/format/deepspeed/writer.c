@@ -13,8 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+#include "base/map.h"
 #include "base/str.h"
-#include "container/torch_out.h"
+#include "format/torch_records.h"
 #include "format/writer.h"
 #include "tensor/read.h"
 #include "view/text.h"
@@ -92,13 +94,29 @@ static int note_moment(struct files *f, const struct ckpt_tensor *t, struct ckpt
     return 0;
 }
 
-/* Find the trained parameter whose elements a tensor without states has under another name. */
-static const struct ckpt_tensor *find_owner(const struct files *f, const struct ckpt_tensor *t)
+/* Find the trained parameters whose elements tensors without states have under other names. */
+static int find_owners(struct files *f, struct ckpt_err *err)
 {
-    for (size_t i = 0; t->npiece && i < f->n; i++)
-        if (!f->tensor[i]->state && f->tensor[i]->piece == t->piece)
-            return f->tensor[i];
-    return NULL;
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map by_pieces = {0};
+    uint32_t at;
+    bool is_new;
+
+    for (size_t i = 0; i < f->n; i++) {
+        const struct ckpt_tensor *t = f->tensor[i];
+        if (!t->state && t->npiece &&
+            ckpt_map_put(&by_pieces, (const char *)&t->piece, sizeof t->piece, (uint32_t)i, &at,
+                         &is_new) < 0)
+            return ckpt_nomem(err);
+    }
+    for (size_t i = 0; i < f->w->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &f->w->cat->tensors.ptr[i];
+        f->owner[i] =
+            !t->state && !f->trained[i] && t->npiece &&
+                    ckpt_map_get(&by_pieces, (const char *)&t->piece, sizeof t->piece, &at)
+                ? f->tensor[at]
+                : NULL;
+    }
+    return 0;
 }
 
 static int list_tensors(struct files *f, struct ckpt_err *err)
@@ -117,10 +135,8 @@ static int list_tensors(struct files *f, struct ckpt_err *err)
         if (t->state && (is_step(t) ? note_step(f, t, err) : note_moment(f, t, err)) < 0)
             return -1;
     }
-    for (size_t i = 0; i < n; i++) {
-        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
-        f->owner[i] = t->state || f->trained[i] ? NULL : find_owner(f, t);
-    }
+    if (find_owners(f, err) < 0)
+        return -1;
     return f->step ? 0 : ckpt_fail(err, CKPT_MISSING, "no parameter has a state of the optimizer");
 }
 
@@ -157,21 +173,13 @@ static void tell(const struct files *f)
 
 /* ---- files of one tensor ---- */
 
-static struct ckpt_torch_out shape_of(const struct ckpt_tensor *t)
-{
-    return (struct ckpt_torch_out){.dtype = (enum ckpt_dtype)t->dtype,
-                                   .dim = t->dim,
-                                   .rank = t->rank,
-                                   .nbytes = ckpt_tensor_nbytes(t)};
-}
-
 /* Append the file of a dict with the tensor, {"cat_dim": 0, "param": tensor}, all but the tensor's
  * bytes. Returns how many of the file's bytes go before these. */
 static size_t put_file(const struct ckpt_tensor *t, struct ckpt_str *out)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
     struct ckpt_pickle_out p = {.out = &pickle};
-    const struct ckpt_torch_out shape = shape_of(t);
+    const struct ckpt_torch_out shape = ckpt_torch_records_shape(t);
     size_t at = 0;
 
     ckpt_pickle_out_begin(&p);
@@ -292,30 +300,24 @@ static int add_steps(struct files *f, struct ckpt_err *err)
     return 0;
 }
 
-/* Push the groups with the numbers of the flat tensors that DeepSpeed makes of them. */
-static void push_groups(struct ckpt_pickle_out *p, const json_t *groups)
+/* The groups with the numbers of the flat tensors that DeepSpeed makes of them; NULL: no memory. */
+static json_t *number_groups(const json_t *groups)
 {
-    json_t *group, *value;
-    const char *key;
+    json_t *list = json_array(), *group;
     size_t i;
 
-    ckpt_pickle_out_text(p, "param_groups");
-    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_LIST CKPT_PICKLE_OUT_MARK);
     json_array_foreach((json_t *)groups, i, group) {
-        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
-        json_object_foreach(group, key, value) {
-            ckpt_pickle_out_text(p, key);
-            if (strcmp(key, "params") != 0) {
-                ckpt_pickle_out_json(p, value);
-                continue;
-            }
-            ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_LIST CKPT_PICKLE_OUT_MARK);
-            ckpt_pickle_out_u64(p, i);
-            ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_APPENDS);
-        }
-        ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_SETITEMS);
+        json_t *own = json_copy(group);
+        ckpt_json_set(&own, "params", json_pack("[I]", (json_int_t)i));
+        ckpt_json_append(&list, own);
     }
-    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_APPENDS);
+    return list;
+}
+
+static void push_groups(struct ckpt_pickle_out *p, const json_t *groups)
+{
+    ckpt_pickle_out_text(p, "param_groups");
+    ckpt_pickle_out_json(p, groups);
 }
 
 /* Add zero/optimizer_state.pt: ZeRO 1 and 2 take the groups from it, ZeRO 3 the groups and the step
@@ -324,16 +326,17 @@ static int add_optimizer(struct files *f, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%szero/optimizer_state.pt", f->folder);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *groups = number_groups(f->w->groups);
     struct ckpt_segment *seg = ckpt_arena_alloc(f->arena, sizeof *seg);
     struct ckpt_pickle_out p = {.out = &pickle};
 
-    if (!path || !seg)
+    if (!path || !groups || !seg)
         return ckpt_nomem(err);
     ckpt_pickle_out_begin(&p);
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_text(&p, "ds_version");
     ckpt_pickle_out_text(&p, VERSION);
-    push_groups(&p, f->w->groups);
+    push_groups(&p, groups);
     ckpt_pickle_out_text(&p, "optimizer_state_dict");
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
     ckpt_pickle_out_text(&p, "state");
@@ -343,61 +346,33 @@ static int add_optimizer(struct files *f, struct ckpt_err *err)
     ckpt_pickle_out_text(&p, "step");
     push_step(&p);
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_SETITEMS);
-    push_groups(&p, f->w->groups);
+    push_groups(&p, groups);
     ckpt_pickle_out_ops(&p, CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_SETITEMS CKPT_PICKLE_OUT_STOP);
     return finish_step(f, &pickle, seg, err) < 0 ? -1 : ckpt_writing_add(f->w, path, seg, 1, err);
 }
 
 /* ---- the model's file ---- */
 
-/* A file whose records are tensors; the first one is empty, and all placeholders are of it. */
-struct module {
-    struct ckpt_str pickle;
-    struct ckpt_pickle_out p;
-    CKPT_VEC(const struct ckpt_tensor *) tensor; /* NULL: the empty one */
-    CKPT_VEC(uint64_t) nbytes;
-};
-
-static void module_release(struct module *m)
-{
-    ckpt_str_release(&m->pickle);
-    ckpt_vec_release(&m->tensor);
-    ckpt_vec_release(&m->nbytes);
-}
-
-static int add_record(struct module *m, const struct ckpt_tensor *t, struct ckpt_err *err)
-{
-    return ckpt_vec_push(&m->tensor, t) < 0 ||
-                   ckpt_vec_push(&m->nbytes, t ? ckpt_tensor_nbytes(t) : 0) < 0
-               ? ckpt_nomem(err)
-               : 0;
-}
-
-static void begin_ordered(struct ckpt_pickle_out *p)
-{
-    ckpt_pickle_out_global(p, "collections", "OrderedDict");
-    ckpt_pickle_out_ops(p, CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_REDUCE CKPT_PICKLE_OUT_MARK);
-}
-
 /* Push the module's state dict: placeholders of what lies in zero/, and the tensors that have no
  * state; with ZeRO 3, placeholders for all. */
-static int push_module(const struct files *f, struct module *m, bool zero3, struct ckpt_err *err)
+static int push_module(const struct files *f, struct ckpt_torch_records *m, bool zero3,
+                       struct ckpt_err *err)
 {
     static const uint64_t no_rows[] = {0};
     char key[32];
 
     ckpt_pickle_out_text(&m->p, "module");
-    begin_ordered(&m->p);
+    ckpt_pickle_out_ordered(&m->p);
     for (size_t i = 0; i < f->w->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &f->w->cat->tensors.ptr[i];
-        struct ckpt_torch_out shape = shape_of(t);
+        struct ckpt_torch_out shape = ckpt_torch_records_shape(t);
         if (t->state)
             continue;
         (void)snprintf(key, sizeof key, "%zu", m->tensor.len);
         if (zero3 || f->trained[i] || f->owner[i]) {
             shape = (struct ckpt_torch_out){.dtype = shape.dtype, .dim = no_rows, .rank = 1};
             (void)snprintf(key, sizeof key, "0");
-        } else if (add_record(m, t, err) < 0) {
+        } else if (ckpt_torch_records_add(m, t, err) < 0) {
             return -1;
         }
         ckpt_pickle_out_text(&m->p, t->name);
@@ -408,7 +383,7 @@ static int push_module(const struct files *f, struct module *m, bool zero3, stru
 }
 
 /* Push the shapes of the parameters, group by group: [{name: torch.Size}]. */
-static int push_shapes(const struct files *f, struct module *m, struct ckpt_err *err)
+static int push_shapes(const struct files *f, struct ckpt_torch_records *m, struct ckpt_err *err)
 {
     json_t *group, *name;
     size_t i, k;
@@ -416,7 +391,7 @@ static int push_shapes(const struct files *f, struct module *m, struct ckpt_err 
     ckpt_pickle_out_text(&m->p, "param_shapes");
     ckpt_pickle_out_ops(&m->p, CKPT_PICKLE_OUT_EMPTY_LIST CKPT_PICKLE_OUT_MARK);
     json_array_foreach((json_t *)f->w->groups, i, group) {
-        begin_ordered(&m->p);
+        ckpt_pickle_out_ordered(&m->p);
         json_array_foreach(json_object_get(group, "params"), k, name) {
             const struct ckpt_tensor *t = ckpt_catalog_find(f->w->cat, json_string_value(name));
             if (!t)
@@ -434,7 +409,7 @@ static int push_shapes(const struct files *f, struct module *m, struct ckpt_err 
 }
 
 /* Push {other name: the parameter's own}. */
-static void push_shared(const struct files *f, struct module *m)
+static void push_shared(const struct files *f, struct ckpt_torch_records *m)
 {
     ckpt_pickle_out_text(&m->p, "shared_params");
     ckpt_pickle_out_ops(&m->p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
@@ -447,14 +422,15 @@ static void push_shared(const struct files *f, struct module *m)
     ckpt_pickle_out_ops(&m->p, CKPT_PICKLE_OUT_SETITEMS);
 }
 
-static void push_number(struct module *m, const char *key, uint64_t n)
+static void push_number(struct ckpt_torch_records *m, const char *key, uint64_t n)
 {
     ckpt_pickle_out_text(&m->p, key);
     ckpt_pickle_out_u64(&m->p, n);
 }
 
 /* Push what DeepSpeed's load_checkpoint asks for, and what says whose the tensors are. */
-static int push_all(const struct files *f, struct module *m, bool zero3, struct ckpt_err *err)
+static int push_all(const struct files *f, struct ckpt_torch_records *m, bool zero3,
+                    struct ckpt_err *err)
 {
     ckpt_pickle_out_begin(&m->p);
     ckpt_pickle_out_ops(&m->p, CKPT_PICKLE_OUT_EMPTY_DICT CKPT_PICKLE_OUT_MARK);
@@ -473,51 +449,19 @@ static int push_all(const struct files *f, struct module *m, bool zero3, struct 
     return m->pickle.failed ? ckpt_nomem(err) : 0;
 }
 
-/* The text between tensors, and the tensors. */
-static int add_segments(const struct files *f, const struct module *m, const char *path,
-                        const struct ckpt_str *text, const size_t *at, struct ckpt_err *err)
-{
-    const size_t n = m->tensor.len;
-    struct ckpt_segment *seg = ckpt_arena_alloc(f->arena, (2 * n + 1) * sizeof *seg);
-    char *own = ckpt_arena_dup(f->arena, text->ptr, text->len);
-    size_t done = 0;
-
-    if (!seg || !own)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++) {
-        seg[2 * i] = ckpt_segment_mem(own + done, at[i] - done);
-        seg[2 * i + 1] = m->tensor.ptr[i]
-                             ? ckpt_segment_tensor(m->tensor.ptr[i], 0, m->nbytes.ptr[i])
-                             : ckpt_segment_mem("", 0);
-        done = at[i];
-    }
-    seg[2 * n] = ckpt_segment_mem(own + done, text->len - done);
-    return ckpt_writing_add(f->w, path, seg, 2 * n + 1, err);
-}
-
+/* The first record is empty, and all placeholders are of it. */
 static int add_model(const struct files *f, bool zero3, struct ckpt_err *err)
 {
-    ckpt_cleanup(module_release) struct module m = {0};
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
-    ckpt_cleanup(ckpt_freep) size_t *at = NULL;
+    ckpt_cleanup(ckpt_torch_records_release) struct ckpt_torch_records m;
     ckpt_cleanup(ckpt_freep) char *path =
         ckpt_asprintf("%s%smp_rank_00_model_states.pt", f->folder, zero3 ? "zero_pp_rank_0_" : "");
 
-    m.p.out = &m.pickle;
+    ckpt_torch_records_init(&m);
     if (!path)
         return ckpt_nomem(err);
-    if (add_record(&m, NULL, err) < 0 || push_all(f, &m, zero3, err) < 0)
-        return -1;
-    if (!(at = calloc(m.tensor.len, sizeof *at)))
-        return ckpt_nomem(err);
-    const struct ckpt_torch_archive archive = {.folder = FOLDER_OF_RECORDS,
-                                               .pickle = m.pickle.ptr,
-                                               .len = m.pickle.len,
-                                               .nbytes = m.nbytes.ptr,
-                                               .n = m.tensor.len};
-    if (ckpt_torch_out_file(&archive, &text, at, err) < 0)
-        return -1;
-    return add_segments(f, &m, path, &text, at, err);
+    return ckpt_torch_records_add(&m, NULL, err) < 0 || push_all(f, &m, zero3, err) < 0
+               ? -1
+               : ckpt_torch_records_write(&m, f->w, path, FOLDER_OF_RECORDS, err);
 }
 
 /* ---- all of it ---- */

@@ -26,18 +26,6 @@ static bool is_translated(const char *key)
     return ckpt_one_of(key, own);
 }
 
-/* Do two groups compute alike? */
-static bool are_alike(const json_t *a, const json_t *b)
-{
-    const char *key;
-    json_t *value;
-
-    json_object_foreach((json_t *)a, key, value)
-        if (strcmp(key, "params") != 0 && !json_equal(value, json_object_get(b, key)))
-            return false;
-    return true;
-}
-
 static unsigned class_of(const struct ckpt_writing *w, bool apart, const char *name)
 {
     const struct ckpt_tensor *t = ckpt_catalog_find(w->cat, name);
@@ -60,7 +48,7 @@ static int find_classes(const struct ckpt_writing *w, bool apart,
             struct group_class *c = &classes[class_of(w, apart, text)];
             if (!c->group) {
                 *c = (struct group_class){group, text};
-            } else if (!are_alike(c->group, group)) {
+            } else if (!ckpt_groups_alike(c->group, group)) {
                 return ckpt_fail(
                     err, CKPT_UNSUPPORTED,
                     "option optimizer: Megatron has '%s' and '%s' in one group of parameters, but "

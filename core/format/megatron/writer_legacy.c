@@ -10,21 +10,14 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "container/torch_out.h"
 #include "format/megatron/writer_plan.h"
+#include "format/torch_records.h"
 #include "format/writer.h"
 
 /* These numbers identify a rank, which has one file: its pipeline stage, and its numbers in the
  * tensor-parallel, expert-parallel and expert-tensor-parallel groups. */
 struct rank {
     uint32_t stage, tp, ep, etp;
-};
-
-struct file {
-    struct ckpt_str pickle;
-    struct ckpt_pickle_out p;
-    CKPT_VEC(const struct ckpt_tensor *) tensor; /* in the order of their records */
-    CKPT_VEC(uint64_t) nbytes;
 };
 
 struct state {
@@ -34,13 +27,6 @@ struct state {
     const char *folder;
     bool tied;
 };
-
-static void file_release(struct file *f)
-{
-    ckpt_str_release(&f->pickle);
-    ckpt_vec_release(&f->tensor);
-    ckpt_vec_release(&f->nbytes);
-}
 
 /* ---- names ---- */
 
@@ -78,7 +64,7 @@ static char *rank_folder(const struct state *s, const struct rank *r)
 /* ---- a state dict ---- */
 
 /* Add the extra state of a projection, in which TransformerEngine keeps what FP8 needs: None. */
-static void put_extra(struct file *f, const struct ckpt_tensor *t, const char *name)
+static void put_extra(struct ckpt_torch_records *f, const struct ckpt_tensor *t, const char *name)
 {
     static const char weight[] = ".weight";
     const char *end = strstr(name, weight);
@@ -98,7 +84,7 @@ static void put_extra(struct file *f, const struct ckpt_tensor *t, const char *n
 }
 
 /* Add the rank's part of a tensor, under the name `as`, or the one that it has in a file. */
-static int put_tensor(struct state *s, struct file *f, const struct rank *r,
+static int put_tensor(struct state *s, struct ckpt_torch_records *f, const struct rank *r,
                       const struct ckpt_tensor *t, const char *as, struct ckpt_err *err)
 {
     const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
@@ -113,17 +99,12 @@ static int put_tensor(struct state *s, struct file *f, const struct rank *r,
         return ckpt_nomem(err);
     if (ckpt_cut_tensor(s->w->cat, t, way, part, ranks, own, err) < 0)
         return -1;
-    const struct ckpt_torch_out out = {.dtype = (enum ckpt_dtype)own->dtype,
-                                       .dim = own->dim,
-                                       .rank = own->rank,
-                                       .nbytes = ckpt_tensor_nbytes(own)};
+    const struct ckpt_torch_out out = ckpt_torch_records_shape(own);
     (void)snprintf(key, sizeof key, "%zu", f->tensor.len);
     ckpt_pickle_out_text(&f->p, name);
     ckpt_torch_out_tensor(&f->p, &out, key);
     put_extra(f, t, name);
-    return ckpt_vec_push(&f->tensor, own) < 0 || ckpt_vec_push(&f->nbytes, out.nbytes) < 0
-               ? ckpt_nomem(err)
-               : 0;
+    return ckpt_torch_records_add(f, own, err);
 }
 
 /* Does the rank have the tensor, in that virtual stage? */
@@ -149,15 +130,13 @@ static const struct ckpt_tensor *tied_embedding(const struct state *s)
     return NULL;
 }
 
-static int put_module(struct state *s, struct file *f, const struct rank *r, uint32_t virtual,
-                      struct ckpt_err *err)
+static int put_module(struct state *s, struct ckpt_torch_records *f, const struct rank *r,
+                      uint32_t virtual, struct ckpt_err *err)
 {
     const bool last = r->stage + 1 == s->grid.pp && virtual + 1 == s->grid.vpp;
     const struct ckpt_tensor *tied = tied_embedding(s);
 
-    ckpt_pickle_out_global(&f->p, "collections", "OrderedDict");
-    ckpt_pickle_out_ops(&f->p,
-                        CKPT_PICKLE_OUT_EMPTY_TUPLE CKPT_PICKLE_OUT_REDUCE CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_ordered(&f->p);
     for (size_t i = 0; i < s->w->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &s->w->cat->tensors.ptr[i];
         const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
@@ -170,7 +149,8 @@ static int put_module(struct state *s, struct file *f, const struct rank *r, uin
     return 0;
 }
 
-static int put_state(struct state *s, struct file *f, const struct rank *r, struct ckpt_err *err)
+static int put_state(struct state *s, struct ckpt_torch_records *f, const struct rank *r,
+                     struct ckpt_err *err)
 {
     char key[32] = "model";
 
@@ -189,50 +169,17 @@ static int put_state(struct state *s, struct file *f, const struct rank *r, stru
     return f->pickle.failed ? ckpt_nomem(err) : 0;
 }
 
-/* ---- a file ---- */
-
-/* The text between tensors, and the tensors. */
-static int add_segments(struct state *s, const struct file *f, const char *path,
-                        const struct ckpt_str *text, const size_t *at, struct ckpt_err *err)
-{
-    const size_t n = f->tensor.len;
-    struct ckpt_segment *seg = ckpt_arena_alloc(s->arena, (2 * n + 1) * sizeof *seg);
-    char *mem = ckpt_arena_dup(s->arena, text->ptr, text->len);
-    size_t done = 0;
-
-    if (!seg || !mem)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < n; i++) {
-        seg[2 * i] = ckpt_segment_mem(mem + done, at[i] - done);
-        seg[2 * i + 1] = ckpt_segment_tensor(f->tensor.ptr[i], 0, f->nbytes.ptr[i]);
-        done = at[i];
-    }
-    seg[2 * n] = ckpt_segment_mem(mem + done, text->len - done);
-    return ckpt_writing_add(s->w, path, seg, 2 * n + 1, err);
-}
-
 static int add_rank(struct state *s, const struct rank *r, struct ckpt_err *err)
 {
-    ckpt_cleanup(file_release) struct file f = {0};
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
-    ckpt_cleanup(ckpt_freep) size_t *at = NULL;
+    ckpt_cleanup(ckpt_torch_records_release) struct ckpt_torch_records f;
     ckpt_cleanup(ckpt_freep) char *path = rank_folder(s, r);
 
-    f.p.out = &f.pickle;
+    ckpt_torch_records_init(&f);
     if (!path)
         return ckpt_nomem(err);
-    if (put_state(s, &f, r, err) < 0)
-        return -1;
-    if (!(at = calloc(f.tensor.len + 1, sizeof *at)))
-        return ckpt_nomem(err);
-    const struct ckpt_torch_archive archive = {.folder = "model_optim_rng/",
-                                               .pickle = f.pickle.ptr,
-                                               .len = f.pickle.len,
-                                               .nbytes = f.nbytes.ptr,
-                                               .n = f.tensor.len};
-    if (ckpt_torch_out_file(&archive, &text, at, err) < 0)
-        return -1;
-    return add_segments(s, &f, path, &text, at, err);
+    return put_state(s, &f, r, err) < 0
+               ? -1
+               : ckpt_torch_records_write(&f, s->w, path, "model_optim_rng/", err);
 }
 
 /* ---- all of it ---- */
