@@ -154,7 +154,6 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
                         const uint64_t *dim, struct ckpt_pieces *out, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = &p->part.ptr[i];
-    const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
     const struct ckpt_box box = ckpt_box_whole(part->dim, part->rank);
     const struct ckpt_box_pair whole = {box, box};
     const uint64_t esize = ckpt_dtype_size(part->dtype);
@@ -164,6 +163,7 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
         return 0;
     if (check_length(p, part, err) < 0)
         return -1;
+    const struct ckpt_ds_extent *e = &p->extent.ptr[part->first]; /* an empty part has none */
     if (part->strided && pair)
         return ckpt_fail(
             err, CKPT_UNSUPPORTED,
