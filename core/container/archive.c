@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
@@ -627,19 +626,12 @@ int ckpt_archive_read_index(struct ckpt_dir *folder, const char *name,
     return 0;
 }
 
-bool ckpt_archive_is_file(const char *path)
-{
-    struct stat st;
-
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
-}
-
-bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir)
+bool ckpt_archive_is_itself(const struct ckpt_dir *dir)
 {
     static const char *const names[] = {"model.pt", "model.safetensors"};
     struct ckpt_dir_found found;
 
-    for (size_t i = 0; i < sizeof names / sizeof *names && ckpt_archive_is_file(path); i++)
+    for (size_t i = 0; i < sizeof names / sizeof *names && ckpt_dir_is_archive(dir); i++)
         if (ckpt_dir_look(dir, names[i], &found, NULL) == 0 && found.extent.off == 0 &&
             found.extent.len == found.id.size)
             return true;

@@ -25,11 +25,8 @@ struct ckpt_access {
 int ckpt_archive_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                       struct ckpt_err *err);
 
-/* Is this path opened as an archive? */
-bool ckpt_archive_is_file(const char *path);
-
-/* Is the directory, which was opened by this path, one file alone that is no archive? */
-bool ckpt_archive_is_itself(const char *path, const struct ckpt_dir *dir);
+/* Is the directory one file alone that is no archive? */
+bool ckpt_archive_is_itself(const struct ckpt_dir *dir);
 
 /* Read the index of an archive (ckpt_archive_reader). */
 ckpt_archive_reader ckpt_archive_read_index;

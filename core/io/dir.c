@@ -83,6 +83,7 @@ struct root {
     struct ckpt_dir *folder;      /* of the file that has all bytes; NULL: each file has its own */
     const char *file;             /* its name in that folder */
     bool has_objects, is_spread;  /* ckpt_dir_has_objects, ckpt_dir_is_spread */
+    bool is_archive;              /* ckpt_dir_is_archive */
     struct ckpt_storage *storage; /* of top.fd */
     struct ckpt_far_options far;
 };
@@ -228,6 +229,7 @@ int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_d
     root->is_spread = way.ops->elsewhere != NULL;
     root->has_objects = way.ops->read != NULL;
     root->folder = folder;
+    root->is_archive = folder != NULL;
     root->file = name;
     return 0;
 }
@@ -245,6 +247,7 @@ int ckpt_dir_take_after(struct ckpt_dir *dir, const struct ckpt_dir *of, const c
     if (of) {
         root->storage = of->root->storage;
         root->far = of->root->far;
+        root->is_archive = of->root->is_archive;
     }
     return 0;
 }
@@ -299,6 +302,8 @@ bool ckpt_dir_may_hang(const struct ckpt_dir *dir)
 bool ckpt_dir_has_objects(const struct ckpt_dir *dir) { return dir->root->has_objects; }
 
 bool ckpt_dir_is_spread(const struct ckpt_dir *dir) { return dir->root->is_spread; }
+
+bool ckpt_dir_is_archive(const struct ckpt_dir *dir) { return dir->root->is_archive; }
 
 bool ckpt_dir_is_far(const struct ckpt_dir *dir)
 {

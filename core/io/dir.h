@@ -145,6 +145,9 @@ bool ckpt_dir_is_everywhere(const struct ckpt_dir *dir, const char *name, const 
  * reads it. Borrowed from dir. */
 const char *ckpt_dir_elsewhere(const struct ckpt_dir *dir, const char *name);
 
+/* Is it the inside of a file (io/dir_archive.h), or the union of such directories? */
+bool ckpt_dir_is_archive(const struct ckpt_dir *dir);
+
 /* Can a file be elsewhere? */
 bool ckpt_dir_is_spread(const struct ckpt_dir *dir);
 

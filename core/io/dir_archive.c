@@ -369,7 +369,8 @@ static const struct ckpt_dir_ops archive_ops = {
 /* ---- opening ---- */
 
 /* The folder of an archive is only passed through: other files in it may be private. */
-static int open_folder(struct archive *a, const char *path, struct ckpt_err *err)
+static int open_folder(struct archive *a, const char *path, const struct ckpt_far_options *far,
+                       struct ckpt_err *err)
 {
     const char *slash = strrchr(path, '/');
     ckpt_cleanup(ckpt_freep) char *above = !slash          ? strdup(".")
@@ -377,7 +378,8 @@ static int open_folder(struct archive *a, const char *path, struct ckpt_err *err
                                                            : strndup(path, (size_t)(slash - path));
 
     a->name = strdup(slash ? slash + 1 : path);
-    return !above || !a->name ? ckpt_nomem(err) : ckpt_dir_open_passage(above, &a->folder, err);
+    return !above || !a->name ? ckpt_nomem(err)
+                              : ckpt_dir_open_passage_bounded(above, far, &a->folder, err);
 }
 
 int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader,
@@ -390,7 +392,7 @@ int ckpt_dir_open_archive(const char *path, ckpt_archive_reader *reader,
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&a->lock, NULL);
     a->reader = reader;
-    if (open_folder(a, path, err) < 0)
+    if (open_folder(a, path, far, err) < 0)
         return -1;
     ckpt_dir_set_far(a->folder, far);
     if (ckpt_dir_bound(a->folder, err) < 0 || ckpt_dir_use(a->folder, rec, err) < 0 ||

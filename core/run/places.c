@@ -15,6 +15,7 @@
 #include "io/bucket/cache.h"
 #include "io/bucket/dir_bucket.h"
 #include "io/dir.h"
+#include "io/far/dir_bounded.h"
 #include "model/base.h"
 #include "model/options.h"
 #include "run/steps.h"
@@ -37,6 +38,9 @@ static void walk_release(struct walk *w)
         free(w->places.ptr[i]);
     ckpt_vec_release(&w->places);
 }
+
+/* Nothing is asked by threads: those that are started now would not be confined. */
+static const struct ckpt_far_options near = {.rule = CKPT_FAR_NEVER};
 
 /* Is the path, or a directory above it, among the places? */
 static bool is_known(const struct walk *w, const char *path)
@@ -105,7 +109,7 @@ static int add_nearest(struct walk *w, const char *path)
  * or the folder above weights alone, and the targets of its links. */
 static int add_tree(struct walk *w, const char *path)
 {
-    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path);
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path, &near);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
     if (ckpt_is_bucket(path))
@@ -139,7 +143,7 @@ static int add_home(struct walk *w, const char *path)
 
     if (!slash || slash == real)
         return 0;
-    const bool is_file = ckpt_archive_is_file(real);
+    const bool is_file = ckpt_path_is_file_bounded(real, &near);
     *slash = '\0';
     if (ckpt_dir_open_near(real, CKPT_LINKS_BENEATH, &above, NULL) < 0 ||
         ckpt_home_find(above, NULL, &home, NULL) < 0)
@@ -161,7 +165,7 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
     ckpt_cleanup(ckpt_freep) char *cache =
         opt->bucket.cache ? strdup(opt->bucket.cache) : ckpt_cache_default();
 
-    how.far.rule = CKPT_FAR_NEVER; /* threads that are started now would not be confined */
+    how.far = near;
     if (opt->connected && cache && !opt->bucket.no_cache && add(&w, cache) < 0)
         return -1;
     for (size_t i = 0; i < opt->also.len; i++)

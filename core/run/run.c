@@ -273,8 +273,7 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
 /* Say what may be the reason that there is no checkpoint: a link that leads out, or to no file.
  * *ret is new, and "" if there is none. The hub's cache has links to blobs in another folder, which
  * tar packs as links. */
-static int advise_links(const struct ckpt_run *run, const char *path, char **ret,
-                        struct ckpt_err *err)
+static int advise_links(const struct ckpt_run *run, char **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_entries_release) struct ckpt_entries entries = {0};
     struct ckpt_err leaving = {0};
@@ -285,7 +284,7 @@ static int advise_links(const struct ckpt_run *run, const char *path, char **ret
         return -1;
     while (!link && ckpt_entries_next(&entries, &e))
         link = e.is_link && e.kind == CKPT_ENTRY_OTHER ? e.name : NULL;
-    if (link && ckpt_archive_is_file(path))
+    if (link && ckpt_dir_is_archive(run->dir))
         *ret = ckpt_asprintf(", but has links to files that are not in it ('%s' ...): if it was "
                              "packed from the hub's cache, pack it again with the files "
                              "themselves (tar -h)",
@@ -320,7 +319,7 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
 {
     ckpt_cleanup(ckpt_freep) char *links = NULL;
 
-    if (advise_links(run, path, &links, err) < 0)
+    if (advise_links(run, &links, err) < 0)
         return -1;
     if (run->steps.unfinished)
         return ckpt_fail(err, CKPT_MISSING,
@@ -330,7 +329,7 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
     if (!*runs && check_foreign(run, err) < 0)
         return -1;
     const char *advice = !*runs ? links
-                         : ckpt_archive_is_file(path)
+                         : ckpt_dir_is_archive(run->dir)
                              ? ", but has a folder of runs: unpack it and give one of "
                              : ", but a folder of runs: give one of ";
     return ckpt_fail(
@@ -383,12 +382,11 @@ static int open_folder_of(const char *real, const struct ckpt_options *opt, stru
 
 /* Open the folder that a single checkpoint is in, which may be that of its run; not of an archive.
  * A checkpoint that is one file lies in the step's folder, and that in the run's. */
-static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
-                      struct ckpt_err *err)
+static int open_above(struct ckpt_run *run, const struct ckpt_options *opt, struct ckpt_err *err)
 {
-    const bool is_itself = ckpt_archive_is_itself(path, run->dir);
+    const bool is_itself = ckpt_archive_is_itself(run->dir);
 
-    if (ckpt_archive_is_file(path) && !is_itself)
+    if (ckpt_dir_is_archive(run->dir) && !is_itself)
         return 0;
     if (is_itself && !run->around &&
         open_folder_of(ckpt_dir_real_path(run->dir), opt, &run->around, err) < 0)
@@ -447,16 +445,16 @@ static void tell_steps_beside(const struct ckpt_run *run, const struct ckpt_log 
 
 /* Make it a run of one checkpoint, if the folder is one; as_step: or if it is a step around one.
  * Errors in *why, but for a conflict, mean that it is not. */
-static int try_single(struct ckpt_run *run, const char *path, bool as_step,
-                      const struct ckpt_options *opt, struct ckpt_err *why, struct ckpt_err *err)
+static int try_single(struct ckpt_run *run, bool as_step, const struct ckpt_options *opt,
+                      struct ckpt_err *why, struct ckpt_err *err)
 {
     *why = (struct ckpt_err){0};
     const struct ckpt_reader *reader = probe_step(&run->dir, opt->part, as_step, &run->around, why);
     if (reader) {
         run->is_folder = false;
-        if (reader->is_published && !ckpt_archive_is_itself(path, run->dir))
+        if (reader->is_published && !ckpt_archive_is_itself(run->dir))
             tell_steps_beside(run, &opt->log);
-        return open_above(run, path, opt, err);
+        return open_above(run, opt, err);
     }
     return why->code == CKPT_CONFLICT ? ckpt_err_move(err, why) : 0;
 }
@@ -511,15 +509,13 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     if (open_dir(run, path, opt, err) < 0)
         return -1;
     run->is_folder = true;
-    if (try_single(run, path, false, opt, &probe_err, err) < 0 ||
-        scan(run, &opt->log, NULL, err) < 0 ||
+    if (try_single(run, false, opt, &probe_err, err) < 0 || scan(run, &opt->log, NULL, err) < 0 ||
         (run->steps.len == 0 && scan_inside(run, &opt->log, err) < 0))
         return -1;
     /* a folder with steps is a run, whatever its name is */
     if (run->is_folder && ckpt_step_is_name(ckpt_dir_real_name(run->dir)) &&
         !has_steps_by_name(run) &&
-        (try_single(run, path, true, opt, &probe_err, err) < 0 ||
-         scan(run, &opt->log, NULL, err) < 0))
+        (try_single(run, true, opt, &probe_err, err) < 0 || scan(run, &opt->log, NULL, err) < 0))
         return -1;
     if (!opt->wait && check_found(run, path, &probe_err, err) < 0)
         return -1;

@@ -11,6 +11,7 @@
 #include "base/vec.h"
 #include "format/trainer.h"
 #include "io/dir_union.h"
+#include "io/far/dir_bounded.h"
 #include "run/inner.h"
 
 /* ---- one directory ---- */
@@ -714,11 +715,11 @@ char *ckpt_part_above(const struct ckpt_dir *dir)
                : NULL;
 }
 
-char *ckpt_part_folder(const char *path)
+char *ckpt_part_folder(const char *path, const struct ckpt_far_options *far)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 
-    if (!is_part(NULL, name) || !ckpt_archive_is_file(path))
+    if (!is_part(NULL, name) || !ckpt_path_is_file_bounded(path, far))
         return NULL;
     return slash ? ckpt_asprintf("%.*s", slash > path ? (int)(slash - path) : 1, path)
                  : strdup(".");
@@ -728,7 +729,7 @@ char *ckpt_part_folder(const char *path)
  * folder shows other weights. */
 static void open_around(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret)
 {
-    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path);
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_part_folder(path, &how->far);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     const char *slash = strrchr(path, '/');
 
@@ -749,7 +750,7 @@ static int part_open(const char *path, const struct ckpt_access *how, struct ckp
     }
     if (ckpt_archive_open(path, how, &dir, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_freep) char *outer = ckpt_archive_is_file(path) ? NULL : ckpt_part_above(dir);
+    ckpt_cleanup(ckpt_freep) char *outer = ckpt_dir_is_archive(dir) ? NULL : ckpt_part_above(dir);
     if (outer && ckpt_archive_open(outer, how, &above, NULL) == 0 &&
         is_part(above, ckpt_dir_real_name(dir)))
         *ret = ckpt_steal(&above);

@@ -78,9 +78,9 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name, const char *part)
 char *ckpt_part_above(const struct ckpt_dir *dir);
 
 /* The folder that a file is in, as a new string, if the file has the name of weights that some
- * format keeps in one file, beside the model's config; NULL: the path is no such file, or there is
- * no memory. */
-char *ckpt_part_folder(const char *path);
+ * format keeps in one file, beside the model's config; NULL: the path is no such file, the storage
+ * gives no answer (far has the time to wait for one), or there is no memory. */
+char *ckpt_part_folder(const char *path, const struct ckpt_far_options *far);
 
 /* Open a path as ckpt_archive_open does, or the union of it and of nalso others (io/dir_union.h,
  * which has `whole`). If a path is the folder or the file of weights in a checkpoint, that

@@ -2,9 +2,10 @@
 /* Shows a folder, read-only, as storage at a distance: every request takes a latency, and all bytes
  * share one rate. Requests wait side by side, as those of a network filesystem do.
  *
- * usage: slow_fs FOLDER MOUNTPOINT LATENCY_US BYTES_PER_SECOND [direct_io]
+ * usage: slow_fs FOLDER MOUNTPOINT LATENCY_US BYTES_PER_SECOND [direct_io] [hang_after=N]
  *
- * SIGUSR1 hangs it: requests wait, those that have begun and new ones, until SIGUSR2.
+ * SIGUSR1 hangs it: requests wait, those that have begun and new ones, until SIGUSR2. With
+ * hang_after, N more are answered before.
  *
  * It stays in the foreground, and when it is unmounted it says how many requests of each kind there
  * were: one line of JSON on its standard output. */
@@ -29,6 +30,8 @@ static struct {
     int folder;
     double latency, rate; /* seconds, bytes a second */
     bool direct_io;
+    unsigned long hang_after; /* so many requests after the signal */
+    atomic_long until_hang;   /* requests; below 0: it does not count */
     pthread_mutex_t lock;
     double busy_until; /* the link */
     atomic_ulong reads, bytes, opens, attributes, lists;
@@ -53,12 +56,18 @@ static void sleep_until(double when)
         ;
 }
 
-static void hang_or_go_on(int sig) { atomic_store(&storage.hangs, sig == SIGUSR1); }
+static void hang_or_go_on(int sig)
+{
+    atomic_store(&storage.until_hang, sig == SIGUSR1 ? (long)storage.hang_after : -1);
+    atomic_store(&storage.hangs, sig == SIGUSR1 && storage.hang_after == 0);
+}
 
 /* Until then, and for as long as the storage hangs. */
 static void wait_until(double when)
 {
     sleep_until(when);
+    if (atomic_load(&storage.until_hang) >= 0 && atomic_fetch_sub(&storage.until_hang, 1) == 0)
+        atomic_store(&storage.hangs, true);
     while (atomic_load(&storage.hangs))
         sleep_until(now() + LOOK_MS * 1e-3);
 }
@@ -159,7 +168,8 @@ static void *slow_init(struct fuse_conn_info *conn, struct fuse_config *config)
     conn->max_background = AT_ONCE;
     conn->congestion_threshold = AT_ONCE * 3 / 4;
     config->kernel_cache = 0;
-    config->attr_timeout = config->entry_timeout = 1;
+    /* a test that counts requests asks for each attribute */
+    config->attr_timeout = config->entry_timeout = storage.hang_after ? 0 : 1;
     return NULL;
 }
 
@@ -188,7 +198,8 @@ int main(int argc, char **argv)
     char foreground[] = "-f", o[] = "-o";
 
     if (argc < 5) {
-        (void)fputs("usage: slow_fs FOLDER MOUNTPOINT LATENCY_US BYTES_PER_SECOND [direct_io]\n",
+        (void)fputs("usage: slow_fs FOLDER MOUNTPOINT LATENCY_US BYTES_PER_SECOND [direct_io] "
+                    "[hang_after=N]\n",
                     stderr);
         return 2;
     }
@@ -197,11 +208,16 @@ int main(int argc, char **argv)
         perror(argv[1]);
         return 1;
     }
+    atomic_init(&storage.until_hang, -1);
     (void)sigaction(SIGUSR1, &act, NULL);
     (void)sigaction(SIGUSR2, &act, NULL);
     storage.latency = strtod(argv[3], NULL) * 1e-6;
     storage.rate = strtod(argv[4], NULL);
-    storage.direct_io = argc > 5 && strcmp(argv[5], "direct_io") == 0;
+    for (int i = 5; i < argc; i++)
+        if (strcmp(argv[i], "direct_io") == 0)
+            storage.direct_io = true;
+        else if (sscanf(argv[i], "hang_after=%lu", &storage.hang_after) != 1)
+            return 2;
     char *args[] = {argv[0], argv[2], foreground, o, options, NULL};
     return fuse_main(5, args, &operations, NULL);
 }

@@ -290,6 +290,20 @@ class Hung(unittest.TestCase):
                 self.fails(far, *command)
         self.assertEqual(ckpt("digest", far.at).stdout, ckpt("digest", self.run_dir).stdout)
 
+    def test_a_hang_at_any_request(self):
+        """Whichever request is the first without an answer: who waits for it is one that gives up."""
+        for n in (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 36, 54, 80, 120, 180):
+            with self.subTest(n), Storage(BUILD, NANOTRON, 1000, top=self.top, hang_after=n) as far:
+                far.hang(30)
+                p = subprocess.Popen([CKPT, "info", far.at, "-o", "timeout=0.5"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                begin = time.monotonic()
+                said = p.stderr.readline()
+                self.assertLess(time.monotonic() - begin, 15, said)
+                far.go_on()
+                self.assertIn("has given no answer for 0.5 s", said)
+                said += p.communicate(timeout=60)[1]
+                self.assertEqual(p.returncode, 1, said)
+
     def mount_that_hangs(self, far):
         """A mount, and a process that waits for bytes of it."""
         m = Mount(far.at, self.at, "-o", "timeout=300", program=CKPTFS)

@@ -147,11 +147,14 @@ static const struct ckpt_dir_ops bounded_ops = {
 
 /* ---- opening ---- */
 
+enum opened_as { FOLDER, PASSAGE, NOTHING };
+
 struct opening {
     struct ckpt_call call;
-    enum ckpt_links links;
-    bool is_file;
-    int rc; /* of ckpt_dir_open */
+    enum opened_as as;
+    enum ckpt_links links; /* of FOLDER */
+    bool is_file;          /* not looked for if it is a PASSAGE */
+    int rc;                /* of opening it */
     struct ckpt_err err;
     struct ckpt_dir *dir; /* or NULL */
     char path[];
@@ -162,8 +165,12 @@ static void make_opening(struct ckpt_call *c)
     struct opening *o = (struct opening *)c;
     struct stat st;
 
+    if (o->as == PASSAGE) {
+        o->rc = ckpt_dir_open_passage(o->path, &o->dir, &o->err);
+        return;
+    }
     o->is_file = stat(o->path, &st) == 0 && S_ISREG(st.st_mode);
-    if (!o->is_file)
+    if (o->as == FOLDER && !o->is_file)
         o->rc = ckpt_dir_open(o->path, o->links, &o->dir, &o->err);
 }
 
@@ -175,9 +182,9 @@ static void free_opening(struct ckpt_call *c)
     free(o);
 }
 
-int ckpt_dir_open_bounded(const char *path, enum ckpt_links links,
-                          const struct ckpt_far_options *far, bool *ret_is_file,
-                          struct ckpt_dir **ret, struct ckpt_err *err)
+static int open_bounded(const char *path, enum opened_as as, enum ckpt_links links,
+                        const struct ckpt_far_options *far, bool *ret_is_file,
+                        struct ckpt_dir **ret, struct ckpt_err *err)
 {
     static const struct ckpt_call_ops ops = {.make = make_opening, .free = free_opening};
     struct opening *o = calloc(1, sizeof *o + strlen(path) + 1);
@@ -185,6 +192,7 @@ int ckpt_dir_open_bounded(const char *path, enum ckpt_links links,
     if (!o)
         return ckpt_nomem(err);
     o->call.ops = &ops;
+    o->as = as;
     o->links = links;
     memcpy(o->path, path, strlen(path) + 1);
     if (far->rule == CKPT_FAR_NEVER)
@@ -196,6 +204,29 @@ int ckpt_dir_open_bounded(const char *path, enum ckpt_links links,
     *ret = ckpt_steal(&o->dir);
     free_opening(&o->call);
     return rc;
+}
+
+int ckpt_dir_open_bounded(const char *path, enum ckpt_links links,
+                          const struct ckpt_far_options *far, bool *ret_is_file,
+                          struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    return open_bounded(path, FOLDER, links, far, ret_is_file, ret, err);
+}
+
+int ckpt_dir_open_passage_bounded(const char *path, const struct ckpt_far_options *far,
+                                  struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    bool is_file;
+
+    return open_bounded(path, PASSAGE, CKPT_LINKS_ANY, far, &is_file, ret, err);
+}
+
+bool ckpt_path_is_file_bounded(const char *path, const struct ckpt_far_options *far)
+{
+    struct ckpt_dir *none;
+    bool is_file;
+
+    return open_bounded(path, NOTHING, CKPT_LINKS_ANY, far, &is_file, &none, NULL) == 0 && is_file;
 }
 
 /* ---- its options and functions ---- */
