@@ -339,9 +339,9 @@ static int compare_sample(const struct recorded *r, const struct ckpt_answer *a,
 
     if (rc < 0)
         return -1;
-    if (rc == ENOENT) /* a part of the copy is missing: an error for ranks that read it */
-        return 0;
-    if (rc == 0 && fd < 0) /* another machine has it: there is no copy here */
+    /* a part of the copy is missing, which is an error for ranks that read it; or another machine
+     * has it, so that there is no copy here */
+    if (rc == ENOENT || (rc == 0 && fd < 0))
         return 0;
     return rc ? ckpt_fail_errno(err, rc, "cannot open '%s/%s', which is a copy of what rank 0 has",
                                 r->path, a->to.path)

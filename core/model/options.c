@@ -271,9 +271,6 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
                          opt->lora == CKPT_LORA_MERGE ? "lora=merge" : "missing=base");
     if (check_optimizer(opt, err) < 0)
         return -1;
-    if (opt->optimizer && opt->average)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option optimizer: a mean of several steps has no optimizer of its own");
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
         return -1;
     if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))

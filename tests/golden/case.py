@@ -240,7 +240,7 @@ def check_sources(case):
     info, by_link = (json.loads(done.stdout) for done in told)
     tops = [os.path.join(case["folder"], case[k]) for k in ("open", "base") if case.get(k)]
     there = sum(os.path.getsize(top) if os.path.isfile(top) else sum(os.path.getsize(os.path.join(top, n)) for n in all_files(top)) for top in tops)
-    problems = [f"opened by a link: {k} is {by_link.get(k)}, not {info[k]}" for k in ("step", "epoch", "iteration", "steps") if info.get(k) != by_link.get(k)]
+    problems = [f"opened by a link: {k} is {by_link.get(k)}, not {info.get(k)}" for k in ("step", "epoch", "iteration", "steps") if info.get(k) != by_link.get(k)]
     if info["tensors"] and not 0 < info["stored_bytes"] <= there:
         problems.append(f"info: {info['shard_files']} files of {info['stored_bytes']} bytes; there are {there}")
     return problems

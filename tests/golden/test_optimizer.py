@@ -56,6 +56,8 @@ def check(loaded):
         said = [f"{kind}: {want[kind]}" for kind in MOMENTS if isinstance(want[kind], str)]
         if said or isinstance(weights, str):
             return [problem for problem in said or [weights] if NOT_NAMED not in problem]
+        if isinstance(want["master"], str) and "has no state 'master'" not in want["master"]:
+            return [want["master"]]
         if isinstance(want["master"], str):  # it trains F32 weights
             want["master"] = {name: weights[name] for name in want["exp_avg"]}
         for file in glob.glob(os.path.join(top, "base", "*.safetensors*")):

@@ -299,8 +299,11 @@ class Torch(Resume):
         self.assertIn("has the state 'momentum_buffer', which AdamW has not", self.resumable(self.path("sgd"), base, ok=False)[0])
         dcp.save({"model": own}, checkpoint_id=self.path("weights"), no_dist=True)
         self.assertIn("has no state 'exp_avg': it has weight", self.resumable(self.path("weights"), base, "lr=1", ok=False)[0])
-        for option in ("state=master", "dtype=bfloat16", "average=last:2"):
-            self.assertIn("option", self.resumable(self.path("bare"), base, option, ok=False)[0])
+        for step in ("step-1", "step-2"):
+            shutil.copytree(self.path("bare"), self.path(os.path.join("steps", step)))
+        for run, option, text in (("bare", "state=master", "it does not go with state="), ("bare", "dtype=bfloat16", "option dtype: with optimizer each tensor keeps"),
+                                  ("steps", "average=last:2", "it does not go with average=")):
+            self.assertIn(text, self.resumable(self.path(run), base, option, ok=False)[0])
         self.assertIn("option min_lr does not apply to view=dcp", self.refused(self.path("bare"), "view=dcp", "optimizer", "lr=1", "betas=0.5+0.5", "weight_decay=0", "min_lr=1", base))
         self.assertIn("option lr: it goes with the option optimizer", self.refused(self.path("bare"), "lr=1", base))
         self.assertIn("option optimizer: view=hf has no place for an optimizer, but view=dcp, view=torchtitan", self.refused(self.path("bare"), "optimizer", base))

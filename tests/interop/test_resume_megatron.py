@@ -433,6 +433,8 @@ class ResumeMegatron(MegatronCase):
         self.assertIn("but view=megatron has one number for all: give it with optimizer_step=N", said)
         step, _ = self.laid_out(*steps, "optimizer_step=4")
         self.assertEqual(self.groups(step)[0]["step"], 4)
+        endless = saved("endless", lambda state, groups: [s.update(step=torch.tensor(1e30)) for s in state.values()])
+        self.assertIn("which is no number of steps: give it with optimizer_step=N", self.laid_out(*endless, ok=False))
         frozen = saved("frozen", lambda state, groups: (state.pop(first), groups[0]["params"].remove(first)))
         self.assertIn("1 parts of 'decoder.layers.mlp.linear_fc2.weight' have a state, and 1 have none", self.laid_out(*frozen, ok=False))
 

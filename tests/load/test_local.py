@@ -261,7 +261,7 @@ def check_copies(top):
         got = load(os.path.join(out, "node-{rank}"), "dp=4", "--verify", "--json", *words(options))
         assert all(status == 0 for status, _, _ in got), (name, got)
         got = json.loads(got[0][1].splitlines()[-1])
-        assert got["verified"] and got["asked_bytes"] == 0, (name, got)
+        assert got["verified"] and got["asked_bytes"] == 0 and got["read_bytes"] == got["unique_bytes"], (name, got)
     print("ok   files that several nodes have")
 
 
@@ -339,7 +339,7 @@ def check_hang(top, name, seconds, *parts, killed=False):
     """The disk of rank 2 hangs when all have opened the run. It goes on in the end, as closing a file of it hangs, too: a rank that is killed while it
     reads from there is gone only then."""
     if not os.path.exists(os.path.join(BUILD, "tests", "slow_fs")) or not os.access("/dev/fuse", os.W_OK):
-        print("skip storage that hangs: no FUSE")
+        print("storage that hangs ... skipped (no FUSE)")
         return
     path = spread(os.path.join(GOLDEN, "nanotron/llama_tp2_pp2_tied"), os.path.join(top, f"{name}-disks"))
     disk = path.replace("{rank}", "2")

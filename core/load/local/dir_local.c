@@ -71,12 +71,6 @@ static int look_lost(const struct local *l, const char *below, struct ckpt_err *
     return own.code == CKPT_UNSUPPORTED ? EXDEV : ckpt_err_move(err, &own);
 }
 
-/* The error of this rank's directory, as the functions of a directory return it. */
-static int fail_own(struct ckpt_err *own, struct ckpt_err *err)
-{
-    return own->code == CKPT_MISSING ? ENOENT : ckpt_err_move(err, own);
-}
-
 static int local_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
                       struct ckpt_err *err)
 {
@@ -87,7 +81,7 @@ static int local_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
     if (!e)
         return look_lost(l, below, err);
     if (e->is.kind == CKPT_ENTRY_FILE && is_own(l, e))
-        return ckpt_dir_look(l->own, below, ret, &own) < 0 ? fail_own(&own, err) : 0;
+        return ckpt_dir_look(l->own, below, ret, &own) < 0 ? ckpt_listing_errno(&own, err) : 0;
     describe(e, ret);
     /* by its own folder a rank knows whether it sees the very same one as another rank */
     if (strcmp(below, ".") == 0 && l->own)
@@ -120,7 +114,9 @@ static int local_open(void *ctx, const char *below, int *ret_fd, struct ckpt_dir
         return fail_differs(l, e, err);
     *ret_fd = -1;
     if (e->is.kind == CKPT_ENTRY_FILE && is_own(l, e))
-        return ckpt_dir_open_file(l->own, below, ret_fd, ret, &own) < 0 ? fail_own(&own, err) : 0;
+        return ckpt_dir_open_file(l->own, below, ret_fd, ret, &own) < 0
+                   ? ckpt_listing_errno(&own, err)
+                   : 0;
     describe(e, ret);
     return 0;
 }
@@ -128,15 +124,9 @@ static int local_open(void *ctx, const char *below, int *ret_fd, struct ckpt_dir
 static int local_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
 {
     const struct local *l = ctx;
-    const struct ckpt_roster_entry *e = ckpt_roster_find(&l->roster, below);
 
     (void)err;
-    if (!e)
-        return ENOENT;
-    if (e->is.kind != CKPT_ENTRY_DIR)
-        return ENOTDIR;
-    ckpt_roster_list(&l->roster, below, ret);
-    return 0;
+    return ckpt_roster_list(&l->roster, below, ret);
 }
 
 static const char *local_elsewhere(void *ctx, const char *below)

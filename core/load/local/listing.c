@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walks through a directory. An entry is a struct entry, and the path with its NUL. */
+/* Opens a node's directory, and walks through it. An entry is a struct entry, and the path with its
+ * NUL. */
 #include "load/local/listing.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -21,6 +24,41 @@ struct entry {
     uint8_t kind, is_link;
     uint32_t unused;
 };
+
+/* ---- the directory of a node ---- */
+
+int ckpt_listing_path(const char *given, uint32_t rank, uint32_t node, char **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_str path = {0};
+
+    for (const char *at = given; *at;) {
+        const bool is_rank = ckpt_has_prefix(at, "{rank}"), is_node = ckpt_has_prefix(at, "{node}");
+        if (is_rank || is_node)
+            ckpt_str_put_u64(&path, is_rank ? rank : node);
+        else
+            ckpt_str_putc(&path, *at);
+        at += is_rank || is_node ? strlen("{rank}") : 1;
+    }
+    return ckpt_str_steal(&path, ret, err);
+}
+
+int ckpt_listing_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                      struct ckpt_err *err)
+{
+    struct stat st;
+
+    if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
+        return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory", path);
+    return ckpt_archive_open(path, how, ret, err);
+}
+
+int ckpt_listing_errno(struct ckpt_err *own, struct ckpt_err *err)
+{
+    return own->code == CKPT_MISSING ? ENOENT : ckpt_err_move(err, own);
+}
+
+/* ---- entries ---- */
 
 void ckpt_seen_put(struct ckpt_str *out, const struct ckpt_seen *e)
 {

@@ -8,8 +8,20 @@
 
 #include "base/err.h"
 #include "base/str.h"
+#include "container/archive.h"
 #include "io/cursor.h"
 #include "io/dir.h"
+
+/* The path of a node's directory: {rank} and {node} in what was given are replaced by numbers. */
+int ckpt_listing_path(const char *given, uint32_t rank, uint32_t node, char **ret,
+                      struct ckpt_err *err);
+
+/* Open a node's directory. USAGE: it is a file. MISSING: the node has none. */
+int ckpt_listing_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
+                      struct ckpt_err *err);
+
+/* The error of a node's directory, as the functions of a directory return it (ckpt_dir_ops). */
+int ckpt_listing_errno(struct ckpt_err *own, struct ckpt_err *err);
 
 /* An entry: its path below the directory ("." is the directory itself). */
 struct ckpt_seen {

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -159,20 +158,11 @@ static int number_node(const struct ckpt_local_ranks *ranks, uint32_t *ret, stru
 /* Set g->path: the path with the numbers of this rank and its node. */
 static int make_path(struct gathering *g, struct ckpt_err *err)
 {
-    struct ckpt_str path = {0};
     uint32_t number = 0;
 
-    if (number_node(&g->ranks, &number, err) < 0)
-        return -1;
-    for (const char *at = g->given; *at;) {
-        const bool rank = ckpt_has_prefix(at, "{rank}"), node = ckpt_has_prefix(at, "{node}");
-        if (rank || node)
-            ckpt_str_put_u64(&path, rank ? g->ranks.self : number);
-        else
-            ckpt_str_putc(&path, *at);
-        at += rank || node ? strlen("{rank}") : 1;
-    }
-    return ckpt_str_steal(&path, &g->path, err);
+    return number_node(&g->ranks, &number, err) < 0
+               ? -1
+               : ckpt_listing_path(g->given, g->ranks.self, number, &g->path, err);
 }
 
 /* Open and list this rank's directory, if it has one. */
@@ -180,7 +170,6 @@ static int look_around(struct gathering *g, const struct ckpt_options *opt, stru
 {
     const struct ckpt_access how = ckpt_options_access(opt);
     struct ckpt_err own = {0};
-    struct stat st;
 
     if (ckpt_is_bucket(g->given))
         return ckpt_fail(err, CKPT_USAGE,
@@ -191,10 +180,7 @@ static int look_around(struct gathering *g, const struct ckpt_options *opt, stru
                          "the other ranks: use one of them");
     if (make_path(g, err) < 0)
         return -1;
-    if (stat(g->path, &st) == 0 && !S_ISDIR(st.st_mode))
-        return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory",
-                         g->path);
-    if (ckpt_archive_open(g->path, &how, &g->own, &own) < 0)
+    if (ckpt_listing_open(g->path, &how, &g->own, &own) < 0)
         return own.code == CKPT_MISSING ? 0 : ckpt_err_move(err, &own);
     return ckpt_listing_read(g->own, &g->listing, err);
 }

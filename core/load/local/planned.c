@@ -6,15 +6,11 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <ckptfs/load.h>
-
 #include "base/mem.h"
 #include "base/str.h"
-#include "container/archive.h"
 #include "io/bucket/dir_bucket.h"
 #include "load/local/listing.h"
 #include "load/local/roster.h"
@@ -51,12 +47,6 @@ static const struct ckpt_dir *dir_of(const struct planned *p, const struct ckpt_
     return p->dir[p->roster.holder.ptr[e->holder].rank];
 }
 
-/* Returns the error of a node's directory, as the functions of a directory return it. */
-static int gone(struct ckpt_err *own, struct ckpt_err *err)
-{
-    return own->code == CKPT_MISSING ? ENOENT : ckpt_err_move(err, own);
-}
-
 static int planned_look(void *ctx, const char *below, struct ckpt_dir_found *ret,
                         struct ckpt_err *err)
 {
@@ -68,7 +58,7 @@ static int planned_look(void *ctx, const char *below, struct ckpt_dir_found *ret
         return ENOENT;
     *ret = (struct ckpt_dir_found){.kind = e->is.kind, .id = e->is.id}; /* a folder's newest time */
     return e->is.kind == CKPT_ENTRY_FILE && ckpt_dir_look(dir_of(p, e), below, ret, &own) < 0
-               ? gone(&own, err)
+               ? ckpt_listing_errno(&own, err)
                : 0;
 }
 
@@ -87,21 +77,17 @@ static int planned_open(void *ctx, const char *below, int *ret_fd, struct ckpt_d
                          "%" PRIu32 ": a file that several nodes have must be the same",
                          e->is.path, (unsigned long long)e->is.id.size,
                          p->roster.holder.ptr[e->holder].rank, e->differs);
-    return ckpt_dir_open_file(dir_of(p, e), below, ret_fd, ret, &own) < 0 ? gone(&own, err) : 0;
+    return ckpt_dir_open_file(dir_of(p, e), below, ret_fd, ret, &own) < 0
+               ? ckpt_listing_errno(&own, err)
+               : 0;
 }
 
 static int planned_list(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err)
 {
     const struct planned *p = ctx;
-    const struct ckpt_roster_entry *e = ckpt_roster_find(&p->roster, below);
 
     (void)err;
-    if (!e)
-        return ENOENT;
-    if (e->is.kind != CKPT_ENTRY_DIR)
-        return ENOTDIR;
-    ckpt_roster_list(&p->roster, below, ret);
-    return 0;
+    return ckpt_roster_list(&p->roster, below, ret);
 }
 
 /* Headers are read here, whichever node has them. */
@@ -172,22 +158,6 @@ static void listings_release(struct listings *l)
     free(l->of);
 }
 
-/* The path of a node's directory. */
-static int path_of(const char *given, uint32_t node, char **ret, struct ckpt_err *err)
-{
-    struct ckpt_str path = {0};
-
-    for (const char *at = given; *at;) {
-        const bool is_node = ckpt_has_prefix(at, "{node}");
-        if (is_node)
-            ckpt_str_put_u64(&path, node);
-        else
-            ckpt_str_putc(&path, *at);
-        at += is_node ? strlen("{node}") : 1;
-    }
-    return ckpt_str_steal(&path, ret, err);
-}
-
 /* Look at the directory of each node. */
 static int look_at_nodes(struct listings *l, struct ckpt_err *err)
 {
@@ -196,9 +166,9 @@ static int look_at_nodes(struct listings *l, struct ckpt_err *err)
     for (uint32_t i = 0; i < l->parts->nnode; i++) {
         ckpt_cleanup(ckpt_freep) char *path = NULL;
         struct ckpt_err own = {0};
-        if (path_of(l->parts->path, i, &path, err) < 0)
+        if (ckpt_listing_path(l->parts->path, 0, i, &path, err) < 0) /* it has no {rank} */
             return -1;
-        if (ckpt_archive_open(path, &l->how, &l->p->dir[i], &own) < 0) {
+        if (ckpt_listing_open(path, &l->how, &l->p->dir[i], &own) < 0) {
             if (own.code != CKPT_MISSING)
                 return ckpt_err_move(err, &own);
             continue;
@@ -225,7 +195,7 @@ typedef CKPT_VEC(struct rule) rule_vec;
 static int take_line(const struct listings *l, char *line, size_t number, struct rule *ret,
                      struct ckpt_err *err)
 {
-    char *rest = line + strspn(line, " \t"), *end = NULL;
+    char *rest = line + strspn(line, " \t");
     const size_t len = strcspn(rest, " \t\r");
 
     if (!*rest || *rest == '#' || *rest == '\r')
@@ -234,8 +204,8 @@ static int take_line(const struct listings *l, char *line, size_t number, struct
     for (size_t n = strlen(ret->pattern); n && strchr(" \t\r", ret->pattern[n - 1]); n--)
         ((char *)ret->pattern)[n - 1] = '\0';
     if (!(len == 1 && *rest == '*')) {
-        const unsigned long node = *rest >= '0' && *rest <= '9' ? strtoul(rest, &end, 10) : 0;
-        if (end != rest + len || node >= l->parts->nnode)
+        unsigned long long node;
+        if (!ckpt_parse_u64(rest, len, &node) || node >= l->parts->nnode)
             return ckpt_fail(err, CKPT_USAGE,
                              "'%s', line %zu: '%.*s' is no node: expected a number below %" PRIu32
                              ", which is the number of nodes, or '*' for all of them",
@@ -268,18 +238,22 @@ static int take_lines(const struct listings *l, char *text, rule_vec *ret, struc
 }
 
 /* Add an entry of the run to the listings of the nodes that have it; folders are at all of them.
- * `last`: per node, the number of the entry that was added last. */
-static void add_entry(struct listings *l, const rule_vec *rules, const struct ckpt_seen *e,
-                      size_t number, size_t *last, bool *ret_any)
+ * `last`: per node, the number of the entry that was added last. False: no node has it. */
+static bool add_entry(struct listings *l, const rule_vec *rules, const struct ckpt_seen *e,
+                      size_t number, size_t *last)
 {
-    *ret_any = e->kind != CKPT_ENTRY_FILE;
-    for (uint32_t i = 0; i < l->parts->nnode && *ret_any; i++)
-        ckpt_seen_put(&l->of[i], e);
-    for (size_t k = 0; k < rules->len && e->kind == CKPT_ENTRY_FILE; k++) {
+    bool any = false;
+
+    if (e->kind != CKPT_ENTRY_FILE) {
+        for (uint32_t i = 0; i < l->parts->nnode; i++)
+            ckpt_seen_put(&l->of[i], e);
+        return true;
+    }
+    for (size_t k = 0; k < rules->len; k++) {
         const struct rule *r = &rules->ptr[k];
         if (fnmatch(r->pattern, e->path, 0) != 0)
             continue;
-        *ret_any = true;
+        any = true;
         const uint32_t lo = r->node == CKPT_NONE ? 0 : r->node;
         const uint32_t hi = r->node == CKPT_NONE ? l->parts->nnode : lo + 1;
         for (uint32_t i = lo; i < hi; i++)
@@ -288,6 +262,7 @@ static void add_entry(struct listings *l, const rule_vec *rules, const struct ck
                 ckpt_seen_put(&l->of[i], e);
             }
     }
+    return any;
 }
 
 /* Divide the listing of the whole run. */
@@ -303,15 +278,12 @@ static int divide(struct listings *l, const rule_vec *rules, const struct ckpt_s
     if (!last)
         return ckpt_nomem(err);
     ckpt_cursor_init(&c, whole->ptr, whole->len, 0, "a listing");
-    while ((rc = ckpt_seen_get(&c, &e, err)) > 0) {
-        bool any;
-        add_entry(l, rules, &e, ++number, last, &any);
-        if (!any)
+    while ((rc = ckpt_seen_get(&c, &e, err)) > 0)
+        if (!add_entry(l, rules, &e, ++number, last))
             return ckpt_fail(err, CKPT_USAGE,
                              "'%s': no line names '%s', which would be on no node: add one, such "
                              "as '0 %s', or '* %s' if all nodes have it",
                              l->parts->list, e.path, e.path, e.path);
-    }
     return rc;
 }
 
@@ -345,7 +317,7 @@ static int look_at_list(struct listings *l, struct ckpt_err *err)
     ckpt_cleanup(ckpt_str_release) struct ckpt_str whole = {0};
 
     if (read_list(l->parts->list, &text, err) < 0 || take_lines(l, text, &rules, err) < 0 ||
-        ckpt_archive_open(l->parts->path, &l->how, &l->p->dir[0], err) < 0 ||
+        ckpt_listing_open(l->parts->path, &l->how, &l->p->dir[0], err) < 0 ||
         ckpt_listing_read(l->p->dir[0], &whole, err) < 0)
         return -1;
     for (uint32_t i = 1; i < l->parts->nnode; i++)

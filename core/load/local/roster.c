@@ -3,6 +3,7 @@
  * listing, a struct tail, and its holders. */
 #include "load/local/roster.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/ckd.h"
@@ -226,8 +227,14 @@ const struct ckpt_roster_entry *ckpt_roster_find(const struct ckpt_roster *r, co
     return i < r->entry.len && strcmp(r->entry.ptr[i].is.path, path) == 0 ? &r->entry.ptr[i] : NULL;
 }
 
-void ckpt_roster_list(const struct ckpt_roster *r, const char *path, struct ckpt_str *list)
+int ckpt_roster_list(const struct ckpt_roster *r, const char *path, struct ckpt_str *list)
 {
+    const struct ckpt_roster_entry *of = ckpt_roster_find(r, path);
+
+    if (!of)
+        return ENOENT;
+    if (of->is.kind != CKPT_ENTRY_DIR)
+        return ENOTDIR;
     const bool is_top = strcmp(path, ".") == 0;
     ckpt_cleanup(ckpt_freep) char *folder = is_top ? strdup("") : ckpt_asprintf("%s/", path);
     const size_t len = folder ? strlen(folder) : 0;
@@ -236,11 +243,12 @@ void ckpt_roster_list(const struct ckpt_roster *r, const char *path, struct ckpt
     for (size_t i = folder ? lower_bound(r, folder, len) : r->entry.len; i < r->entry.len; i++) {
         const struct ckpt_roster_entry *e = &r->entry.ptr[i];
         if (e->name != len || memcmp(e->is.path, folder, len) != 0)
-            return;
+            break;
         if (strcmp(e->is.path, ".") != 0)
             ckpt_listed_add(list,
                             &(struct ckpt_entry){e->is.path + e->name, e->is.kind, e->is.is_link});
     }
+    return 0;
 }
 
 bool ckpt_roster_has(const struct ckpt_roster *r, const struct ckpt_roster_entry *e, uint32_t rank)

@@ -49,8 +49,8 @@ void ckpt_roster_release(struct ckpt_roster *r);
 /* The entry with this path; NULL: no rank has it. */
 const struct ckpt_roster_entry *ckpt_roster_find(const struct ckpt_roster *r, const char *path);
 
-/* Append the entries of a folder to a list (ckpt_listed_add). */
-void ckpt_roster_list(const struct ckpt_roster *r, const char *path, struct ckpt_str *list);
+/* Append the entries of a folder to a list (ckpt_listed_add). 0, ENOENT or ENOTDIR. */
+int ckpt_roster_list(const struct ckpt_roster *r, const char *path, struct ckpt_str *list);
 
 /* Does a rank that has sent this listing have the entry? */
 bool ckpt_roster_has(const struct ckpt_roster *r, const struct ckpt_roster_entry *e, uint32_t rank);

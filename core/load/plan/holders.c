@@ -29,11 +29,11 @@ static uint32_t number_set(struct ckpt_holders *h, struct ckpt_map *known, const
     ckpt_numbers ranks = {0};
     uint32_t number = CKPT_NONE;
     bool is_new = false;
-    int rc = ckpt_vec_reserve(&ranks, (size_t)nrank + 1);
+    int rc = ckpt_vec_reserve(&ranks, 1); /* the key of a set without ranks is a pointer, too */
 
     for (uint32_t r = 0; r < nrank && rc == 0; r++)
         if (has[r])
-            ranks.ptr[ranks.len++] = r;
+            rc = ckpt_vec_push(&ranks, r);
     if (rc == 0)
         rc = ckpt_vec_reserve(&h->ranks, 1);
     if (rc == 0)
@@ -44,16 +44,6 @@ static uint32_t number_set(struct ckpt_holders *h, struct ckpt_map *known, const
     else
         ckpt_vec_release(&ranks);
     return rc == 0 ? number : CKPT_NONE;
-}
-
-/* Do all ranks have it? */
-static bool has_all(const bool *has, uint32_t nrank)
-{
-    uint32_t r = 0;
-
-    while (r < nrank && has[r])
-        r++;
-    return r == nrank;
 }
 
 int ckpt_holders_find(const struct ckpt_catalog *cat, uint32_t nrank, struct ckpt_holders *ret,
@@ -68,7 +58,7 @@ int ckpt_holders_find(const struct ckpt_catalog *cat, uint32_t nrank, struct ckp
         return ckpt_nomem(err);
     for (uint32_t i = 0; i < ret->nsource; i++) {
         ret->set[i] = CKPT_NONE;
-        if (!ckpt_source_holders(cat->sources.ptr[i], has, nrank) || has_all(has, nrank))
+        if (!ckpt_source_holders(cat->sources.ptr[i], has, nrank) || !memchr(has, false, nrank))
             continue;
         if ((ret->set[i] = number_set(ret, &known, has, nrank)) == CKPT_NONE)
             return ckpt_nomem(err);

@@ -206,10 +206,9 @@ static int list_exchanges(struct model *m, const struct ckpt_plan *p)
         for (uint32_t k = 0; k < s->nstep && m->device && !s->pairs && rc == 0; k++)
             rc = add_exchange(m, list, "allgather", s->step[k].rank, s->step[k].n,
                               (uint64_t)s->slice * (k ? s->step[0].n : 1), s->nwindow);
-        if (s->nstep && m->device && s->pairs && rc == 0)
-            rc = add_exchange(m, list, "pairs", group->rank, group->n, each, s->nwindow);
-        if (s->nstep && !m->device && rc == 0)
-            rc = add_exchange(m, list, "allgather", group->rank, group->n, each, s->nwindow);
+        if (s->nstep && (!m->device || s->pairs) && rc == 0)
+            rc = add_exchange(m, list, m->device ? "pairs" : "allgather", group->rank, group->n,
+                              each, s->nwindow);
     }
     if (rc == 0 && bytes > m->most) {
         m->most = bytes;
