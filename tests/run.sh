@@ -27,11 +27,18 @@ venv=${CKPTFS_VENV:-build/venv}
 jobs=$(nproc)
 mkdir -p build
 
+# used: seconds of processors that all processes have taken which have ended (in a variable: in a shell of its own there would be none)
+used() {
+  times >build/times
+  used=$(awk 'NR == 2 { split($0, t, /[ms ]+/); print int(60 * (t[1] + t[3]) + t[2] + t[4]) }' build/times)
+}
+
 # phase NAME: from here on time counts as NAME's, until the next phase begins
-phases=() phase= phase_began=0
+phases=() phase= phase_began=0 phase_used=0
 phase() {
-  [[ -z $phase ]] || phases+=("$(printf '%6d s  %s' $((SECONDS - phase_began)) "$phase")")
-  phase=$1 phase_began=$SECONDS
+  used
+  [[ -z $phase ]] || phases+=("$(printf '%6d s, of processors %6d s  %s' $((SECONDS - phase_began)) $((used - phase_used)) "$phase")")
+  phase=$1 phase_began=$SECONDS phase_used=$used
 }
 
 # The interpreter that a newcomer has: Debian's own where there is one, whatever other comes first in PATH.
@@ -201,14 +208,17 @@ if ((strict)); then
   export CKPTFS_STRICT=1
   # the long ones mostly wait (those of faults, for timeouts), so there are twice as many as processors
   run asan -LE 'interop|bench|engines' -j $((2 * jobs))
-  run tsan -LE interop -j $((2 * jobs))
-  phase 'fuzzing'
+  # beside the tests of threads, which mostly wait; always the same inputs: the long runs of tests/release.sh look for others
   mkdir -p build/fuzz
-  # from a fixed number: what a change brings is found again at its author's; the long runs of tests/release.sh look for the rest
-  CKPTFS_FUZZ_SEED=${CKPTFS_FUZZ_SEED:-1} sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" 2>&1 | tee build/fuzz/log || {
+  CKPTFS_FUZZ_RUNS=${CKPTFS_FUZZ_RUNS:-20000} nice -n 19 sh tests/fuzz/run.sh >build/fuzz/log 2>&1 &
+  fuzzing=$!
+  run tsan -LE interop -j $((2 * jobs))
+  phase 'fuzzing: the rest'
+  wait "$fuzzing" || {
     failed=1
     { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
   }
+  cat build/fuzz/log
 fi
 if ((all)); then
   wait_for_frameworks
