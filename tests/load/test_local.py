@@ -243,6 +243,9 @@ def check_plan(top):
     assert "one of them is enough" in plan(path, layouts[0], "--node-files", listed, status=2)
     assert "use {node}" in plan(path.replace("{node}", "{rank}"), layouts[0], status=2)
     assert "none of the 4 nodes" in plan(path + "-not", layouts[0], status=1)
+    with open(listed, "w") as f:
+        f.write("* *\n")
+    assert "is a file: a local load needs a directory" in plan(listed, layouts[0], "--node-files", listed, status=2)
     os.remove(place_of(path.replace("{node}", "{rank}"), LOST[name][0]))
     assert "all 4 nodes of this job; " + LOST[name][2] in plan(path, layouts[0], status=1)
     print("ok   plans are what loads do")

@@ -103,6 +103,12 @@ class Decoded(Case):
         self.assertNotIn("temporary file", noted)
         self.assertEqual(other, digest)
 
+    def test_a_folder_may_be_called_as_a_word_of_the_option(self):
+        os.mkdir(os.path.join(self.tmp, "no"))
+        done = subprocess.run([CKPT, "export", self.run_dir, "no/out", "-o", "view=raw", "--weights-only"], cwd=self.tmp, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"into a temporary file in '{self.tmp}/no'", done.stderr)
+
     def test_a_mount_has_its_file_before_the_sandbox(self):
         folder = os.path.join(self.tmp, "cache")
         os.mkdir(folder)

@@ -7,10 +7,10 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "io/far/dir_bounded.h"
 
 enum {
     MOST_ENTRIES = 1 << 20, /* of one directory: some 150 MB at rank 0, if 1 rank has that many */
@@ -46,9 +46,7 @@ int ckpt_listing_path(const char *given, uint32_t rank, uint32_t node, char **re
 int ckpt_listing_open(const char *path, const struct ckpt_access *how, struct ckpt_dir **ret,
                       struct ckpt_err *err)
 {
-    struct stat st;
-
-    if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
+    if (ckpt_path_is_file_bounded(path, &how->far))
         return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: a local load needs a directory", path);
     return ckpt_archive_open(path, how, ret, err);
 }
