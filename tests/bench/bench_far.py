@@ -8,7 +8,8 @@ usage: tests/bench/bench_far.py [--build build/release] [--dir SCRATCH] [--laten
        tests/bench/bench_far.py --cold ...      the same runs on the local disk of --dir, none of whose pages are in memory, beside `cp -r` of the run
 
 Each command sees a fresh mount of the storage, whose cache is empty. Times are of whole programs, the best of all rounds, which are interleaved; ratios are
-the parallel readers' time divided by ours (for ckpt load: of two ranks that need half each), so 1 is as fast as the storage; of `many`, those read the heads
+the parallel readers' time divided by ours (for ckpt load: of two ranks that need half each; `start` is such a load of one number), so 1 is as fast
+as the storage; of `many`, those read the heads
 of all files that `find` names, 32 at once. `requests` are those that the
 storage saw: reads, and opens, attributes and lists together.
 """
@@ -121,11 +122,24 @@ def mapped(opt, run, options):
         subprocess.run([sys.executable, "-c", MAPPED, mount.at], check=True)
 
 
-def load(opt, run, options):
+def two_ranks(opt, *args):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI"))}
     mpirun = ["mpirun", "-n", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    layout = ["--layout=tp=2"] if not any(o.startswith("view") for o in options) else ["--layout=fsdp=2"]
-    subprocess.run(mpirun + [os.path.join(opt.build, "fs", "ckpt"), "load", run] + layout + options, check=True, env=env, stdout=subprocess.DEVNULL)
+    subprocess.run(mpirun + [os.path.join(opt.build, "fs", "ckpt"), "load", *args], check=True, env=env, stdout=subprocess.DEVNULL)
+
+
+def load(opt, run, options):
+    layout = "tp=2" if not any(o.startswith("view") for o in options) else "fsdp=2"
+    two_ranks(opt, run, "--layout=" + layout, *options)
+
+
+def start(opt, run, options):
+    """A load of one number: what MPI needs, and what every load needs."""
+    os.makedirs(opt.out)
+    header = json.dumps({"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    with open(os.path.join(opt.out, "model.safetensors"), "wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header + b"x")
+    two_ranks(opt, opt.out, "--layout=dp=2", "-o", "view=raw")
 
 
 def copied(opt, run, options):
@@ -141,7 +155,7 @@ def ls(opt, run, options):
         os.listdir(mount.at)
 
 
-WAYS = {"floor": floor, "export": export, "cp": copy, "mapped": mapped, "load": load, "info": info, "ls": ls}
+WAYS = {"floor": floor, "export": export, "cp": copy, "mapped": mapped, "load": load, "start": start, "info": info, "ls": ls}
 OPENS = {"floor": heads, "info": info, "ls": ls}
 
 
@@ -158,7 +172,7 @@ def measure(opt, name, top, options):
     ways = OPENS if name == "many" else WAYS | {"floor": copied} if opt.cold else WAYS
     for i in range(opt.rounds):
         for way in list(ways)[:: 1 if i % 2 == 0 else -1]:
-            if opt.ways and way not in opt.ways and way != "floor":
+            if opt.ways and way not in opt.ways and way != "floor" and not (way == "start" and "load" in opt.ways):
                 continue
             with cold(top) if opt.cold else Storage(opt.build, top, opt.latency_us, opt.rate, opt.dir) as storage:
                 begin = time.monotonic()
@@ -167,6 +181,8 @@ def measure(opt, name, top, options):
             shutil.rmtree(opt.out, ignore_errors=True)
             if way not in best or took < best[way][0]:
                 best[way] = took, storage.counts
+    if "load" in best:
+        print(f"{name:12} load without the start of its ranks: {best['floor'][0] / (best['load'][0] - best['start'][0]):.2f}")
     for way, (took, counts) in best.items():
         saw = counts and f"{counts['bytes'] / 1e9:5.2f} GB in {counts['reads']:6} reads, {counts['opens'] + counts['attributes'] + counts['lists']:5} others"
         print(f"{name:12} {way:8} {took:7.2f} s  {best['floor'][0] / took:5.2f}  {saw or ''}", flush=True)
