@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt info: facts about a run; of a mountpoint, about the run that it shows, and with -v what its
  * daemon has negotiated; of the directory of an unfinished export, how far that is. */
+#include <errno.h>
 #include <limits.h>
 #include <mntent.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "common.h"
 #include "out.h"
 #include "summary.h"
@@ -103,13 +108,66 @@ static bool is_any_mounted(void)
     return any;
 }
 
-/* The facts of a mountpoint, from its control file. If nothing is mounted, the path is not looked
- * at: its storage may hang. */
+/* A control file that a thread reads; the last of the two to use it frees it. */
+struct control {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool was_read, was_left;
+    json_t *facts;
+    char path[];
+};
+
+static void free_control(struct control *c)
+{
+    json_decref(c->facts);
+    free(c);
+}
+
+static void *read_control(void *arg)
+{
+    struct control *c = arg;
+    json_t *facts = json_load_file(c->path, 0, NULL);
+
+    (void)pthread_mutex_lock(&c->lock);
+    c->facts = facts;
+    c->was_read = true;
+    const bool was_left = c->was_left;
+    (void)pthread_cond_signal(&c->ended);
+    (void)pthread_mutex_unlock(&c->lock);
+    if (was_left)
+        free_control(c);
+    return NULL;
+}
+
+/* The facts of a mountpoint, from its control file. A path that is none may lie on storage that
+ * hangs, so a thread reads, and is left to itself if it gets no answer: opening the run will not
+ * get one either, and say so. */
 static json_t *mount_facts(const char *path)
 {
-    ckpt_cleanup(ckpt_freep) char *file =
-        is_any_mounted() ? ckpt_asprintf("%s/.ckptfs/stats.json", path) : NULL;
-    return file ? json_load_file(file, 0, NULL) : NULL;
+    static const char name[] = "/.ckptfs/stats.json";
+    enum { WAIT_MS = 3000, STACK = 256 * 1024 }; /* a daemon answers from its memory */
+    const struct timespec until = ckpt_deadline(WAIT_MS);
+    struct control *c;
+
+    if (!is_any_mounted() || !(c = calloc(1, sizeof *c + strlen(path) + sizeof name)))
+        return NULL;
+    (void)pthread_mutex_init(&c->lock, NULL);
+    ckpt_cond_init(&c->ended);
+    (void)sprintf(c->path, "%s%s", path, name);
+    if (ckpt_thread_detach(STACK, read_control, c) != 0) {
+        free_control(c);
+        return NULL;
+    }
+    (void)pthread_mutex_lock(&c->lock);
+    while (!c->was_read && pthread_cond_timedwait(&c->ended, &c->lock, &until) != ETIMEDOUT)
+        ;
+    json_t *facts = ckpt_steal(&c->facts);
+    const bool was_read = c->was_read;
+    c->was_left = !was_read;
+    (void)pthread_mutex_unlock(&c->lock);
+    if (was_read)
+        free_control(c);
+    return facts;
 }
 
 static void print_advice(const json_t *mount)

@@ -284,6 +284,7 @@ class Hung(unittest.TestCase):
         shutil.copytree(NANOTRON, self.run_dir)
         far = self.storage(self.run_dir, 1000)
         far.hangs_after = 0
+        self.stack.enter_context(Mount(NANOTRON, self.at, program=CKPTFS))  # info looks whether what it is given is a mount
         for command in (["digest", far.at], ["verify", far.at, NANOTRON + ".expected"], ["info", far.at]):
             with self.subTest(command[0]):
                 far.hang()

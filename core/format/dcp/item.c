@@ -223,11 +223,12 @@ static int read_item(struct task *t, size_t k, struct ckpt_err *err)
                      "the item is neither a torch.save archive nor part of a safetensors file");
 }
 
-/* Begin to fetch the headers of chunks from k on, which are near each other where items are small:
- * as far as is kept until they are read. Where they end. */
+/* Begin to fetch the headers of chunks from k on. Where items are small that is all of the file, in
+ * steps of which the memory for parts keeps those of all threads until they are read. Where the
+ * step ends. */
 static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 {
-    enum { AROUND_HEADER = 8 * 1024, AT_ONCE = 1 << 20 };
+    enum { AROUND_HEADER = 8 * 1024, AT_ONCE = 4 << 20 };
     struct ckpt_dcp_chunk *const *order = r->order.ptr;
     struct ckpt_source *s = r->source[order[k]->file];
     const uint64_t first = order[k]->off;
