@@ -349,6 +349,57 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
     return g.all;
 }
 
+/* The copy of n steps along the widest axis, which lie `inner` bytes apart in the source instead.
+ */
+static void steps_copy(const struct ckpt_strided_reader *r, const struct ckpt_ndcopy *c,
+                       uint32_t widest, uint64_t n, uint64_t inner, struct ckpt_ndcopy *ret)
+{
+    struct ckpt_step_axis axis[CKPT_MAX_AXES + 1];
+
+    memcpy(axis, c->axis, c->naxis * sizeof *axis);
+    axis[widest].n = n;
+    axis[widest].src = inner;
+    axis[c->naxis] = (struct ckpt_step_axis){c->run / r->esize, r->esize, r->esize};
+    ckpt_ndcopy_init(ret, axis, c->naxis + 1, r->esize);
+}
+
+/* Read what each step along the widest axis takes alone, without the holes between the steps, if
+ * the page cache has all of it: of a transposed tensor a run in the source is no run in memory, and
+ * one layer of many is a small part of the range in which it lies. Returns as read_runs_cached. */
+static int read_steps_cached(const struct ckpt_strided_reader *r, struct ckpt_source *s,
+                             const struct ckpt_ndcopy *c, uint64_t dst, uint64_t src,
+                             struct ckpt_err *err)
+{
+    const uint32_t widest = widest_axis(c);
+    const struct ckpt_step_axis *a = &c->axis[widest];
+    const uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
+    struct ckpt_source_run run[GATHER_AT_ONCE];
+    struct iovec iov[GATHER_AT_ONCE];
+
+    if (!r->buf || !r->hot_hole || a->src < inner + r->hot_hole || 2 * inner > r->bound ||
+        begins_in_cache(r, s, src))
+        return 0;
+    const uint64_t most = ckpt_min_u64(GATHER_AT_ONCE, r->bound / inner);
+    r->cache->source = NULL; /* its memory is used */
+    if (cache_reserve(r->cache, (size_t)(most * inner), err) < 0 || touch(r->batch, s, err) < 0)
+        return -1;
+    for (uint64_t i = 0, n; i < a->n; i += n) {
+        struct ckpt_ndcopy part;
+        n = ckpt_min_u64(most, a->n - i);
+        for (uint64_t k = 0; k < n; k++) {
+            iov[k] = (struct iovec){r->cache->data + k * inner, (size_t)inner};
+            run[k] = (struct ckpt_source_run){src + (i + k) * a->src, &iov[k], 1};
+        }
+        if (read_runs(r->batch, s, run, n, CKPT_READ_CACHED, NULL) != 0)
+            return 0;
+        count(r->batch, s, n * inner);
+        steps_copy(r, c, widest, n, inner, &part);
+        ckpt_ndcopy_run(&part, r->buf + dst + i * a->dst, r->cache->data);
+    }
+    r->batch->nread++;
+    return 1;
+}
+
 /* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
  * dst and src say where element 0 is, in r->buf and in the source. The bytes are there after
  * ckpt_batch_finish. */
@@ -362,7 +413,8 @@ static int strided_read(const struct ckpt_strided_reader *r, struct ckpt_source 
     ckpt_ndcopy_init(&c, axis, naxis, r->esize);
     if (scatters(&c))
         return read_scattered(r, s, &c, dst, src, err);
-    if ((result = read_runs_cached(r, s, &c, dst, src, err)) != 0)
+    if ((result = read_runs_cached(r, s, &c, dst, src, err)) != 0 ||
+        (result = read_steps_cached(r, s, &c, dst, src, err)) != 0)
         return result < 0 ? -1 : 0;
 
     uint32_t widest = widest_axis(&c);

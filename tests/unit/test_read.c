@@ -221,14 +221,15 @@ TEST(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for)
     ckpt_catalog_free(f.cat);
 }
 
-/* One of eight column slices of a file, or of a range of a file. Where nothing tells whether the
+/* One of eight column slices of a file, or of a range of a file, as it is or transposed. Where
+ * nothing tells whether the
  * page cache has the bytes (tmpfs of older kernels), the holes are read, too. */
 TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
 {
     enum { ROWS = 300, COLS = 4096, WAYS = 8, BYTES = ROWS * COLS / WAYS * 2, BEFORE = 4096 };
     enum { LEN = BEFORE + ROWS * COLS * 2 };
-    const uint64_t dim[] = {ROWS, COLS / WAYS}, stride[] = {COLS * 2, 2};
-    const struct ckpt_box box = {.rank = 2, .n = {ROWS, COLS / WAYS}};
+    const uint64_t dims[2][2] = {{ROWS, COLS / WAYS}, {COLS / WAYS, ROWS}};
+    const uint64_t strides[2][2] = {{COLS * 2, 2}, {2, COLS * 2}};
     unsigned char *data = malloc(LEN), *buf = malloc(BYTES);
     struct ckpt_err err = {0};
     struct ckpt_dir *dir;
@@ -247,7 +248,10 @@ TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
     const struct ckpt_source_way cached = {CKPT_READ_CACHED, NULL};
     const bool tells =
         ckpt_source_read(file, &cached, &(struct ckpt_source_run){0, &all, 1}, 1, NULL) == 0;
-    for (int window = 0; window < 2; window++) {
+    for (int way = 0; way < 4; way++) {
+        const bool window = way % 2;
+        const uint64_t *dim = dims[way / 2], *stride = strides[way / 2];
+        const struct ckpt_box box = {.rank = 2, .n = {dim[0], dim[1]}};
         const uint64_t at = window ? 0 : BEFORE;
         struct ckpt_piece_draft piece;
         struct fixture f;
@@ -258,8 +262,8 @@ TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
         CHECK_OK(ckpt_catalog_set_pieces(f.cat, 0, &piece, 1, &err));
         CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, BYTES, 0, &err));
         for (size_t i = 0; i < BYTES; i++)
-            CHECK_EQ(buf[i], data[BEFORE + i / (COLS / WAYS * 2) * COLS * 2 + 3 * COLS / WAYS * 2 +
-                                  i % (COLS / WAYS * 2)]);
+            CHECK_EQ(buf[i], data[BEFORE + 3 * COLS / WAYS * 2 + i / 2 / dim[1] * stride[0] +
+                                  i / 2 % dim[1] * stride[1] + i % 2]);
         CHECK(f.stats.source_bytes == BYTES || !tells);
         CHECK(f.stats.source_reads == 1 || !tells);
         ckpt_catalog_free(f.cat);
