@@ -137,6 +137,21 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
     return ckpt_err_move(err, &own);
 }
 
+int ckpt_view_prepare(struct ckpt_view *view, const struct ckpt_node *file, uint64_t off,
+                      uint64_t end)
+{
+    switch (ckpt_ahead_prepare(&view->reading, vnode(file), off, end)) {
+    case CKPT_PREPARED_BEFORE:
+        return 2;
+    case CKPT_PREPARED_BUSY:
+        return 1;
+    case CKPT_PREPARED_NOT:
+        return -1;
+    default:
+        return 0;
+    }
+}
+
 void ckpt_view_will_read(struct ckpt_view *view)
 {
     ckpt_ahead_all(&view->reading, view->tree, view->cat->tensors.len);

@@ -99,11 +99,16 @@ static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ck
     return 0;
 }
 
+static struct ckpt_slab slab_of(const struct ckpt_decoded_part *part)
+{
+    return (struct ckpt_slab){
+        .scope = part, .owner = part, .len = (size_t)part->len, .fill = fill, .ctx = part};
+}
+
 static int read_memory(struct ckpt_decoded *d, struct ckpt_decoded_part *part,
                        const struct ckpt_source_run *run, struct ckpt_err *err)
 {
-    const struct ckpt_slab slab = {
-        .scope = part, .owner = part, .len = (size_t)part->len, .fill = fill, .ctx = part};
+    const struct ckpt_slab slab = slab_of(part);
     uint64_t off = run->off;
 
     ckpt_slabs_need(d->slabs, slab.len);
@@ -145,27 +150,38 @@ static int make(struct ckpt_decoded *d, struct ckpt_decoded_part *part, struct c
     return rc < 0 ? UNMADE : REFUSED;
 }
 
+/* The state of a part, which is not MAKING if the caller waits. One that was UNMADE is MAKING now:
+ * the caller makes it (make_mine). */
+static int claim(struct ckpt_decoded *d, struct ckpt_decoded_part *part, bool waits)
+{
+    (void)pthread_mutex_lock(&d->lock);
+    while (waits && atomic_load(&part->state) == MAKING)
+        (void)pthread_cond_wait(&d->made, &d->lock);
+    const int state = atomic_load(&part->state);
+    if (state == UNMADE)
+        atomic_store(&part->state, MAKING);
+    (void)pthread_mutex_unlock(&d->lock);
+    return state;
+}
+
+/* Make a part that the caller has claimed. -1: it can't be decoded. */
+static int make_mine(struct ckpt_decoded *d, struct ckpt_decoded_part *part, struct ckpt_err *err)
+{
+    const int state = make(d, part, err);
+
+    (void)pthread_mutex_lock(&d->lock);
+    atomic_store(&part->state, state);
+    (void)pthread_cond_broadcast(&d->made);
+    (void)pthread_mutex_unlock(&d->lock);
+    return state == UNMADE ? -1 : 0;
+}
+
 /* Is the part in the file? It is put there if it is not. -1: it can't be decoded. */
 static int put_there(struct ckpt_decoded *d, struct ckpt_decoded_part *part, struct ckpt_err *err)
 {
-    if (atomic_load(&part->state) < KEPT) {
-        (void)pthread_mutex_lock(&d->lock);
-        while (atomic_load(&part->state) == MAKING)
-            (void)pthread_cond_wait(&d->made, &d->lock);
-        const bool mine = atomic_load(&part->state) == UNMADE;
-        if (mine)
-            atomic_store(&part->state, MAKING);
-        (void)pthread_mutex_unlock(&d->lock);
-        if (mine) {
-            const int state = make(d, part, err);
-            (void)pthread_mutex_lock(&d->lock);
-            atomic_store(&part->state, state);
-            (void)pthread_cond_broadcast(&d->made);
-            (void)pthread_mutex_unlock(&d->lock);
-            if (state == UNMADE)
-                return -1;
-        }
-    }
+    if (atomic_load(&part->state) < KEPT && claim(d, part, true) == UNMADE &&
+        make_mine(d, part, err) < 0)
+        return -1;
     return atomic_load(&part->state) == KEPT;
 }
 
@@ -197,6 +213,22 @@ int ckpt_decoded_read(struct ckpt_decoded *d, struct ckpt_decoded_part *part,
             return rc;
     }
     return 0;
+}
+
+enum ckpt_prepared ckpt_decoded_prepare(struct ckpt_decoded *d, struct ckpt_decoded_part *part)
+{
+    if (!uses_file(d)) {
+        const struct ckpt_slab slab = slab_of(part);
+        return ckpt_slabs_prepare(d->slabs, &slab);
+    }
+    switch (atomic_load(&part->state) < KEPT ? claim(d, part, false) : KEPT) {
+    case UNMADE:
+        return make_mine(d, part, NULL) < 0 ? CKPT_PREPARED_NOT : CKPT_PREPARED_NOW;
+    case MAKING:
+        return CKPT_PREPARED_BUSY;
+    default:
+        return CKPT_PREPARED_BEFORE;
+    }
 }
 
 void ckpt_decoded_forget(struct ckpt_decoded *d, struct ckpt_decoded_part *part)

@@ -48,5 +48,8 @@ int ckpt_decoded_read(struct ckpt_decoded *d, struct ckpt_decoded_part *part,
                       const struct ckpt_source_way *way, const struct ckpt_source_run *run,
                       size_t n, struct ckpt_err *err);
 
+/* Decode a part before it is read, unless it is there or another thread decodes it now. */
+enum ckpt_prepared ckpt_decoded_prepare(struct ckpt_decoded *d, struct ckpt_decoded_part *part);
+
 /* Forget a part, which nobody reads. */
 void ckpt_decoded_forget(struct ckpt_decoded *d, struct ckpt_decoded_part *part);

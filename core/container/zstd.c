@@ -366,11 +366,17 @@ static struct ckpt_source *zstd_stored(const struct ckpt_source *s, uint64_t *re
     return self(s)->of;
 }
 
+static enum ckpt_prepared zstd_prepare(struct ckpt_source *s)
+{
+    return ckpt_decoded_prepare(self(s)->decoded, &self(s)->part);
+}
+
 static const struct ckpt_source_ops zstd_ops = {.read = zstd_read,
                                                 .check = zstd_check,
                                                 .name = zstd_name,
                                                 .free = zstd_free,
-                                                .stored = zstd_stored};
+                                                .stored = zstd_stored,
+                                                .prepare = zstd_prepare};
 
 static struct source_zstd *new_source(struct ckpt_decoded *decoded, struct ckpt_source *of,
                                       uint64_t off, uint64_t len, struct ckpt_err *err)

@@ -95,6 +95,11 @@ int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err)
     return s->ops->check ? s->ops->check(s, err) : 0;
 }
 
+enum ckpt_prepared ckpt_source_prepare(struct ckpt_source *s)
+{
+    return s->ops->prepare ? s->ops->prepare(s) : CKPT_PREPARED_BEFORE;
+}
+
 char *ckpt_source_name(const struct ckpt_source *s) { return s->ops->name(s); }
 
 /* ---- bytes in memory ---- */

@@ -45,6 +45,23 @@ struct ckpt_source_way {
                                        NULL: through the page cache */
 };
 
+/* Some bytes take long to make: a source that decodes, a transposed part of a tensor. They can be
+ * prepared before somebody reads them, and the call that does so returns what it has found. */
+enum ckpt_prepared {
+    CKPT_PREPARED_NOT = -1, /* it can't be made: who reads it is told why */
+    CKPT_PREPARED_NOW,      /* this call has made it or, of several, one */
+    CKPT_PREPARED_FULL,     /* there is no room to make it ahead */
+    CKPT_PREPARED_BUSY,     /* another thread makes it now */
+    CKPT_PREPARED_BEFORE,   /* there is nothing left to make */
+};
+
+/* Joins what two calls have found. As long as that is BUSY or BEFORE, what follows may be prepared.
+ */
+static inline enum ckpt_prepared ckpt_prepared_both(enum ckpt_prepared a, enum ckpt_prepared b)
+{
+    return a < b ? a : b;
+}
+
 /* A source has one of the first two members. */
 struct ckpt_source_ops {
     /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size.
@@ -66,6 +83,8 @@ struct ckpt_source_ops {
     /* Return, of a source that decodes, another source and at *ret_off some of its bytes from which
      * this one is made. NULL: its bytes are stored as they are. */
     struct ckpt_source *(*stored)(const struct ckpt_source *s, uint64_t *ret_off);
+    /* Decode all of it, unless that is done. NULL: there is nothing to decode. */
+    enum ckpt_prepared (*prepare)(struct ckpt_source *s);
 };
 
 /* Members embed this first. */
@@ -111,6 +130,9 @@ bool ckpt_source_is_object(struct ckpt_source *s);
 /* Begin to fetch bytes [off, off+len), without waiting, if the source is far. A hint: a range
  * outside of the source is cut. False: there is no room for them now. */
 bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len);
+
+/* Makes what the first read would wait for, if the source has to decode its bytes. */
+enum ckpt_prepared ckpt_source_prepare(struct ckpt_source *s);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

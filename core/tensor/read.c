@@ -387,27 +387,32 @@ static int check_sources(const struct ckpt_tensor *t, struct ckpt_err *err)
     return 0;
 }
 
+static struct ckpt_slab slab_of(const struct slab_ctx *c, uint64_t number)
+{
+    const uint64_t left = c->tensor->numel - number * c->slab_numel;
+    const size_t esize = ckpt_dtype_size(c->tensor->dtype);
+
+    return (struct ckpt_slab){.scope = c->rd,
+                              .owner = c->tensor,
+                              .number = number,
+                              .len = (size_t)ckpt_min_u64(c->slab_numel, left) * esize,
+                              .fill = fill_slab,
+                              .ctx = c};
+}
+
 static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo, uint64_t hi,
                       struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = c->tensor;
-    const size_t esize = ckpt_dtype_size(t->dtype);
+    const size_t esize = ckpt_dtype_size(c->tensor->dtype);
 
     while (lo < hi) {
-        const uint64_t begin = lo / c->slab_numel * c->slab_numel;
-        const uint64_t end = ckpt_min_u64(begin + c->slab_numel, t->numel);
-        const uint64_t upto = ckpt_min_u64(hi, end);
-        const struct ckpt_slab slab = {.scope = c->rd,
-                                       .owner = t,
-                                       .number = lo / c->slab_numel,
-                                       .len = (size_t)(end - begin) * esize,
-                                       .fill = fill_slab,
-                                       .ctx = c};
-        if (ckpt_slabs_read(c->rd->slabs, &slab, buf, (size_t)(upto - lo) * esize,
-                            (size_t)(lo - begin) * esize, err) < 0)
+        const struct ckpt_slab slab = slab_of(c, lo / c->slab_numel);
+        const size_t off = (size_t)(lo % c->slab_numel) * esize;
+        const size_t len = (size_t)ckpt_min_u64((hi - lo) * esize, slab.len - off);
+        if (ckpt_slabs_read(c->rd->slabs, &slab, buf, len, off, err) < 0)
             return -1;
-        buf += (upto - lo) * esize;
-        lo = upto;
+        buf += len;
+        lo += len / esize;
     }
     return check_sources(c->tensor, err);
 }
@@ -424,6 +429,49 @@ int ckpt_elements_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, vo
         return read_slabs(&c, buf, lo, hi, err);
     }
     return make_elements(t, rd, buf, lo, hi, err);
+}
+
+/* ---- what is slow to make, before it is read ---- */
+
+/* Decode the first source of a tensor that is not decoded. */
+static enum ckpt_prepared prepare_sources(const struct ckpt_tensor *t)
+{
+    enum ckpt_prepared result = CKPT_PREPARED_BEFORE;
+
+    for (size_t i = 0; i < t->npiece && result >= CKPT_PREPARED_BUSY; i++)
+        if (i == 0 || t->piece[i].source != t->piece[i - 1].source)
+            result = ckpt_prepared_both(
+                result, ckpt_source_prepare(t->cat->sources.ptr[t->piece[i].source]));
+    for (uint32_t i = 0; t->value && i < t->value->narg && result >= CKPT_PREPARED_BUSY; i++)
+        result = ckpt_prepared_both(result, prepare_sources(t->value->arg[i]));
+    return result;
+}
+
+/* Fill the first slab of elements [lo, hi) that is not there, or those of the operands. */
+static enum ckpt_prepared prepare_slabs(const struct ckpt_tensor *t, struct ckpt_reading *rd,
+                                        uint64_t lo, uint64_t hi)
+{
+    const struct slab_ctx c = {t, rd, slab_bytes(t) / ckpt_dtype_size(t->dtype)};
+    enum ckpt_prepared result = CKPT_PREPARED_BEFORE;
+
+    if (c.slab_numel) {
+        for (uint64_t i = lo / c.slab_numel; i * c.slab_numel < hi && result >= CKPT_PREPARED_BUSY;
+             i++) {
+            const struct ckpt_slab slab = slab_of(&c, i);
+            result = ckpt_prepared_both(result, ckpt_slabs_prepare(rd->slabs, &slab));
+        }
+    } else if (t->value && t->value->ops->elements) {
+        result = prepare_slabs(t->value->arg[0], rd, lo, hi);
+    }
+    return result;
+}
+
+enum ckpt_prepared ckpt_tensor_prepare(const struct ckpt_tensor *t, struct ckpt_reading *rd,
+                                       uint64_t lo, uint64_t hi)
+{
+    const enum ckpt_prepared result = prepare_sources(t);
+
+    return result == CKPT_PREPARED_BEFORE && rd->slabs ? prepare_slabs(t, rd, lo, hi) : result;
 }
 
 /* ---- ranges of bytes ---- */

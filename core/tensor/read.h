@@ -71,6 +71,12 @@ int ckpt_tensor_pread(const struct ckpt_tensor *t, struct ckpt_reading *rd, void
 int ckpt_tensor_prefetch(const struct ckpt_tensor *t, const struct ckpt_reading *rd, uint64_t lo,
                          uint64_t hi, struct ckpt_batch *batch, struct ckpt_err *err);
 
+/* Elements [lo, hi) will be read soon: makes the first source of them that has to be decoded or, if
+ * all are, the first slab. While another thread decodes a source, slabs are not made, since they
+ * would wait for that. */
+enum ckpt_prepared ckpt_tensor_prepare(const struct ckpt_tensor *t, struct ckpt_reading *rd,
+                                       uint64_t lo, uint64_t hi);
+
 /* The tensor that is read for t: t itself, or the tensor from which it is computed element by
  * element. Boxes of one are boxes of the other. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_tensor *t);

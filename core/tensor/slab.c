@@ -267,6 +267,26 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
     return result;
 }
 
+enum ckpt_prepared ckpt_slabs_prepare(struct ckpt_slabs *slabs, const struct ckpt_slab *slab)
+{
+    enum ckpt_prepared result = CKPT_PREPARED_FULL;
+    size_t used = 0;
+
+    (void)pthread_mutex_lock(&slabs->lock);
+    struct slab *s = find(slabs, slab);
+    for (const struct slab *k = slabs->list.next; !s && k != &slabs->list; k = k->next)
+        used += is_spent(k) ? 0 : k->is.len;
+    if (s) {
+        result = s->state == FILLING ? CKPT_PREPARED_BUSY : CKPT_PREPARED_BEFORE;
+    } else if (used + slab->len <= slabs->budget / 2 && (s = begin(slabs, slab))) {
+        fill_new(slabs, s);
+        result = s->state == FAILED ? CKPT_PREPARED_NOT : CKPT_PREPARED_NOW;
+        leave(slabs, s, 0);
+    }
+    (void)pthread_mutex_unlock(&slabs->lock);
+    return result;
+}
+
 void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len)
 {
     (void)pthread_mutex_lock(&slabs->lock);

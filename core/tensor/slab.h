@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "io/source.h"
 
 struct ckpt_slabs;
 
@@ -43,6 +44,10 @@ struct ckpt_slab {
  */
 int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
                     size_t off, struct ckpt_err *err);
+
+/* Makes a slab before it is read, unless it is there or another thread makes it now. That takes no
+ * more than half of the budget: slabs which are not yet read as a whole stay. */
+enum ckpt_prepared ckpt_slabs_prepare(struct ckpt_slabs *slabs, const struct ckpt_slab *slab);
 
 /* Slabs of this size will be read: raise the budget so that two of them fit. */
 void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len);

@@ -349,7 +349,7 @@ static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_sou
     return g.all;
 }
 
-/* The copy of n steps along the widest axis, which lie `inner` bytes apart in the source instead.
+/* Set *ret to a copy of n steps along the widest axis, which lie `inner` bytes apart in the source.
  */
 static void steps_copy(const struct ckpt_strided_reader *r, const struct ckpt_ndcopy *c,
                        uint32_t widest, uint64_t n, uint64_t inner, struct ckpt_ndcopy *ret)

@@ -197,6 +197,26 @@ void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tr
         ckpt_ahead_note(rd, file, at + off, at + end);
 }
 
+enum ckpt_prepared ckpt_ahead_prepare(struct ckpt_reading *rd, const struct ckpt_vnode *file,
+                                      uint64_t off, uint64_t end)
+{
+    enum ckpt_prepared result = CKPT_PREPARED_BEFORE;
+
+    for (size_t i = ckpt_segment_at(file, off);
+         result >= CKPT_PREPARED_BUSY && i < file->nsegment && file->segment[i].off < end; i++) {
+        const struct ckpt_segment *s = &file->segment[i];
+        const uint64_t lo = off > s->off ? off - s->off : 0;
+        const uint64_t hi = ckpt_min_u64(s->len, end - s->off);
+        if (lo >= hi || s->kind != CKPT_SEGMENT_TENSOR)
+            continue;
+        const size_t esize = ckpt_dtype_size(s->tensor->dtype);
+        result =
+            ckpt_prepared_both(result, ckpt_tensor_prepare(s->tensor, rd, (s->from + lo) / esize,
+                                                           (s->from + hi + esize - 1) / esize));
+    }
+    return result;
+}
+
 void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t ntensor)
 {
     struct ckpt_ahead *a = rd->ahead;

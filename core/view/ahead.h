@@ -25,5 +25,10 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
 void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
                             uint64_t off, uint64_t end);
 
+/* Makes the first part of bytes [off, end) of the file that is slow to make (ckpt_tensor_prepare).
+ */
+enum ckpt_prepared ckpt_ahead_prepare(struct ckpt_reading *rd, const struct ckpt_vnode *file,
+                                      uint64_t off, uint64_t end);
+
 /* Begins to fetch the first files at once: all of them will be read, one after the other. */
 void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t ntensor);

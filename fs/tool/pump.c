@@ -20,12 +20,23 @@
 
 enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
+/* So many bytes after the next chunk are prepared, as far as the view has room: scanned layers make
+ * the first layer need chunks of all layers, which several threads decompress if they see some of
+ * them. With half of it fewer do; with twice, the list of tensors to look at between two chunks is
+ * longer. */
+enum { PREPARE = 1 << 30 };
+
 static const uint64_t IDLE = UINT64_MAX;
 
 struct chunk {
     uint64_t ticket, off;
     size_t item, len;
     bool first, last; /* the first, or last, of its item in this run */
+};
+
+struct place {
+    size_t item;
+    uint64_t off;
 };
 
 struct state {
@@ -37,8 +48,10 @@ struct state {
     struct ckpt_err err; /* the first failure */
     size_t item;         /* where the next chunk begins */
     uint64_t off;
-    uint64_t ticket; /* ticket of the next chunk */
-    uint64_t turn;   /* ticket of the chunk to be hashed next */
+    uint64_t ticket;       /* ticket of the next chunk */
+    uint64_t turn;         /* ticket of the chunk to be hashed next */
+    struct place prepared; /* what is before it is; item SIZE_MAX: something can't be, and no more
+                              is prepared, as a read will fail */
     uint64_t
         *flying; /* per thread: the ticket that it has not yet passed on and reported, or IDLE */
     XXH3_state_t *hash; /* hash of the current item; only used by the thread whose turn it is */
@@ -97,6 +110,46 @@ static bool take(struct state *s, unsigned index, struct chunk *ret)
     }
     (void)pthread_mutex_unlock(&s->lock);
     return more;
+}
+
+static bool is_before(struct place a, struct place b)
+{
+    return a.item < b.item || (a.item == b.item && a.off < b.off);
+}
+
+/* Let the view make one part of what comes next. The thread has no chunk now, so that no other one
+ * waits for it. */
+static void prepare(struct state *s)
+{
+    const struct ckpt_items *items = s->p->items;
+    uint64_t left = PREPARE;
+    bool whole = true;
+    int rc = 2;
+
+    (void)pthread_mutex_lock(&s->lock);
+    const struct place from = {s->stop ? items->n : s->item, s->off};
+    struct place done = s->prepared;
+    (void)pthread_mutex_unlock(&s->lock);
+    for (size_t i = from.item; i < items->n && left && rc > 0; i++) {
+        const struct ckpt_item *item = &items->item[i];
+        if (item->start == CKPT_PUMP_SKIP)
+            continue;
+        uint64_t lo = i == from.item ? from.off : item->start;
+        const uint64_t hi = item->size - lo < left ? item->size : lo + left;
+        left -= hi - lo;
+        if (!item->file || is_before((struct place){i, hi}, done))
+            continue;
+        lo = i == done.item && lo < done.off ? done.off : lo;
+        rc = ckpt_view_prepare(s->p->view, item->file, lo, hi);
+        whole = whole && rc == 2;
+        if (whole)
+            done = (struct place){i, hi};
+    }
+    if (rc < 0)
+        done.item = SIZE_MAX;
+    (void)pthread_mutex_lock(&s->lock);
+    s->prepared = is_before(s->prepared, done) ? done : s->prepared;
+    (void)pthread_mutex_unlock(&s->lock);
 }
 
 static bool has_mark(const struct chunk *c)
@@ -196,7 +249,7 @@ static void *work(void *arg)
         (void)ckpt_nomem(&err);
         fail(w->s, &err);
     } else {
-        while (take(w->s, w->index, &c))
+        for (prepare(w->s); take(w->s, w->index, &c); prepare(w->s))
             if (move(w, &c, buf, &err) < 0) {
                 fail(w->s, &err);
                 break;

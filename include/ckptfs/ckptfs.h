@@ -323,6 +323,15 @@ CKPT_PUBLIC bool ckpt_view_unchanged(const struct ckpt_view *from, const struct 
  * far, in a bucket, the first ones are fetched from now on. */
 CKPT_PUBLIC void ckpt_view_will_read(struct ckpt_view *view);
 
+/* Bytes [off, end) of a file will be read soon: make the first part of them that takes long to make
+ * and is not made yet (decompressed chunks, transposed tensors). Threads that read all files in
+ * order call this between two reads, instead of waiting for each other when they come to that part.
+ * Returns 2 if all parts are made; 1 if other threads make what is left, so that what follows may
+ * be prepared; 0 if one was made now, or there is no room for it; -1 if it can't be made, for which
+ * the read that needs it gives the reason. Safe from many threads. */
+CKPT_PUBLIC int ckpt_view_prepare(struct ckpt_view *view, const struct ckpt_node *file,
+                                  uint64_t off, uint64_t end);
+
 /* Check that everything read from the view so far belongs to one save. Returns 0 if all shards are
  * unchanged since the view was opened, or if all of them have been replaced by another save (the
  * files that the view holds open still contain the old save). STALE: only some shards have changed,

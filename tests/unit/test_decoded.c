@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -21,6 +22,7 @@ struct made {
     struct ckpt_decoded_part part;
     int number;
     atomic_int calls, fails;
+    sem_t *begun, *goes_on; /* NULL, or decoding posts one and waits for the other */
 };
 
 static unsigned char byte_at(int number, size_t i)
@@ -35,6 +37,10 @@ static int decode(const struct ckpt_decoded_part *part, ckpt_decoded_put *put, v
     unsigned char buf[PIECE];
 
     atomic_fetch_add(&m->calls, 1);
+    if (m->begun) {
+        (void)sem_post(m->begun);
+        (void)sem_wait(m->goes_on);
+    }
     for (size_t at = 0; at < LEN; at += PIECE) {
         const size_t n = LEN - at < PIECE ? LEN - at : PIECE;
         if (atomic_load(&m->fails) && at > LEN / 2)
@@ -196,6 +202,60 @@ TEST(decoded, a_part_that_cannot_be_decoded_is_tried_again)
     }
 }
 
+TEST(decoded, a_part_that_was_prepared_is_not_decoded_again)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+
+    for (size_t budget = LEN; budget <= 4 * LEN; budget += 3 * LEN) { /* the file, or memory */
+        setup(&f, budget, true);
+        for (int i = 0; i < 2; i++) {
+            atomic_store(&f.part[i].fails, i);
+            CHECK_EQ(ckpt_decoded_prepare(f.place, &f.part[i].part),
+                     i ? CKPT_PREPARED_NOT : CKPT_PREPARED_NOW);
+        }
+        CHECK_EQ(ckpt_decoded_prepare(f.place, &f.part[0].part), CKPT_PREPARED_BEFORE);
+        CHECK_OK(read_range(&f, 0, 0, LEN, &err));
+        CHECK_EQ(f.part[0].calls, 1);
+        CHECK_FAILS(read_range(&f, 1, 0, 9, &err), CKPT_IO, "part 1");
+        teardown(&f);
+    }
+}
+
+static void *prepare_first(void *arg)
+{
+    struct fixture *f = arg;
+
+    return (void *)(intptr_t)ckpt_decoded_prepare(f->place, &f->part[0].part);
+}
+
+TEST(decoded, who_prepares_does_not_wait_for_another_thread)
+{
+    for (size_t budget = LEN; budget <= 4 * LEN; budget += 3 * LEN) {
+        struct fixture f;
+        pthread_t thread;
+        sem_t begun, goes_on;
+        void *result;
+
+        setup(&f, budget, true);
+        assert_int_equal(sem_init(&begun, 0, 0) | sem_init(&goes_on, 0, 0), 0);
+        f.part[0].begun = &begun;
+        f.part[0].goes_on = &goes_on;
+        assert_int_equal(pthread_create(&thread, NULL, prepare_first, &f), 0);
+        (void)sem_wait(&begun);
+        CHECK_EQ(ckpt_decoded_prepare(f.place, &f.part[0].part), CKPT_PREPARED_BUSY);
+        CHECK_EQ(ckpt_decoded_prepare(f.place, &f.part[1].part), CKPT_PREPARED_NOW);
+        (void)sem_post(&goes_on);
+        (void)pthread_join(thread, &result);
+        CHECK_EQ((intptr_t)result, CKPT_PREPARED_NOW);
+        CHECK_EQ(ckpt_decoded_prepare(f.place, &f.part[0].part), CKPT_PREPARED_BEFORE);
+        CHECK(f.part[0].calls == 1 && f.part[1].calls == 1);
+        (void)sem_destroy(&begun);
+        (void)sem_destroy(&goes_on);
+        teardown(&f);
+    }
+}
+
 TEST(decoded, bytes_in_the_page_cache_are_only_those_of_the_file)
 {
     const struct ckpt_source_way cached = {CKPT_READ_CACHED, NULL};
@@ -301,5 +361,7 @@ TESTS(T(decoded, parts_beyond_the_budget_are_decoded_once_into_the_file),
       T(decoded, parts_within_the_budget_stay_in_memory),
       T(decoded, without_a_folder_or_room_memory_is_used_with_a_warning),
       T(decoded, a_part_that_cannot_be_decoded_is_tried_again),
+      T(decoded, a_part_that_was_prepared_is_not_decoded_again),
+      T(decoded, who_prepares_does_not_wait_for_another_thread),
       T(decoded, bytes_in_the_page_cache_are_only_those_of_the_file),
       T(decoded, a_fork_decodes_for_itself), T(decoded, a_large_frame_is_streamed), )

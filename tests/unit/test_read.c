@@ -221,6 +221,32 @@ TEST(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for)
     ckpt_catalog_free(f.cat);
 }
 
+TEST(cost, a_transposed_tensor_is_prepared_slab_by_slab)
+{
+    enum { ROWS = 4096, COLS = 10000, BYTES = ROWS * COLS * 2, SLABS = 2 };
+    uint64_t dim[] = {COLS, ROWS}, stride[] = {2, COLS * 2};
+    struct ckpt_piece_draft piece;
+    struct ckpt_box b = {.rank = 2, .n = {COLS, ROWS}};
+    struct ckpt_err err = {0};
+    struct fixture f;
+    unsigned char *buf = malloc(BYTES);
+    ckpt_piece_from_box(dim, &b, 0, 0, stride, &piece);
+    setup(&f, dim, 1, BYTES, &piece, 1);
+    CHECK_EQ(ckpt_tensor_prepare(f.t, &f.rd, 0, f.t->numel), CKPT_PREPARED_BEFORE);
+    CHECK_OK(ckpt_slabs_new(256 << 20, &f.rd.slabs, &err));
+    for (int i = 0; i < SLABS; i++)
+        CHECK_EQ(ckpt_tensor_prepare(f.t, &f.rd, 0, f.t->numel), CKPT_PREPARED_NOW);
+    CHECK_EQ(ckpt_tensor_prepare(f.t, &f.rd, 0, f.t->numel), CKPT_PREPARED_BEFORE);
+    const unsigned long long made = f.stats.source_bytes;
+    CHECK_OK(ckpt_tensor_pread(f.t, &f.rd, buf, BYTES, 0, &err));
+    CHECK_EQ(f.stats.source_bytes, made);
+    for (uint64_t i = 0; i < BYTES / 2; i += 9973)
+        CHECK_EQ(buf[i * 2], source_byte(0, i / ROWS * 2 + i % ROWS * COLS * 2));
+    free(buf);
+    ckpt_slabs_unref(f.rd.slabs);
+    ckpt_catalog_free(f.cat);
+}
+
 /* One of eight column slices of a file, or of a range of a file, as it is or transposed. Where
  * nothing tells whether the
  * page cache has the bytes (tmpfs of older kernels), the holes are read, too. */
@@ -303,5 +329,6 @@ TESTS(T(read, any_range_of_random_pieces_is_what_they_say),
       T(cost, a_mebibyte_of_an_eight_way_row_parallel_tensor_is_eight_reads),
       T(cost, a_contiguous_tensor_in_two_files_is_one_read_each),
       T(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for),
+      T(cost, a_transposed_tensor_is_prepared_slab_by_slab),
       T(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file),
       T(catalog, a_piece_past_the_end_of_its_source_is_refused))

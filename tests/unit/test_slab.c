@@ -148,6 +148,46 @@ TEST(slab, a_group_is_forgotten_as_a_whole)
     ckpt_slabs_unref(slabs);
 }
 
+TEST(slab, one_is_prepared_if_that_evicts_nothing_unread)
+{
+    struct filler f = {0};
+    struct ckpt_slabs *slabs;
+    struct ckpt_err err = {0};
+    struct ckpt_slab slab[4];
+    char buf[SLAB];
+    CHECK_OK(ckpt_slabs_new(4 * SLAB, &slabs, &err));
+    for (uint64_t i = 0; i < 4; i++)
+        slab[i] = slab_of(&f, NULL, i);
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[0]), CKPT_PREPARED_NOW);
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[0]), CKPT_PREPARED_BEFORE);
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[1]), CKPT_PREPARED_NOW);
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[2]), CKPT_PREPARED_FULL);
+    CHECK_EQ(f.calls, 2);
+    CHECK_OK(ckpt_slabs_read(slabs, &slab[0], buf, SLAB - 1, 0, &err));
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[2]), CKPT_PREPARED_FULL);
+    CHECK_OK(ckpt_slabs_read(slabs, &slab[0], buf, 1, SLAB - 1, &err));
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab[2]), CKPT_PREPARED_NOW);
+    CHECK_EQ(read_one(slabs, NULL, &f, 1), 2);
+    CHECK_EQ(read_one(slabs, NULL, &f, 2), 3);
+    CHECK_EQ(f.calls, 3);
+    ckpt_slabs_unref(slabs);
+}
+
+TEST(slab, one_that_cannot_be_prepared_is_tried_again_when_it_is_read)
+{
+    struct filler f = {.fails = true};
+    struct ckpt_slabs *slabs;
+    struct ckpt_err err = {0};
+    CHECK_OK(ckpt_slabs_new(4 * SLAB, &slabs, &err));
+    const struct ckpt_slab slab = slab_of(&f, NULL, 4);
+    CHECK_EQ(ckpt_slabs_prepare(slabs, &slab), CKPT_PREPARED_NOT);
+    CHECK_EQ(ckpt_slabs_bytes(slabs), 0);
+    f.fails = false;
+    CHECK_EQ(read_one(slabs, NULL, &f, 4), 5);
+    CHECK_EQ(f.calls, 2);
+    ckpt_slabs_unref(slabs);
+}
+
 /* ---- filling ahead ---- */
 
 enum { AHEAD = 24, PARTS = 8, LARGE = 9 << 20 };
@@ -322,5 +362,7 @@ TEST(fault, whatever_read_fails_the_request_fails)
 
 TESTS(T(slab, many_who_want_one_fill_it_once), T(slab, a_failure_reaches_all_and_is_not_kept),
       T(slab, the_budget_holds_and_the_oldest_goes), T(slab, a_group_is_forgotten_as_a_whole),
+      T(slab, one_is_prepared_if_that_evicts_nothing_unread),
+      T(slab, one_that_cannot_be_prepared_is_tried_again_when_it_is_read),
       T(slab, threads_that_read_in_order_fill_ahead),
       T(fault, whatever_read_fails_the_request_fails))
