@@ -34,6 +34,12 @@ struct slab {
     bool was_read_to_end; /* a read had its last byte */
 };
 
+/* The memory of a large slab that was discarded, at whose beginning this lies. */
+struct spare {
+    struct spare *next;
+    size_t room;
+};
+
 struct ckpt_slabs {
     atomic_uint refs;
     pthread_mutex_t lock; /* protects everything except the bytes of READY slabs that are in use */
@@ -41,8 +47,8 @@ struct ckpt_slabs {
     struct slab list; /* the sentinel of a ring */
     struct slab *bucket[BUCKETS];
     size_t budget, bytes; /* bytes: the sum of the slabs' lengths */
-    unsigned char *spare; /* the memory of a large slab that was discarded, for the next one */
-    size_t spare_room;
+    struct spare *spare;  /* the one that was discarded last is the first */
+    size_t spare_bytes;
 };
 
 int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
@@ -110,6 +116,46 @@ static struct slab *find(struct ckpt_slabs *c, const struct ckpt_slab *is)
     return s;
 }
 
+/* Take the first spare memory at *at. */
+static struct spare *unlink_spare(struct ckpt_slabs *c, struct spare **at)
+{
+    struct spare *spare = *at;
+
+    *at = spare->next;
+    c->spare_bytes -= spare->room;
+    return spare;
+}
+
+/* Keep memory for a later slab, and free what has been kept for long if that is too much. */
+static void keep_spare(struct ckpt_slabs *c, void *data, size_t room)
+{
+    struct spare *spare = data;
+    struct spare **last = &spare->next;
+
+    *spare = (struct spare){c->spare, room};
+    c->spare = spare;
+    c->spare_bytes += room;
+    while (*last && c->bytes + c->spare_bytes > c->budget / 2) {
+        for (; (*last)->next; last = &(*last)->next)
+            continue;
+        free(unlink_spare(c, last));
+        last = &spare->next;
+    }
+}
+
+/* Give a large new slab memory that was kept, if some of it is as large, and not twice as large. */
+static void take_spare(struct ckpt_slabs *c, struct slab *s)
+{
+    struct spare **at = &c->spare;
+
+    while (*at && (s->is.len > (*at)->room || s->is.len < (*at)->room / 2))
+        at = &(*at)->next;
+    if (*at && s->is.len >= LARGE) {
+        s->room = (*at)->room;
+        s->data = (unsigned char *)unlink_spare(c, at);
+    }
+}
+
 static void discard(struct ckpt_slabs *c, struct slab *s)
 {
     struct slab **at = bucket_of(c, &s->is);
@@ -120,11 +166,8 @@ static void discard(struct ckpt_slabs *c, struct slab *s)
     *at = s->chain;
     unlink_slab(s);
     c->bytes -= s->is.len;
-    if (s->room > c->spare_room) {
-        free(c->spare);
-        c->spare = ckpt_steal(&s->data);
-        c->spare_room = s->room;
-    }
+    if (s->room && s->data)
+        keep_spare(c, ckpt_steal(&s->data), s->room);
     free(s->data);
     free(s);
 }
@@ -141,7 +184,8 @@ void ckpt_slabs_unref(struct ckpt_slabs *slabs)
         return;
     while (slabs->list.next != &slabs->list)
         discard(slabs, slabs->list.next);
-    free(slabs->spare);
+    while (slabs->spare)
+        free(unlink_spare(slabs, &slabs->spare));
     (void)pthread_cond_destroy(&slabs->filled);
     (void)pthread_mutex_destroy(&slabs->lock);
     free(slabs);
@@ -176,11 +220,7 @@ static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
         *bucket_of(c, is) = s;
         s->users = 1;
         evict(c);
-        if (is->len >= LARGE && is->len <= c->spare_room && is->len >= c->spare_room / 2) {
-            s->data = ckpt_steal(&c->spare);
-            s->room = c->spare_room;
-            c->spare_room = 0;
-        }
+        take_spare(c, s);
     }
     return s;
 }

@@ -3,8 +3,9 @@
  * values.
  *
  * A slab is made once, by the first thread that needs it; other threads wait for it. When the
- * budget is used up, the least recently used slabs are freed. The memory of one large slab is kept
- * for the next one: getting it from the kernel, which clears it, takes as long as filling it. */
+ * budget is used up, the least recently used slabs are freed. The memory of large slabs is kept for
+ * the next ones, as far as half of the budget has room for it beside the slabs, but of one in any
+ * case: getting it from the kernel, which clears it, takes as long as filling it. */
 #pragma once
 
 #include <stdbool.h>
