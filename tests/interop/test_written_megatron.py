@@ -128,8 +128,8 @@ def one_rank(world, rank, port, *args):
     load(*args)
 
 
-def gpt_model(cfg, tp, pp, ep, dtype=torch.bfloat16):
-    """A rank's GPT model, and its config."""
+def gpt_model(cfg, tp, pp, ep, dtype=torch.bfloat16, dispatcher="alltoall"):
+    """A rank's GPT model, and its config. dispatcher: of tokens to experts; with "allgather" it computes without a GPU."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -138,18 +138,18 @@ def gpt_model(cfg, tp, pp, ep, dtype=torch.bfloat16):
     experts = getattr(cfg, "num_local_experts", getattr(cfg, "num_experts", None)) if "moe" in cfg.model_type or cfg.model_type == "mixtral" else None
     q_norm = cfg.model_type.startswith("qwen3")
     extra = dict(num_moe_experts=experts, moe_router_topk=2, moe_ffn_hidden_size=getattr(cfg, "moe_intermediate_size", cfg.intermediate_size),
-                 moe_token_dispatcher_type="alltoall") if experts else {}
+                 moe_token_dispatcher_type=dispatcher) if experts else {}
     config = TransformerConfig(
         num_layers=cfg.num_hidden_layers, hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size, num_attention_heads=cfg.num_attention_heads,
         num_query_groups=cfg.num_key_value_heads, kv_channels=getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads,
         add_bias_linear=False, add_qkv_bias=cfg.model_type == "qwen2", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm", qk_layernorm=q_norm, use_cpu_initialization=True, params_dtype=dtype, bf16=dtype == torch.bfloat16,
+        normalization="RMSNorm", layernorm_epsilon=getattr(cfg, "rms_norm_eps", 1e-5), qk_layernorm=q_norm, use_cpu_initialization=True, params_dtype=dtype, bf16=dtype == torch.bfloat16,
         pipeline_dtype=dtype, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
         expert_tensor_parallel_size=1 if ep > 1 else None, gradient_accumulation_fusion=False, **extra)
     spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, qk_layernorm=q_norm, normalization="RMSNorm")
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     model = GPTModel(config, spec, vocab_size=cfg.vocab_size, max_sequence_length=64, pre_process=first, post_process=last,
-                     share_embeddings_and_output_weights=cfg.tie_word_embeddings, position_embedding_type="rope", rotary_base=10000)
+                     share_embeddings_and_output_weights=cfg.tie_word_embeddings, position_embedding_type="rope", rotary_base=cfg.rope_parameters["rope_theta"])
     torch.nn.RMSNorm.get_extra_state, torch.nn.RMSNorm.set_extra_state = lambda self: None, lambda self, state: None  # as TransformerEngine's since 2
     return model, config
 
