@@ -122,6 +122,7 @@ def fsdp2_model(name, seed):
 
 
 def meet(top, rank, world):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + os.path.join(top, "meet"), rank=rank, world_size=world)
 
 
@@ -168,26 +169,38 @@ def preload():
         test_resume_megatron.preload()
 
 
-def deepspeed_engine(deepspeed, name, stage, wide, known, **more):
+def deepspeed_engine(deepspeed, name, stage, wide, known, tp=1, **more):
+    """tp: tensor-parallel ranks, to which DeepSpeed's AutoTP divides the model."""
     import deepspeed_writer as dw
     model = fresh(name, 1 if known else 2)
+    if tp > 1:
+        model, more = deepspeed.tp_model_init(model, tp_size=tp, dtype=torch.bfloat16), more | {"tensor_parallel": {"autotp_size": tp}}
     plan = {"stage": stage, "dtype": "bf16", "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False}
     config = dw.config_of(plan) | {"gradient_clipping": 0.0} | more
     return deepspeed.initialize(model=model, optimizer=make_adamw(model, wide, known), config=config)[0]
 
 
-def set_deepspeed_gradients(engine):
+def part_of(t, shape, rank, ranks):
+    """The part of a tensor that a tensor-parallel rank has in this shape; t itself if it is not divided."""
+    divided = [d for d in range(t.ndim) if t.shape[d] != shape[d]]
+    assert len(divided) < 2 and all(t.shape[d] == ranks * shape[d] for d in divided), (t.shape, shape)
+    return t.chunk(ranks, divided[0])[rank] if divided else t
+
+
+def set_deepspeed_gradients(engine, name, rank, ranks):
     """Of the fourth step, in place of those that a backward has made."""
     from deepspeed.utils import safe_set_full_grad
-    for name, p in engine.module.named_parameters():
+    gradients = {k: gradient(k, p.shape) for k, p in fresh(name).named_parameters()}
+    for k, p in engine.module.named_parameters():
         if hasattr(p, "ds_id"):  # of ZeRO 3, whose last rank has less than others
-            g = gradient(name, p.ds_shape).flatten()
+            g = part_of(gradients[k], p.ds_shape, rank, ranks).flatten()
             p._z3_optimizer.set_fp32_grad_for_param(torch.nn.functional.pad(g, (0, dist.get_world_size())), p)
         else:
-            safe_set_full_grad(p, gradient(name, p.shape))
+            safe_set_full_grad(p, part_of(gradients[k], p.shape, rank, ranks))
 
 
-def deepspeed_goes_on(engine):
+def deepspeed_goes_on(engine, name, rank=0, ranks=1):
+    """rank: among the tensor-parallel ranks, of which each tells its part."""
     import deepspeed_writer as dw
 
     def states():
@@ -199,7 +212,7 @@ def deepspeed_goes_on(engine):
             "steps": sorted({float(s["step"]) for s in inner.state.values() if s})}
     loss = loss_of(engine, STEPS)
     engine.backward(loss)
-    set_deepspeed_gradients(engine)
+    set_deepspeed_gradients(engine, name, rank, ranks)
     engine.step()
     held["after"] = states()
     with torch.no_grad():
@@ -216,7 +229,7 @@ def deepspeed_source(world, rank, port, top, names):
                 engine.backward(loss_of(engine, step))
                 engine.step()
             engine.save_checkpoint(os.path.join(top, f"deepspeed-{name}"))
-        held = deepspeed_goes_on(engine)
+        held = deepspeed_goes_on(engine, name)
         if rank == 0:
             torch.save(held, os.path.join(top, f"deepspeed-{name}.want"))
         dist.barrier()
@@ -230,11 +243,38 @@ def deepspeed_target(world, rank, port, views):
         with contextlib.redirect_stdout(None):
             engine = deepspeed_engine(deepspeed, name, 2, wide, False, checkpoint={"load_universal": True})
             engine.load_checkpoint(view)
-        held = deepspeed_goes_on(engine)
+        held = deepspeed_goes_on(engine, name)
         if rank == 0:
             torch.save(held, result)
         dist.barrier()
         engine.destroy()
+
+
+def deepspeed_parallel(world, rank, port, result, view, name, wanted, stages, tp):
+    """Engines that AutoTP divides load the view of a run with one group of parameters. What each rank has is compared here: its part, bit for bit."""
+    import deepspeed_writer as dw
+    deepspeed, want, losses = dw.start(world, rank, port), torch.load(wanted), []
+    from deepspeed.utils import groups
+    for stage in stages:
+        with contextlib.redirect_stdout(None):
+            engine = deepspeed_engine(deepspeed, name, stage, False, False, tp, checkpoint={"load_universal": True})
+            engine.load_checkpoint(view)
+        own = groups.get_tensor_model_parallel_rank()
+        got = deepspeed_goes_on(engine, name, own, tp)
+        divided = set()
+        for at in ("states", "after"):
+            for kind, tensors in want[at].items():
+                assert set(got[at][kind]) == set(tensors)
+                for k, t in got[at][kind].items():
+                    assert torch.equal(t, part_of(tensors[k], t.shape, own, tp)), (stage, at, kind, k)
+                    divided |= {d for d in range(t.ndim) if t.shape[d] != tensors[k].shape[d]}
+        assert divided == {0, 1}, divided  # columns and rows
+        losses.append(got["losses"])
+        dist.barrier()
+        engine.destroy()
+    if rank == 0:
+        with open(result, "w") as f:
+            json.dump(losses, f)
 
 
 # ---- Megatron ----

@@ -124,6 +124,7 @@ class Pairs(TensorCase):
 
     @classmethod
     def setUpClass(cls):
+        torch.set_num_threads(1)  # all is tiny
         cls.top = tempfile.mkdtemp()
         cls.addClassCleanup(shutil.rmtree, cls.top)
         for name in CONFIGS:
@@ -284,10 +285,22 @@ class Pairs(TensorCase):
         ranks.run(2, "pairs_ranks", "deepspeed_target", ranks.free_port(), self.jobs(views), folder=self.tmp, PYTHONPATH=DEEPSPEED[-1])
         self.check_jobs("deepspeed_universal", views)
 
+    @unittest.skipUnless(DEEPSPEED, "CKPTFS_DEEPSPEED has no folder with deepspeed")
+    def test_universal_on_tensor_parallel_ranks(self):
+        """DeepSpeed's AutoTP cuts what it loads by what it knows of its layers, at every stage of ZeRO."""
+        key, view, result = ("nanotron", "llama"), self.path("view"), self.path("losses.json")
+        done = export(self.at("-".join(key)), view, "view=deepspeed_universal", "optimizer")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ranks.run(4, "pairs_ranks", "deepspeed_parallel", ranks.free_port(), result, view, key[1], self.at("-".join(key) + ".want"), [1, 2, 3], 2, folder=self.tmp,
+                  PYTHONPATH=DEEPSPEED[-1])
+        with open(result) as f:
+            for stage, losses in zip((1, 2, 3), json.load(f)):
+                self.tell(f"universal, TP, ZeRO {stage}", key, torch.load(self.at("-".join(key) + ".want")), losses)
+
     @classmethod
     def tearDownClass(cls):
         for key, difference in sorted(cls.seen.items()):
-            print(f"{key[0]:12}{key[1]:8}{key[2]:22}losses differ by {difference:.1e}")
+            print(f"{key[0]:12}{key[1]:8}{key[2]:24}losses differ by {difference:.1e}")
 
 
 if __name__ == "__main__":
