@@ -20,6 +20,7 @@ tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=False)
 CONFIGS = {"llama": tf.LlamaConfig(**SIZES),
+           "tied": tf.LlamaConfig(**(SIZES | {"tie_word_embeddings": True})),
            "moe": tf.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)}
 KINDS = ("exp_avg", "exp_avg_sq")
 STEPS = 3
@@ -104,7 +105,7 @@ def go_on(model, optimizer, of=gradient):
 def hub(name, tensors):
     """Tensors under the names that the hub has, which are others than in memory for experts, as transformers itself writes them."""
     model = fresh(name)
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, strict=not CONFIGS[name].tie_word_embeddings)
     with tempfile.TemporaryDirectory() as tmp:
         model.save_pretrained(tmp)
         return load_file(os.path.join(tmp, "model.safetensors"))
@@ -345,7 +346,7 @@ def megatron_source(world, rank, port, top, name, layout):
     tp, pp, ep = layout
     plan = {**written.PLAN, "centred": False, "tp": tp, "pp": pp, "ep": ep, "etp": 1 if ep > 1 else tp}
     state = {"model": sharded, "optimizer": optimizer.sharded_state_dict(sharded, is_loading=False, metadata=metadata), "iteration": STEPS,
-             "checkpoint_version": 3.0, "args": mw.arguments(CONFIGS[name], plan, False)}
+             "checkpoint_version": 3.0, "args": mw.arguments(CONFIGS[name], plan, CONFIGS[name].tie_word_embeddings)}
     mw.without_forks()
     dist_checkpointing.save(state, os.path.join(top, f"megatron-{name}", f"iter_{STEPS:07}"), content_metadata=metadata)
     megatron_step(model, optimizer, part(held["gradient"]))

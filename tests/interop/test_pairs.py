@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run goes on in another framework: three real steps in one, an export with the option optimizer, and a fourth step after the other's own loader.
-Every source is resumed by every target, a tiny Llama and, but from nanotron, a tiny Qwen3-MoE:
+Every source is resumed by every target: a tiny Llama, one with tied embeddings but from torchtitan, and a tiny Qwen3-MoE but from nanotron.
 
-    source      FSDP2 on 2 ranks; torchtitan; Megatron's distributed optimizer, TP 2 x PP 2 (PP 2 x EP 2 with experts); DeepSpeed, ZeRO 3 on 3 ranks;
-                nanotron, TP 2
+    source      FSDP2 on 2 ranks; torchtitan; Megatron's distributed optimizer, TP 2 x PP 2 (tied: TP 2 x DP 2; with experts: PP 2 x EP 2); DeepSpeed,
+                ZeRO 3 on 3 ranks; nanotron, TP 2
     target      view=dcp: dcp.load and set_state_dict on FSDP2's 2 ranks; view=torchtitan; view=megatron: dist_checkpointing.load into Megatron's distributed
-                optimizer, TP 2 (EP 2); view=deepspeed_universal: an engine's load_checkpoint, ZeRO 2 on 2 ranks
+                optimizer, TP 2 (tied: one rank; with experts: EP 2); view=deepspeed_universal: an engine's load_checkpoint, ZeRO 2 on 2 ranks
 
 Masters and moments are the source's, element for element. Then both take a step with the same gradients, and have the same masters and moments, bit for
 bit: all of them compute AdamW as torch does. The losses of the batch before that step and of the next one after it agree to 1e-3, where one computes in
@@ -38,9 +38,9 @@ except ImportError as e:
 
 DEEPSPEED = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.path.isdir(p)]
 CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
-SOURCES = [("fsdp2", "llama"), ("fsdp2", "moe"), ("torchtitan", "llama"), ("torchtitan", "moe"), ("nanotron", "llama")]
-SOURCES += [("megatron", "llama"), ("megatron", "moe")] if CORES else []
-SOURCES += [("deepspeed", "llama"), ("deepspeed", "moe")] if DEEPSPEED else []
+SOURCES = [("fsdp2", "llama"), ("fsdp2", "moe"), ("fsdp2", "tied"), ("torchtitan", "llama"), ("torchtitan", "moe"), ("nanotron", "llama"), ("nanotron", "tied")]
+SOURCES += [("megatron", "llama"), ("megatron", "moe"), ("megatron", "tied")] if CORES else []
+SOURCES += [("deepspeed", "llama"), ("deepspeed", "moe"), ("deepspeed", "tied")] if DEEPSPEED else []
 WIDE = {"nanotron": False}  # sources whose optimizer has one group of parameters
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 SCHEDULE = ("initial_lr=0.5", "min_lr=0.0625")  # by which Megatron finds a group of parameters
@@ -132,7 +132,7 @@ class Pairs(TensorCase):
         ranks.run(2, "pairs_ranks", "fsdp2_source", cls.top, list(CONFIGS), folder=cls.top)
         os.remove(cls.at("meet"))
         if CORES:
-            for name, layout in (("llama", (2, 2, 1)), ("moe", (1, 2, 2))):
+            for name, layout in (("llama", (2, 2, 1)), ("moe", (1, 2, 2)), ("tied", (2, 1, 1))):
                 os.makedirs(cls.at(f"megatron-{name}", f"iter_{STEPS:07}"))
                 ranks.run(4, "pairs_ranks", "megatron_source", ranks.free_port(), cls.top, name, layout, folder=cls.top, PYTHONPATH=CORES[-1], OMP_NUM_THREADS="1")
         if DEEPSPEED:
@@ -146,6 +146,12 @@ class Pairs(TensorCase):
     def train_here(cls, name):
         """torchtitan's run and nanotron's, and what Megatron's ranks do."""
         CONFIGS[name].save_pretrained(cls.at(name + "-hf"))
+        if not CONFIGS[name].tie_word_embeddings:
+            cls.train_titan(name)
+        cls.train_others(name)
+
+    @classmethod
+    def train_titan(cls, name):
         model = Titan(name, 1)
         optimizer = pairs.make_adamw(model, True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
@@ -153,7 +159,10 @@ class Pairs(TensorCase):
         dcp.save({**model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT), "lr_scheduler": schedule.state_dict(),
                   "train_state": {"step": torch.tensor(STEPS)}}, checkpoint_id=cls.at(f"torchtitan-{name}", f"step-{STEPS}"), no_dist=True)
         torch.save(titan_goes_on(model, optimizer), cls.at(f"torchtitan-{name}.want"))
-        for wide in (True, False)[:1 + (name == "llama")]:
+
+    @classmethod
+    def train_others(cls, name):
+        for wide in (True, False)[:1 + (name != "moe")]:
             model, gradients = pairs.fresh(name), []
             start = {k: p.detach().clone() for k, p in model.named_parameters()}
             optimizer = pairs.make_adamw(model, wide)
@@ -162,7 +171,7 @@ class Pairs(TensorCase):
             if wide:
                 cls.in_hub_names(name, held, start=start, gradients=gradients)
             else:
-                cls.write_nanotron(held["states"], optimizer)
+                cls.write_nanotron(name, held["states"], optimizer)
             torch.save(held, cls.at(f"{'megatron' if wide else 'nanotron'}-{name}.want"))
 
     @classmethod
@@ -180,8 +189,8 @@ class Pairs(TensorCase):
         return path
 
     @classmethod
-    def write_nanotron(cls, states, optimizer):
-        config, run = CONFIGS["llama"], cls.at("nanotron-llama")
+    def write_nanotron(cls, name, states, optimizer):
+        config, run = CONFIGS[name], cls.at("nanotron-" + name)
         parameters = {kind: nt.llama_like(t, config) for kind, t in states.items()}
         step = nt.write_run(run, STEPS, nt.llama_like({k: t.bfloat16() for k, t in states["master"].items()}, config), nt_config(config, "is_llama_config"), 2, 1, 2)
         os.makedirs(os.path.join(step, "optimizer"))
@@ -264,11 +273,11 @@ class Pairs(TensorCase):
 
     @unittest.skipUnless(CORES, "CKPTFS_MEGATRON names no megatron-core")
     def test_megatron(self):
-        views, jobs = self.exported("megatron", "dtype=bfloat16", "make_vocab_size_divisible_by=8", SCHEDULE[1]), {"llama": {}, "moe": {}}
+        views, jobs = self.exported("megatron", "dtype=bfloat16", "make_vocab_size_divisible_by=8", SCHEDULE[1]), {name: {} for name in CONFIGS}
         for (source, name), view in views.items():
             wanted = self.in_hub_names(name, self.at(f"{source}-{name}.want"))
             jobs[name][self.path(f"{source}-{name}.json")] = [os.path.join(view, f"iter_{STEPS:07}"), name, wanted]
-        for name, layout in (("llama", (2, 1, 1)), ("moe", (1, 1, 2))):
+        for name, layout in (("llama", (2, 1, 1)), ("moe", (1, 1, 2)), ("tied", (1, 1, 1))):
             ranks.run(2, "pairs_ranks", "megatron_target", ranks.free_port(), jobs[name], layout, folder=self.tmp, PYTHONPATH=CORES[-1], OMP_NUM_THREADS="1")
         for key in views:
             with self.subTest(source=key):
