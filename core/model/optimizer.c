@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
@@ -27,7 +28,8 @@
 enum { NMOMENTS = 2, MASTER = NMOMENTS, NSTATES };
 static const char *const kinds[NSTATES] = {"exp_avg", "exp_avg_sq", "master"};
 
-/* A stored parameter, by the number of its weight in the reader's catalogue. */
+/* A stored parameter, by the number of its weight in the reader's catalogue, or, if it is stored in
+ * another form than the weights, of its first moment. */
 struct param {
     size_t group; /* NOT_SAID: no group names it */
     const struct ckpt_tensor *step;
@@ -50,7 +52,7 @@ struct making {
     struct model state[NSTATES];
     size_t nstate; /* how many of them the format has */
     struct ckpt_opening origin;
-    size_t *weight_of;   /* by the number of a source of `origin`: the weight that lies there */
+    size_t *weight_of;   /* by the number of a source of `origin`: the parameter that lies there */
     uint32_t *step_at;   /* of each group: the source with its step; UINT32_MAX: not made yet */
     float steps;         /* of all parameters, where these have none of their own */
     const char *stepped; /* the first of which it is known; NULL: none yet */
@@ -234,24 +236,49 @@ static json_t *number_groups(const struct making *m)
     return by_name;
 }
 
+/* Find the first moments by the names of weights that are not there; 0 or -1 (no memory). */
+static int find_other_forms(const struct ckpt_catalog *cat, struct ckpt_map *ret)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_state *s = cat->tensors.ptr[i].state;
+        if (s && s->weight && strcmp(s->kind, kinds[0]) == 0 &&
+            !ckpt_catalog_find(cat, s->weight) &&
+            ckpt_map_add(ret, s->weight, (uint32_t)i) == CKPT_NONE)
+            return -1;
+    }
+    return 0;
+}
+
+/* The number of the parameter whose state it is; CKPT_NONE: nothing says it. */
+static uint32_t param_of(const struct ckpt_catalog *cat, const struct ckpt_map *other_forms,
+                         const struct ckpt_state *s)
+{
+    const struct ckpt_tensor *w = s && s->weight ? ckpt_catalog_find(cat, s->weight) : NULL;
+
+    return w                ? (uint32_t)(w - cat->tensors.ptr)
+           : s && s->weight ? ckpt_map_find(other_forms, s->weight)
+                            : CKPT_NONE;
+}
+
 /* Note the groups and the steps of all stored parameters. */
 static int note_params(struct making *m, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = m->o->read;
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map other_forms = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *by_name = number_groups(m);
     const bool single = json_array_size(m->groups) == 1;
 
-    if (!by_name || !(m->param = calloc(cat->tensors.len + 1, sizeof *m->param)))
+    if (!by_name || !(m->param = calloc(cat->tensors.len + 1, sizeof *m->param)) ||
+        find_other_forms(cat, &other_forms) < 0)
         return ckpt_nomem(err);
     for (size_t i = 0; i < cat->tensors.len; i++)
         m->param[i].group = single ? 0 : NOT_SAID;
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
-        const struct ckpt_tensor *w =
-            t->state && t->state->weight ? ckpt_catalog_find(cat, t->state->weight) : NULL;
-        if (!w)
+        const uint32_t at = param_of(cat, &other_forms, t->state);
+        if (at == CKPT_NONE)
             continue;
-        struct param *p = &m->param[w - cat->tensors.ptr];
+        struct param *p = &m->param[at];
         const json_t *group = json_object_get(by_name, t->state->parameter);
         if (strcmp(t->state->kind, STEP) == 0)
             p->step = t;

@@ -10,6 +10,7 @@
 #include "tensor/read.h"
 
 #define MASTER "master"
+#define MOMENT "exp_avg" /* whoever is trained has it */
 
 bool ckpt_state_is_asked(const char *state)
 {
@@ -174,7 +175,7 @@ static int note(struct choice *c, const struct ckpt_tensor *t, struct ckpt_err *
 /* Adam has both of its moments of a parameter, or none. */
 static int check_pair(const struct choice *c, struct ckpt_err *err)
 {
-    static const char *const pair[] = {"exp_avg", "exp_avg_sq"};
+    static const char *const pair[] = {MOMENT, "exp_avg_sq"};
     const struct ckpt_catalog *cat = c->cat;
     const char *other = strcmp(c->kind, pair[0]) == 0   ? pair[1]
                         : strcmp(c->kind, pair[1]) == 0 ? pair[0]
@@ -229,10 +230,10 @@ static enum ckpt_dtype dtype_of(const struct choice *c)
     return CKPT_F32;
 }
 
-static int add_nowhere(struct choice *c, const struct ckpt_tensor *w, enum ckpt_dtype dtype,
-                       struct ckpt_err *err)
+static int add_nowhere(struct choice *c, const struct ckpt_tensor *w, const char *name,
+                       enum ckpt_dtype dtype, struct ckpt_err *err)
 {
-    if (ckpt_catalog_add_whole(c->made, w->name, dtype, w->dim, w->rank, c->nowhere, 0, err) < 0)
+    if (ckpt_catalog_add_whole(c->made, name, dtype, w->dim, w->rank, c->nowhere, 0, err) < 0)
         return -1;
     c->made->tensors.ptr[c->made->tensors.len - 1].ranks = w->ranks;
     return 0;
@@ -248,26 +249,6 @@ static int add_state(struct choice *c, const struct ckpt_tensor *t, const char *
     return ckpt_catalog_copy(c->made, &own, 0, err);
 }
 
-/* Add the states of parameters that are stored in another form, under the names that these would
- * have, which recipes may know. Which weights they stand for is not known here, so weights without
- * a state are not there at all. */
-static int add_others(struct choice *c, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *cat = c->cat;
-
-    for (size_t i = 0; i < cat->tensors.len; i++) {
-        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
-        if (t->state && t->state->weight && strcmp(t->state->kind, c->kind) == 0 &&
-            !ckpt_catalog_find(cat, t->state->weight) && add_state(c, t, t->state->weight, err) < 0)
-            return -1;
-    }
-    ckpt_catalog_note(c->made,
-                      "%zu parameters of the optimizer are stored in another form than the weights "
-                      "('%s' ...); a tensor without '%s', such as a frozen one, is left out",
-                      c->nother, c->other, c->kind);
-    return 0;
-}
-
 /* A source without bytes, whose number is c->nowhere then. */
 static int new_nowhere(struct choice *c, const char *why, struct ckpt_err *err)
 {
@@ -279,6 +260,35 @@ static int new_nowhere(struct choice *c, const char *why, struct ckpt_err *err)
     return c->nowhere == UINT32_MAX ? -1 : 0;
 }
 
+/* Add a tensor in a source of its own, which has the name of `t`, a tensor of the reader's. */
+static int add_origin(struct choice *c, const struct ckpt_tensor *t, const char *name,
+                      struct ckpt_err *err)
+{
+    return new_nowhere(c, t->name, err) < 0 ? -1 : add_nowhere(c, t, name, CKPT_F32, err);
+}
+
+/* Add the states of parameters that are stored in another form, under the names that these would
+ * have, which recipes may know. Which weights they stand for is not known here, so weights without
+ * a state are not there at all. */
+static int add_others(struct choice *c, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = c->cat;
+    int (*const add)(struct choice *, const struct ckpt_tensor *, const char *, struct ckpt_err *) =
+        is_origin(c->asked->state) ? add_origin : add_state;
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (t->state && t->state->weight && strcmp(t->state->kind, c->kind) == 0 &&
+            !ckpt_catalog_find(cat, t->state->weight) && add(c, t, t->state->weight, err) < 0)
+            return -1;
+    }
+    ckpt_catalog_note(c->made,
+                      "%zu parameters of the optimizer are stored in another form than the weights "
+                      "('%s' ...); a tensor without '%s', such as a frozen one, is left out",
+                      c->nother, c->other, c->kind);
+    return 0;
+}
+
 static int replace_all(struct choice *c, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = c->cat;
@@ -288,12 +298,11 @@ static int replace_all(struct choice *c, struct ckpt_err *err)
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *w = &cat->tensors.ptr[i],
                                  *state = c->state[i] || !others ? c->state[i] : w;
-        if (!is_weight(w))
+        if (!is_weight(w) || (!state && c->nother))
             continue;
-        if (origin && new_nowhere(c, w->name, err) < 0)
-            return -1;
-        if (state ? add_state(c, state, w->name, err) < 0
-                  : !c->nother && add_nowhere(c, w, dtype, err) < 0)
+        if (origin  ? add_origin(c, w, w->name, err) < 0
+            : state ? add_state(c, state, w->name, err) < 0
+                    : add_nowhere(c, w, w->name, dtype, err) < 0)
             return -1;
     }
     return c->nother ? add_others(c, err) : 0;
@@ -331,8 +340,12 @@ static int keep_raw(const struct ckpt_state_asked *asked, struct ckpt_catalog *c
 int ckpt_state_make(const struct ckpt_state_asked *asked, const struct ckpt_catalog *cat,
                     struct ckpt_catalog **ret, bool *ret_other_form, struct ckpt_err *err)
 {
-    ckpt_cleanup(choice_release) struct choice c = {
-        .asked = asked, .cat = cat, .kind = is_trained(asked->state) ? MASTER : asked->state};
+    ckpt_cleanup(choice_release) struct choice c = {.asked = asked,
+                                                    .cat = cat,
+                                                    .kind = is_trained(asked->state) ? MASTER
+                                                            : is_origin(asked->state)
+                                                                ? MOMENT
+                                                                : asked->state};
 
     if (find_states(&c, err) < 0 || begin(&c, err) < 0 || replace_all(&c, err) < 0)
         return -1;

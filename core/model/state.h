@@ -13,8 +13,9 @@
 /* A state has the word that the option has: "exp_avg". NULL, or "weight":
  * the weights, as ever. These are for views with an optimizer: the weights, of a catalogue that is
  * kept; the masters, and the weights of parameters that have none; and tensors that lie nowhere,
- * each in a source with the name of the reader's tensor, so that the model's tensors tell of which
- * they are made. */
+ * each in a source with the name of the reader's tensor (a weight; of a parameter that is stored in
+ * another form than the weights, its "exp_avg"), so that the model's tensors tell of which they are
+ * made. */
 #define CKPT_STATE_WEIGHT "weight"
 #define CKPT_STATE_TRAINED "master or weight"
 #define CKPT_STATE_ORIGIN "origin"

@@ -2,7 +2,7 @@
 """A run goes on in another framework: three real steps in one, an export with the option optimizer, and a fourth step after the other's own loader.
 Every source is resumed by every target: a tiny Llama, one with tied embeddings but from torchtitan, and a tiny Qwen3-MoE but from nanotron.
 
-    source      FSDP2 on 2 ranks; torchtitan; Megatron's distributed optimizer, TP 2 x PP 2 (tied: TP 2 x DP 2; with experts: PP 2 x EP 2); DeepSpeed,
+    source      FSDP2 on 2 ranks; torchtitan, also with fuse_qkv; Megatron's distributed optimizer, TP 2 x PP 2 (tied: TP 2 x DP 2; with experts: PP 2 x EP 2); DeepSpeed,
                 ZeRO 3 on 3 ranks; nanotron, TP 2
     target      view=dcp: dcp.load and set_state_dict on FSDP2's 2 ranks; view=torchtitan; view=megatron: dist_checkpointing.load into Megatron's distributed
                 optimizer, TP 2 (tied: one rank; with experts: EP 2); view=deepspeed_universal: an engine's load_checkpoint, ZeRO 2 on 2 ranks
@@ -38,7 +38,8 @@ except ImportError as e:
 
 DEEPSPEED = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.path.isdir(p)]
 CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
-SOURCES = [("fsdp2", "llama"), ("fsdp2", "moe"), ("fsdp2", "tied"), ("torchtitan", "llama"), ("torchtitan", "moe"), ("nanotron", "llama"), ("nanotron", "tied")]
+SOURCES = [("fsdp2", "llama"), ("fsdp2", "moe"), ("fsdp2", "tied"), ("torchtitan", "llama"), ("torchtitan", "moe"), ("torchtitan_fused", "llama"),
+           ("torchtitan_fused", "moe"), ("nanotron", "llama"), ("nanotron", "tied")]
 SOURCES += [("megatron", "llama"), ("megatron", "moe"), ("megatron", "tied")] if CORES else []
 SOURCES += [("deepspeed", "llama"), ("deepspeed", "moe"), ("deepspeed", "tied")] if DEEPSPEED else []
 WIDE = {"nanotron": False}  # sources whose optimizer has one group of parameters
@@ -48,8 +49,9 @@ SCHEDULE = ("initial_lr=0.5", "min_lr=0.0625")  # by which Megatron finds a grou
 
 # ---- torchtitan ----
 
-def titan(tensors):
-    """Tensors under torchtitan's names, by the tables of its state dict adapters."""
+def titan(tensors, fused=False):
+    """Tensors under torchtitan's names, by the tables of its state dict adapters. fused: q, k and v are one parameter, head by head of k, as they are in
+    memory, and so in the optimizer's state, with fuse_qkv; torchtitan divides the weights when it saves them."""
     out = {}
     moe = any("experts" in k for k in tensors)
     renamed = {"input_layernorm.weight": "attention_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight", "self_attn.o_proj.weight": "attention.wo.weight",
@@ -74,22 +76,25 @@ def titan(tensors):
             out[f"{at}attention.qkv_linear.w{which}.weight"] = t
         else:
             out[at + renamed[leaf]] = t
+    for name in [k for k in out if k.endswith(".wq.weight")] if fused else []:
+        parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (SIZES["num_key_value_heads"], -1)) for x in "qkv"]
+        out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
     return out
 
 
 class Titan(torch.nn.Module):
     """A model with torchtitan's parameters, which computes by Hugging Face's: these are the same elements in another order."""
 
-    def __init__(self, name, seed):
+    def __init__(self, name, seed, fused=False):
         super().__init__()
-        model = pairs.fresh(name, seed)
+        model, self.fused = pairs.fresh(name, seed), fused
         self.hidden = [model]  # no module of this one
         self.shapes = {k: p.shape for k, p in model.named_parameters()}
         ids, at = {}, 0
         for k, shape in self.shapes.items():
             ids[k] = torch.arange(at, at + shape.numel()).view(shape)
             at += shape.numel()
-        for k, t in titan({k: p.detach().clone() for k, p in model.named_parameters()}).items():
+        for k, t in titan({k: p.detach().clone() for k, p in model.named_parameters()}, fused).items():
             *path, last = k.split(".")
             module = self
             for part in path:
@@ -97,7 +102,7 @@ class Titan(torch.nn.Module):
                     module.add_module(part, torch.nn.Module())
                 module = module._modules[part]
             module.register_parameter(last, torch.nn.Parameter(t.clone()))
-        order = titan(ids)
+        order = titan(ids, fused)
         self.names = [k for k, _ in self.named_parameters()]
         self.order = torch.argsort(torch.cat([order[k].flatten() for k in self.names]))
 
@@ -111,7 +116,7 @@ class Titan(torch.nn.Module):
 
 
 def titan_goes_on(model, optimizer):
-    gradients = titan({k: pairs.gradient(k, shape) for k, shape in model.shapes.items()})
+    gradients = titan({k: pairs.gradient(k, shape) for k, shape in model.shapes.items()}, model.fused)
     held = pairs.go_on(model, optimizer, lambda name, shape: gradients[name])
     return held | {at: {kind: model.back(t) for kind, t in held[at].items()} for at in ("states", "after")}
 
@@ -147,18 +152,20 @@ class Pairs(TensorCase):
         """torchtitan's run and nanotron's, and what Megatron's ranks do."""
         CONFIGS[name].save_pretrained(cls.at(name + "-hf"))
         if not CONFIGS[name].tie_word_embeddings:
-            cls.train_titan(name)
+            cls.train_titan("torchtitan", name)
+            cls.train_titan("torchtitan_fused", name)
         cls.train_others(name)
 
     @classmethod
-    def train_titan(cls, name):
-        model = Titan(name, 1)
+    def train_titan(cls, source, name):
+        model = Titan(name, 1, fused=source.endswith("fused"))
         optimizer = pairs.make_adamw(model, True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         pairs.train(model, optimizer, lambda _: schedule.step())
-        dcp.save({**model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT), "lr_scheduler": schedule.state_dict(),
-                  "train_state": {"step": torch.tensor(STEPS)}}, checkpoint_id=cls.at(f"torchtitan-{name}", f"step-{STEPS}"), no_dist=True)
-        torch.save(titan_goes_on(model, optimizer), cls.at(f"torchtitan-{name}.want"))
+        weights = titan(model.back({k: p.detach() for k, p in model.named_parameters()}))
+        dcp.save({**weights, "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT), "lr_scheduler": schedule.state_dict(),
+                  "train_state": {"step": torch.tensor(STEPS)}}, checkpoint_id=cls.at(f"{source}-{name}", f"step-{STEPS}"), no_dist=True)
+        torch.save(titan_goes_on(model, optimizer), cls.at(f"{source}-{name}.want"))
 
     @classmethod
     def train_others(cls, name):
@@ -309,7 +316,7 @@ class Pairs(TensorCase):
     @classmethod
     def tearDownClass(cls):
         for key, difference in sorted(cls.seen.items()):
-            print(f"{key[0]:12}{key[1]:8}{key[2]:24}losses differ by {difference:.1e}")
+            print(f"{key[0]:17}{key[1]:8}{key[2]:24}losses differ by {difference:.1e}")
 
 
 if __name__ == "__main__":
