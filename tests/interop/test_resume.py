@@ -445,7 +445,8 @@ class Torchtitan(Resume):
                 run = self.path(name + "-run")
                 dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
                 nested = self.read(self.resumable(run, base)[0])
-                out, _ = self.resumable(run, base, "ranks=3", form="torchtitan")
+                out, said = self.resumable(run, base, "ranks=3", form="torchtitan")
+                self.assertIn("('layers.0.attention.qkv_linear.wq.weight'), as in torchtitan's models with fuse_qkv=False: build the model so", said)
                 step = os.path.join(out, "step-1")  # torchtitan loads a model alone from step-0
                 view, paths = self.read(step), FileSystemReader(step).read_metadata().planner_data
                 weights = {k: t for k, t in view.items() if not k.startswith("optimizer.")}
