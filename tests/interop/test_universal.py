@@ -142,6 +142,9 @@ class Universal(StatesCase):
         configs = {"llama": tf.LlamaConfig(**SIZES), "tied": tf.Qwen2Config(**SIZES, tie_word_embeddings=True),
                    "moe": tf.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)}
         jobs, wants = [], []
+        threads = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, threads)
+        torch.set_num_threads(1)  # as ranks have, whose gradients are to be the same to the bit
         for name, config in configs.items():
             model, optimizer = trained(config)
             model.requires_grad_(True)
