@@ -320,5 +320,6 @@ int ckpt_index_text(const struct ckpt_index *index, struct ckpt_arena *arena, st
                     struct ckpt_err *err)
 {
     assert(index->cat->tensors.len > 0);
-    return ckpt_text_init(ret, put_entry, index, index->cat->tensors.len, arena, err);
+    return ckpt_text_init(ret, put_entry, index, index->cat->tensors.len, CKPT_TEXT_SHORT, arena,
+                          err);
 }

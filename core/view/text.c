@@ -10,20 +10,18 @@
 #include "container/safetensors.h"
 #include "view/view.h"
 
-enum { STEP = 64 };
-
 int ckpt_text_init(struct ckpt_text *t,
                    void (*entry)(const void *ctx, size_t i, struct ckpt_str *out), const void *ctx,
-                   size_t nentry, struct ckpt_arena *arena, struct ckpt_err *err)
+                   size_t nentry, size_t step, struct ckpt_arena *arena, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str one = {0};
 
-    *t = (struct ckpt_text){.entry = entry, .ctx = ctx, .nentry = nentry};
-    if (!(t->mark = ckpt_arena_alloc(arena, (nentry / STEP + 1) * sizeof *t->mark)))
+    *t = (struct ckpt_text){.entry = entry, .ctx = ctx, .nentry = nentry, .step = step};
+    if (!(t->mark = ckpt_arena_alloc(arena, (nentry / step + 1) * sizeof *t->mark)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < nentry; i++) {
-        if (i % STEP == 0)
-            t->mark[i / STEP] = t->len;
+        if (i % step == 0)
+            t->mark[i / step] = t->len;
         ckpt_str_clear(&one);
         entry(ctx, i, &one);
         t->len += one.len;
@@ -54,10 +52,10 @@ int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t o
     unsigned char *out = buf;
 
     assert(ckpt_range_ok(off, len, t->len));
-    const size_t ngroup = (t->nentry + STEP - 1) / STEP;
+    const size_t ngroup = (t->nentry + t->step - 1) / t->step;
     for (size_t g = ckpt_last_at(t->mark, sizeof *t->mark, ngroup, off); len; g++) {
         ckpt_str_clear(&group);
-        for (size_t i = g * STEP; i < t->nentry && i < (g + 1) * STEP; i++)
+        for (size_t i = g * t->step; i < t->nentry && i < (g + 1) * t->step; i++)
             t->entry(t->ctx, i, &group);
         if (group.failed)
             return ckpt_nomem(err);

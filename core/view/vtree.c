@@ -200,8 +200,8 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
 {
     struct ckpt_segment *s = w->segment;
 
-    if (ckpt_text_init(&w->head.text, put_header, w, count_begin(w) + w->ntensor, &t->files.arena,
-                       err) < 0)
+    if (ckpt_text_init(&w->head.text, put_header, w, count_begin(w) + w->ntensor, CKPT_TEXT_SHORT,
+                       &t->files.arena, err) < 0)
         return -1;
     ckpt_st_head_segments(&w->head, s, &w->data_off);
     w->node.mtime_ns = INT64_MIN;

@@ -43,7 +43,7 @@ static void sample_init(struct sample *s)
     (void)small_add(&s->c, "none", CKPT_F32, 0, 0);
     for (size_t i = 0; i < sizeof tensor; i++)
         tensor[i] = small_byte(i);
-    if (ckpt_text_init(&s->text, put_ten, NULL, 2, &s->arena, &err) < 0 ||
+    if (ckpt_text_init(&s->text, put_ten, NULL, 2, CKPT_TEXT_SHORT, &s->arena, &err) < 0 ||
         ckpt_source_mem_new("side", "side file", 9, &s->side, &err) < 0)
         fail_msg("%s", err.text);
     const struct ckpt_tensor *t = s->c.cat->tensors.ptr;

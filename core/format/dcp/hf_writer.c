@@ -104,7 +104,8 @@ static int put_file(struct state *s, struct file *f, const char *path, struct ck
 
     if (!seg)
         return ckpt_nomem(err);
-    if (ckpt_text_init(&f->head.text, put_header, f, 2 * f->n + 3, s->arena, err) < 0)
+    if (ckpt_text_init(&f->head.text, put_header, f, 2 * f->n + 3, CKPT_TEXT_SHORT, s->arena, err) <
+        0)
         return -1;
     if (f->head.text.len > CKPT_ST_MAX_HEADER)
         return ckpt_fail(err, CKPT_LIMIT,

@@ -296,5 +296,6 @@ int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *ar
 {
     const size_t npath = s->indexed ? s->nkey : 0;
 
-    return ckpt_text_init(ret, put_entry, s, s->nkey + npath + s->npart + 2, arena, err);
+    return ckpt_text_init(ret, put_entry, s, s->nkey + npath + s->npart + 2, CKPT_TEXT_SHORT, arena,
+                          err);
 }

@@ -90,7 +90,7 @@ static int add_file(struct out *o, uint32_t rank, size_t first, size_t n, struct
     if (!f || !seg || !path)
         return ckpt_nomem(err);
     *f = (struct file){.state = o->state, .first = first, .n = n};
-    return ckpt_text_init(&f->text, put_around, f, n, o->arena, err) < 0 ||
+    return ckpt_text_init(&f->text, put_around, f, n, CKPT_TEXT_ARCHIVES, o->arena, err) < 0 ||
                    put_segments(f, seg, err) < 0
                ? -1
                : ckpt_writing_add(o->w, path, seg, n ? 2 * n + 1 : 0, err);

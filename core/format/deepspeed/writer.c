@@ -229,7 +229,7 @@ static int add_tensors(struct files *f, struct ckpt_err *err)
 {
     uint64_t off = 0;
 
-    if (ckpt_text_init(&f->text, put_entry, f, f->n, f->arena, err) < 0)
+    if (ckpt_text_init(&f->text, put_entry, f, f->n, CKPT_TEXT_ARCHIVES, f->arena, err) < 0)
         return -1;
     for (size_t i = 0; i < f->n; i++)
         if (add_tensor(f, i, &off, err) < 0)
