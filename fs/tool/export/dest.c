@@ -17,9 +17,11 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/str.h"
 #include "common.h"
 #include "tool/export/export.h"
+#include "tool/pump.h"
 
 /* The journal of versions before 0.3, which wrote in DEST itself: a file. */
 static const char OLD[] = ".ckptfs-export";
@@ -330,21 +332,40 @@ int ckpt_dest_take_old(struct exporting *x, struct ckpt_err *err)
 
 /* ---- DEST at the end ---- */
 
+struct syncing {
+    const struct exporting *x;
+    int dir;
+};
+
+/* Sync the folders of a file. Files of one folder follow each other in the list: those that the
+ * file before lies in, too, are synced for that one. */
+static int sync_folders_of(void *ctx, size_t i, struct ckpt_err *err)
+{
+    const struct syncing *s = ctx;
+    const struct ckpt_item *item = s->x->items->item;
+    const char *before = i ? item[i - 1].path : "";
+    ckpt_cleanup(ckpt_freep) char *path = strdup(item[i].path);
+
+    if (!path)
+        return ckpt_nomem(err);
+    for (char *slash; (slash = strrchr(path, '/'));) {
+        if (strncmp(before, path, (size_t)(slash + 1 - path)) == 0)
+            break;
+        *slash = '\0';
+        ckpt_cleanup(ckpt_closep) int fd = openat(s->dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0 || fsync(fd) < 0)
+            return ckpt_fail_errno(err, errno, "%s/%s", s->x->dest, path);
+    }
+    return 0;
+}
+
 /* Sync every folder that got a name in files/. */
 static int sync_folders(const struct exporting *x, int dir, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < x->items->n; i++) {
-        ckpt_cleanup(ckpt_freep) char *path = strdup(x->items->item[i].path);
-        if (!path)
-            return ckpt_nomem(err);
-        for (char *slash; (slash = strrchr(path, '/'));) {
-            *slash = '\0';
-            ckpt_cleanup(ckpt_closep) int fd =
-                openat(dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-            if (fd < 0 || fsync(fd) < 0)
-                return ckpt_fail_errno(err, errno, "%s/%s", x->dest, path);
-        }
-    }
+    struct syncing s = {x, dir};
+
+    if (ckpt_parallel(x->items->n, ckpt_pump_jobs(x->jobs), sync_folders_of, &s, err) < 0)
+        return -1;
     return fsync(dir) < 0 ? ckpt_fail_errno(err, errno, "%s", x->dest) : 0;
 }
 
