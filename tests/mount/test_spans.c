@@ -6,10 +6,10 @@
 
 #include "tool/export/spans.h"
 
-enum { CUT = 256, MOST_ITEMS = 400 };
+enum { CUT = 256, MOST_ITEMS = 400, MANY = 5000 };
 
 struct division {
-    struct ckpt_item item[MOST_ITEMS];
+    struct ckpt_item item[MANY];
     struct ckpt_items items;
     struct ckpt_spans spans;
     uint32_t parts;
@@ -134,7 +134,39 @@ TEST(spans, no_part_gets_much_more_than_the_mean)
     }
 }
 
+TEST(spans, small_files_share_claims_where_there_are_thousands_whatever_the_number_of_parts)
+{
+    static const uint64_t size[] = {0, 1, 10, 3 * CUT, 20, 30, 1};
+    struct division d, one;
+    size_t claims = 0;
+
+    divide(&one, size, sizeof size / sizeof *size, MANY, 1);
+    for (size_t u = 0; u < one.spans.n; u++) {
+        const size_t claim = one.spans.claim[u];
+        claims += claim == u;
+        CHECK_EQ(one.spans.claim[claim], claim);
+    }
+    CHECK(claims < MANY);
+    for (uint32_t parts = 2; parts <= 64; parts *= 2) {
+        divide(&d, size, sizeof size / sizeof *size, MANY, parts);
+        CHECK(most(&d) * parts <= d.items.bytes * 6 / 5);
+        for (size_t i = 0; i < MANY; i++)
+            for (size_t u = d.spans.first[i]; u < d.spans.first[i + 1]; u++) {
+                CHECK_EQ(d.spans.claim[u], one.spans.claim[u]);
+                CHECK_EQ(d.spans.owner[u], d.spans.owner[d.spans.claim[u]]);
+                CHECK(d.item[i].size <= CUT || d.spans.claim[u] == u);
+            }
+        ckpt_spans_release(&d.spans);
+    }
+    ckpt_spans_release(&one.spans);
+    divide(&d, (const uint64_t[]){1}, 1, MOST_ITEMS, 1);
+    for (size_t u = 0; u < d.spans.n; u++)
+        CHECK_EQ(d.spans.claim[u], u);
+    ckpt_spans_release(&d.spans);
+}
+
 TESTS(T(spans, equal_files_stay_whole), T(spans, one_part_has_everything),
       T(spans, a_large_file_is_cut_if_a_part_would_get_too_much),
       T(spans, files_that_cannot_be_cut_are_dealt_out_all_the_same),
-      T(spans, no_part_gets_much_more_than_the_mean))
+      T(spans, no_part_gets_much_more_than_the_mean),
+      T(spans, small_files_share_claims_where_there_are_thousands_whatever_the_number_of_parts))

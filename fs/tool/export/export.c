@@ -242,6 +242,8 @@ static int is_held(const struct exporting *x, const struct ckpt_item *piece, siz
 /* Claim all units of the pieces. */
 static int claim_pieces(struct exporting *x, struct ckpt_err *err)
 {
+    size_t last = x->spans.n; /* no claim */
+
     for (size_t k = 0; k < x->pieces.n; k++) {
         const struct ckpt_piece *piece = &x->piece[k];
         const size_t n =
@@ -249,7 +251,10 @@ static int claim_pieces(struct exporting *x, struct ckpt_err *err)
         for (size_t u = piece->unit; u < piece->unit + n; u++) {
             char id[24];
             size_t holder;
-            (void)snprintf(id, sizeof id, "%zu", u);
+            if (x->spans.claim[u] == last)
+                continue;
+            last = x->spans.claim[u];
+            (void)snprintf(id, sizeof id, "%zu", last);
             const int claimed = ckpt_job_claim(&x->job, id, true, &holder, err);
             if (claimed <= 0)
                 return claimed < 0 ? -1 : is_held(x, &x->pieces.item[k], holder, err);

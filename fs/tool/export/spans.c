@@ -8,6 +8,12 @@
 #include "base/err.h"
 #include "base/sort.h"
 
+/* Every claim is a file in the work folder, which takes as long to make and to delete as one of the
+ * export's own. No more than MOST_CLAIMS are made where all files are small; with more of them,
+ * they take their time, with fewer, processes share small files less evenly. A file that shares a
+ * claim has SMALL bytes at most. */
+enum { MOST_CLAIMS = 1024, SMALL = 1 << 20 };
+
 /* A span is written by one part as a whole: the units [unit, unit + n). */
 struct span {
     uint64_t bytes;
@@ -76,6 +82,7 @@ struct division {
     struct ckpt_spans *spans;
     uint32_t parts;
     struct span *file, *span; /* all files, the largest first; what is dealt out */
+    size_t nfile;             /* files with one claim count as one */
     struct load *heap;
 };
 
@@ -87,7 +94,7 @@ static bool deal(struct division *d, size_t ncut)
     size_t n = 0;
     uint64_t most = 0;
 
-    for (size_t i = 0; i < s->nitem; i++) {
+    for (size_t i = 0; i < d->nfile; i++) {
         const struct span file = d->file[i];
         uint64_t left = file.bytes;
         if (i >= ncut) {
@@ -119,7 +126,7 @@ static void divide(struct division *d)
 {
     size_t most = 0, enough = 1, few = 0;
 
-    while (most < d->spans->nitem && d->file[most].n > 1)
+    while (most < d->nfile && d->file[most].bytes > d->spans->cut)
         most++;
     if (deal(d, 0) || most == 0)
         return;
@@ -137,6 +144,34 @@ static void divide(struct division *d)
     (void)deal(d, enough);
 }
 
+/* List the files, with those together that share a claim: as many neighbours as it takes to have
+ * MOST_CLAIMS, if all of them together are no larger than a unit. */
+static void list_files(struct division *d)
+{
+    struct ckpt_spans *s = d->spans;
+    const size_t together = s->nitem / MOST_CLAIMS + 1;
+    size_t in_last = 0; /* small files in the last span */
+
+    for (size_t i = 0; i < s->nitem; i++) {
+        const uint64_t bytes = d->items->item[i].size;
+        const size_t n = units_of(bytes, s->cut);
+        const bool small = bytes <= SMALL && n == 1;
+        struct span *last = d->nfile ? &d->file[d->nfile - 1] : NULL;
+        s->first[i + 1] = s->first[i] + n;
+        if (small && in_last && in_last < together && last->bytes + bytes <= s->cut) {
+            last->bytes += bytes;
+            last->n += n;
+            in_last++;
+        } else {
+            last = &d->file[d->nfile++];
+            *last = (struct span){bytes, s->first[i], n};
+            in_last = small;
+        }
+        for (size_t u = s->first[i]; u < s->first[i + 1]; u++)
+            s->claim[u] = in_last ? last->unit : u;
+    }
+}
+
 int ckpt_spans_divide(const struct ckpt_items *items, uint64_t cut, uint32_t parts,
                       struct ckpt_spans *ret, struct ckpt_err *err)
 {
@@ -147,17 +182,14 @@ int ckpt_spans_divide(const struct ckpt_items *items, uint64_t cut, uint32_t par
     for (size_t i = 0; i < items->n; i++)
         ret->n += units_of(items->item[i].size, cut);
     ret->first = calloc(items->n + 1, sizeof *ret->first);
+    ret->claim = calloc(ret->n + 1, sizeof *ret->claim);
     ret->owner = calloc(ret->n + 1, sizeof *ret->owner);
     d.file = calloc(items->n + 1, sizeof *d.file);
     d.span = calloc(ret->n + 1, sizeof *d.span);
     d.heap = calloc(parts, sizeof *d.heap);
-    if (ret->first && ret->owner && d.file && d.span && d.heap) {
-        for (size_t i = 0; i < items->n; i++) {
-            const size_t n = units_of(items->item[i].size, cut);
-            d.file[i] = (struct span){items->item[i].size, ret->first[i], n};
-            ret->first[i + 1] = ret->first[i] + n;
-        }
-        ckpt_sort(d.file, items->n, by_bytes);
+    if (ret->first && ret->claim && ret->owner && d.file && d.span && d.heap) {
+        list_files(&d);
+        ckpt_sort(d.file, d.nfile, by_bytes);
         divide(&d);
         rc = 0;
     }
@@ -170,6 +202,7 @@ int ckpt_spans_divide(const struct ckpt_items *items, uint64_t cut, uint32_t par
 void ckpt_spans_release(struct ckpt_spans *s)
 {
     free(s->first);
+    free(s->claim);
     free(s->owner);
     *s = (struct ckpt_spans){0};
 }

@@ -2,8 +2,10 @@
 /* Dividing the files of an export among the processes that write it.
  *
  * Every file is a sequence of units of `cut` bytes (the last one may be shorter; an empty file is
- * one empty unit), which is what a process claims and what is whole or lacking. The units do not
- * depend on the number of parts, so that parts of different divisions can follow each other.
+ * one empty unit), which is what a process claims and what is whole or lacking. Where there are
+ * thousands of files, small ones that follow each other have one claim, and are one part's. Units
+ * and claims do not depend on the number of parts, so that parts of different divisions can follow
+ * each other.
  *
  * A part gets whole files, so that a file's digest is computed while it is written. Where some part
  * would get more than 1.2 times the mean by that, the units of the largest files are dealt out one
@@ -20,6 +22,7 @@ struct ckpt_spans {
     size_t n;        /* units */
     size_t nitem;    /* files */
     size_t *first;   /* of nitem + 1: a file's first unit */
+    size_t *claim;   /* of n: the unit whose claim is that of this unit, too */
     uint32_t *owner; /* of n: the part that writes the unit, from 0 */
 };
 
