@@ -35,6 +35,15 @@
  * again so often, after a moment. */
 enum { MOST_TRIES = 50, AGAIN_MS = 100 };
 
+/* Files of SMALL bytes at most are brought to disk by the hundred. A filesystem with a journal of
+ * its own commits that when the first file of them is synced, and has little to do for the others;
+ * alone, every file costs two commits. With half as many there are twice as many commits, with
+ * twice as many an export that is killed writes more of them again. */
+enum { SMALL = 1 << 20, SETTLED_TOGETHER = 256 };
+
+/* No piece. */
+static const size_t NOTHING = SIZE_MAX;
+
 char *ckpt_export_temp(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -56,20 +65,33 @@ int ckpt_export_folders(int dir, const char *path, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
-                         struct ckpt_err *err)
+/* Bring a file to disk and give it its name. *ret: the journal's line that says so. fd is -1: the
+ * temporary file is opened for this. */
+static int settle(const struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
+                  json_t **ret, struct ckpt_err *err)
 {
     const struct ckpt_item *file = &x->items->item[item];
     ckpt_cleanup(ckpt_freep) char *temp = ckpt_export_temp(file->path);
+    ckpt_cleanup(ckpt_closep) int own = -1;
     struct stat st;
 
     if (!temp)
         return ckpt_nomem(err);
-    if (ftruncate(fd, (off_t)file->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
+    if (fd < 0)
+        fd = own = openat(x->job.files, temp, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || ftruncate(fd, (off_t)file->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
         renameat(x->job.files, temp, x->job.files, file->path) < 0)
         return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, file->path);
-    return ckpt_job_add(&x->job,
-                        ckpt_done_line(file->path, file->size, ckpt_job_mtime_ns(&st), hash), err);
+    *ret = ckpt_done_line(file->path, file->size, ckpt_job_mtime_ns(&st), hash);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+int ckpt_export_complete(struct exporting *x, size_t item, int fd, const XXH128_hash_t *hash,
+                         struct ckpt_err *err)
+{
+    json_t *line;
+
+    return settle(x, item, fd, hash, &line, err) < 0 ? -1 : ckpt_job_add(&x->job, line, err);
 }
 
 /* ---- resuming ---- */
@@ -303,9 +325,12 @@ static int open_temp(const struct exporting *x, struct ckpt_item *piece, struct 
 
     if (!temp)
         return ckpt_nomem(err);
-    if (ckpt_export_folders(x->job.files, piece->path, err) < 0)
-        return ckpt_err_in(err, "%s/%s", x->job.path, ckpt_job_files);
     int fd = openat(x->job.files, temp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0 && errno == ENOENT) {
+        if (ckpt_export_folders(x->job.files, piece->path, err) < 0)
+            return ckpt_err_in(err, "%s/%s", x->job.path, ckpt_job_files);
+        fd = openat(x->job.files, temp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    }
     if (fd < 0)
         return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, temp);
     /* Reserve the space now, so that a full disk is found at once. Filesystems that cannot reserve
@@ -368,6 +393,44 @@ static int record(struct exporting *x, size_t i, uint64_t off, struct ckpt_err *
         err);
 }
 
+/* Bring the small files that are written to disk, and record them. */
+static int settle_small(struct exporting *x, const size_t *written, size_t n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *lines = n ? json_array() : NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *line;
+        if (settle(x, x->piece[written[i]].item, -1, &x->pieces.item[written[i]].hash, &line, err) <
+            0)
+            return -1;
+        ckpt_json_append(&lines, line);
+    }
+    if (n && ckpt_job_add_all(&x->job, ckpt_steal(&lines), err) < 0)
+        return -1;
+    if (n)
+        atomic_store(&x->durable, true);
+    return 0;
+}
+
+/* A small file is written: settle those that are, when there are enough or, with NOTHING, now. */
+static int note_small(struct exporting *x, size_t piece, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) size_t *taken = NULL;
+    size_t n = 0;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&x->lock);
+    if (piece != NOTHING)
+        rc = ckpt_vec_push(&x->written, piece);
+    if (rc == 0 && (piece == NOTHING || x->written.len == SETTLED_TOGETHER)) {
+        taken = ckpt_steal(&x->written.ptr);
+        n = x->written.len;
+        ckpt_vec_release(&x->written);
+    }
+    (void)pthread_mutex_unlock(&x->lock);
+    return rc < 0 ? ckpt_nomem(err) : settle_small(x, taken, n, err);
+}
+
 static int mark(void *ctx, size_t i, uint64_t off, struct ckpt_err *err)
 {
     struct exporting *x = ctx;
@@ -376,6 +439,10 @@ static int mark(void *ctx, size_t i, uint64_t off, struct ckpt_err *err)
     if (temp_fd(x, piece, err) < 0)
         return -1;
     const bool whole = x->piece[i].is_file && off == piece->size;
+    if (whole && off <= SMALL) {
+        ckpt_closep(&piece->fd);
+        return note_small(x, i, err);
+    }
     if ((whole ? ckpt_export_complete(x, x->piece[i].item, piece->fd, &piece->hash, err)
                : record(x, i, off, err)) < 0)
         return -1;
@@ -441,9 +508,11 @@ static int transfer(struct ckpt_export *e, struct exporting *x, struct ckpt_err 
 
     if (one && !atomic_load(&x->durable)) /* nothing is there from an earlier export */
         ckpt_view_will_read(x->view);
+    int rc = ckpt_pump_run(&pump, &r.seconds, err);
+    if (note_small(x, NOTHING, rc == 0 ? err : NULL) < 0) /* a resumed export needs them, too */
+        rc = -1;
     /* who makes DEST looks at the checkpoint then: of one process, that is now */
-    if (ckpt_pump_run(&pump, &r.seconds, err) < 0 ||
-        ((x->finished || !one) && ckpt_view_verify_unchanged(x->view, err) < 0) ||
+    if (rc < 0 || ((x->finished || !one) && ckpt_view_verify_unchanged(x->view, err) < 0) ||
         (!x->finished && ckpt_rest_finish(x, &r.whole, &r.named, err) < 0))
         return -1;
     e->wrote = r.named && !x->finished;

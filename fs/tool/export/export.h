@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/vec.h"
 #include "tool.h"
 #include "tool/export/done.h"
 #include "tool/export/job.h"
@@ -46,12 +47,13 @@ struct exporting {
     size_t made;      /* so many of the last folders of `parent` were made by this process */
     bool old;         /* DEST holds an unfinished export of a version before 0.3 */
 
-    bool joined;          /* the work folder is open */
-    bool resumed;         /* there was something of processes that were killed, or have failed */
-    bool finished;        /* DEST has all files of the view with the right sizes, and no others */
-    pthread_mutex_t lock; /* protects the pieces' fd while files are opened */
-    atomic_bool durable;  /* something is on disk that a resumed export can use */
-    atomic_bool other;    /* DEST holds other files */
+    bool joined;   /* the work folder is open */
+    bool resumed;  /* there was something of processes that were killed, or have failed */
+    bool finished; /* DEST has all files of the view with the right sizes, and no others */
+    CKPT_VEC(size_t) written; /* pieces: small files that are written, but not yet on disk */
+    pthread_mutex_t lock;     /* protects `written`, and the pieces' fd while files are opened */
+    atomic_bool durable;      /* something is on disk that a resumed export can use */
+    atomic_bool other;        /* DEST holds other files */
 };
 
 /* The temporary name of a file: "sub/.NAME.partial" for "sub/NAME". The caller frees it; NULL: no

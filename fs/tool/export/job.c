@@ -351,15 +351,27 @@ int ckpt_job_begin(struct ckpt_job *job, uint32_t part, uint32_t parts, struct c
 
 int ckpt_job_add(struct ckpt_job *job, json_t *line, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *text = line_of(line);
+    return ckpt_job_add_all(job, json_pack("[o]", line), err);
+}
 
-    json_decref(line);
-    if (!text)
+int ckpt_job_add_all(struct ckpt_job *job, json_t *lines, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    bool good = lines;
+    json_t *line;
+    size_t i;
+
+    json_array_foreach(lines, i, line) {
+        ckpt_cleanup(ckpt_freep) char *one = line_of(line);
+        good = good && one;
+        ckpt_str_puts(&text, one ? one : "");
+    }
+    json_decref(lines);
+    if (!good || text.failed)
         return ckpt_nomem(err);
-    const size_t len = strlen(text);
-    const ssize_t n = write(job->journal, text, len);
-    if (n != (ssize_t)len || fdatasync(job->journal) < 0)
-        return ckpt_fail_errno(err, n >= 0 && n != (ssize_t)len ? ENOSPC : errno,
+    const ssize_t n = write(job->journal, text.ptr, text.len); /* at once: others write, too */
+    if (n != (ssize_t)text.len || fdatasync(job->journal) < 0)
+        return ckpt_fail_errno(err, n >= 0 && n != (ssize_t)text.len ? ENOSPC : errno,
                                "writing %s/%s/%s", job->path, PROCESSES, job->self);
     return 0;
 }

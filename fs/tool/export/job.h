@@ -92,6 +92,9 @@ int ckpt_job_begin(struct ckpt_job *job, uint32_t part, uint32_t parts, struct c
  * for it. Safe from many threads. */
 int ckpt_job_add(struct ckpt_job *job, json_t *line, struct ckpt_err *err);
 
+/* Append a list of lines, which is taken, likewise; the journal is synced once. */
+int ckpt_job_add_all(struct ckpt_job *job, json_t *lines, struct ckpt_err *err);
+
 /* Look for processes, read what all journals have more than when they were read before, and find
  * out who lives. */
 int ckpt_job_refresh(struct ckpt_job *job, ckpt_job_line *take, void *ctx, struct ckpt_err *err);
