@@ -42,8 +42,9 @@ struct place {
 struct state {
     const struct ckpt_pump *p;
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* signalled when a chunk was hashed or passed on, when a thread has
-                             ended, and at a stop */
+    /* Signalled when a chunk was hashed, was passed on, and when a thread has ended; the first two
+     * at a stop, too. One for all would wake every thread for each chunk. */
+    pthread_cond_t hashed, landed, ended;
     bool stop;
     struct ckpt_err err; /* the first failure */
     size_t item;         /* where the next chunk begins */
@@ -71,7 +72,8 @@ static void fail(struct state *s, const struct ckpt_err *err)
     if (!s->stop)
         s->err = *err;
     s->stop = true;
-    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_cond_broadcast(&s->hashed);
+    (void)pthread_cond_broadcast(&s->landed);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -168,13 +170,13 @@ static bool is_first_in_flight(const struct state *s, const struct chunk *c)
     return true;
 }
 
-/* Wait until something is true of the chunk. False: the run was stopped. */
-static bool wait_until(struct state *s, const struct chunk *c,
+/* Wait until something is true of the chunk, as a condition tells. False: the run was stopped. */
+static bool wait_until(struct state *s, const struct chunk *c, pthread_cond_t *told,
                        bool (*is_true)(const struct state *s, const struct chunk *c))
 {
     (void)pthread_mutex_lock(&s->lock);
     while (!s->stop && !is_true(s, c))
-        (void)pthread_cond_wait(&s->moved, &s->lock);
+        (void)pthread_cond_wait(told, &s->lock);
     const bool stop = s->stop;
     (void)pthread_mutex_unlock(&s->lock);
     return !stop;
@@ -186,7 +188,7 @@ static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf
 {
     const XXH3_state_t *before = s->p->items->item[c->item].state;
 
-    if (!wait_until(s, c, has_turn))
+    if (!wait_until(s, c, &s->hashed, has_turn))
         return false;
     if (c->first && before)
         XXH3_copyState(s->hash, before);
@@ -198,7 +200,7 @@ static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf
         *ret = XXH3_128bits_digest(s->hash);
     (void)pthread_mutex_lock(&s->lock);
     s->turn++;
-    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_cond_broadcast(&s->hashed);
     (void)pthread_mutex_unlock(&s->lock);
     return true;
 }
@@ -207,7 +209,7 @@ static void land(struct state *s, unsigned index)
 {
     (void)pthread_mutex_lock(&s->lock);
     s->flying[index] = IDLE;
-    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_cond_broadcast(&s->landed);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -228,7 +230,7 @@ static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_
     (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
     if (p->hash && has_mark(c)) {
         /* An item of one chunk has no earlier chunks. */
-        if (!(c->first && c->last) && !wait_until(s, c, is_first_in_flight))
+        if (!(c->first && c->last) && !wait_until(s, c, &s->landed, is_first_in_flight))
             return 0;
         item->hash = hash;
         if (p->mark && p->mark(p->ctx, c->item, c->off + c->len, err) < 0)
@@ -259,7 +261,8 @@ static void *work(void *arg)
     (void)pthread_mutex_lock(&w->s->lock);
     w->s->flying[w->index] = IDLE;
     w->s->active--;
-    (void)pthread_cond_broadcast(&w->s->moved);
+    (void)pthread_cond_broadcast(&w->s->landed);
+    (void)pthread_cond_signal(&w->s->ended);
     (void)pthread_mutex_unlock(&w->s->lock);
     return NULL;
 }
@@ -275,7 +278,7 @@ static void watch(struct state *s, const struct ckpt_progress *bar)
         ckpt_progress_draw(bar, atomic_load(&s->done), name);
         const struct timespec until = ckpt_deadline(TICK_MS);
         while (s->active)
-            if (pthread_cond_timedwait(&s->moved, &s->lock, &until) == ETIMEDOUT)
+            if (pthread_cond_timedwait(&s->ended, &s->lock, &until) == ETIMEDOUT)
                 break;
     }
     (void)pthread_mutex_unlock(&s->lock);
@@ -342,7 +345,9 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
 
     s.flying = calloc(s.nthread, sizeof *s.flying);
     (void)pthread_mutex_init(&s.lock, NULL);
-    ckpt_cond_init(&s.moved);
+    ckpt_cond_init(&s.hashed);
+    ckpt_cond_init(&s.landed);
+    ckpt_cond_init(&s.ended);
     if (!worker || !s.flying || !s.hash) {
         (void)ckpt_nomem(err);
     } else {
@@ -353,7 +358,9 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
     }
     if (ret_seconds)
         *ret_seconds = (double)(ckpt_now_ns() - begin) * 1e-9;
-    (void)pthread_cond_destroy(&s.moved);
+    (void)pthread_cond_destroy(&s.hashed);
+    (void)pthread_cond_destroy(&s.landed);
+    (void)pthread_cond_destroy(&s.ended);
     (void)pthread_mutex_destroy(&s.lock);
     (void)XXH3_freeState(s.hash);
     free(s.flying);
