@@ -528,6 +528,7 @@ def run_rank(rank, top, view, base=None):
     stepped = go_on(model, optimizer)
     if rank == 0:
         torch.save(stepped, os.path.join(top, "stepped.pt"))
+    dist.barrier()
     dist.destroy_process_group()
 
 
