@@ -240,10 +240,9 @@ static json_t *number_groups(const struct making *m)
 static int find_other_forms(const struct ckpt_catalog *cat, struct ckpt_map *ret)
 {
     for (size_t i = 0; i < cat->tensors.len; i++) {
-        const struct ckpt_state *s = cat->tensors.ptr[i].state;
-        if (s && s->weight && strcmp(s->kind, kinds[0]) == 0 &&
-            !ckpt_catalog_find(cat, s->weight) &&
-            ckpt_map_add(ret, s->weight, (uint32_t)i) == CKPT_NONE)
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (ckpt_state_is_of_other_form(cat, t, kinds[0]) &&
+            ckpt_map_add(ret, t->state->weight, (uint32_t)i) == CKPT_NONE)
             return -1;
     }
     return 0;

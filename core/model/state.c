@@ -12,6 +12,14 @@
 #define MASTER "master"
 #define MOMENT "exp_avg" /* whoever is trained has it */
 
+bool ckpt_state_is_of_other_form(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                                 const char *kind)
+{
+    const struct ckpt_state *s = t->state;
+
+    return s && s->weight && strcmp(s->kind, kind) == 0 && !ckpt_catalog_find(cat, s->weight);
+}
+
 bool ckpt_state_is_asked(const char *state)
 {
     return state && strcmp(state, CKPT_STATE_WEIGHT) != 0;
@@ -278,8 +286,7 @@ static int add_others(struct choice *c, struct ckpt_err *err)
 
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
-        if (t->state && t->state->weight && strcmp(t->state->kind, c->kind) == 0 &&
-            !ckpt_catalog_find(cat, t->state->weight) && add(c, t, t->state->weight, err) < 0)
+        if (ckpt_state_is_of_other_form(cat, t, c->kind) && add(c, t, t->state->weight, err) < 0)
             return -1;
     }
     ckpt_catalog_note(c->made,

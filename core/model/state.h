@@ -26,6 +26,11 @@ bool ckpt_state_is_asked(const char *state);
 /* Is arithmetic of the mapping (x + 1) to be left out? It belongs to weights and masters. */
 bool ckpt_state_is_moment(const char *state);
 
+/* Is a tensor of a reader's catalogue the state `kind` of a parameter that is stored in another
+ * form than the weights, so that no weight there has its name? */
+bool ckpt_state_is_of_other_form(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                                 const char *kind);
+
 /* A request. */
 struct ckpt_state_asked {
     const char *state;

@@ -36,7 +36,7 @@ struct chunk {
 
 struct place {
     size_t item;
-    uint64_t off;
+    uint64_t off, bytes; /* bytes: of all items, those that this run moves before it */
 };
 
 struct state {
@@ -46,9 +46,8 @@ struct state {
      * at a stop, too. One for all would wake every thread for each chunk. */
     pthread_cond_t hashed, landed, ended;
     bool stop;
-    struct ckpt_err err; /* the first failure */
-    size_t item;         /* where the next chunk begins */
-    uint64_t off;
+    struct ckpt_err err;   /* the first failure */
+    struct place next;     /* where the next chunk begins */
     uint64_t ticket;       /* ticket of the next chunk */
     uint64_t turn;         /* ticket of the chunk to be hashed next */
     struct place prepared; /* what is before it is; item SIZE_MAX: something can't be, and no more
@@ -77,38 +76,45 @@ static void fail(struct state *s, const struct ckpt_err *err)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-static void skip_items(struct state *s)
+/* Come to the first item from this one on that is not skipped. */
+static void skip_items(const struct ckpt_items *items, struct place *at)
 {
-    const struct ckpt_items *items = s->p->items;
+    while (at->item < items->n && items->item[at->item].start == CKPT_PUMP_SKIP)
+        at->item++;
+    if (at->item < items->n)
+        at->off = items->item[at->item].start;
+}
 
-    while (s->item < items->n && items->item[s->item].start == CKPT_PUMP_SKIP)
-        s->item++;
-    if (s->item < items->n)
-        s->off = items->item[s->item].start;
+/* Go on by len bytes of the item, and from its end to the next one. */
+static void advance(const struct ckpt_items *items, struct place *at, uint64_t len)
+{
+    at->off += len;
+    at->bytes += len;
+    if (at->off == items->item[at->item].size) {
+        at->item++;
+        skip_items(items, at);
+    }
 }
 
 /* Take the next chunk. Every item has at least one, even an empty item. */
 static bool take(struct state *s, unsigned index, struct chunk *ret)
 {
+    const struct ckpt_items *items = s->p->items;
     bool more;
 
     (void)pthread_mutex_lock(&s->lock);
-    more = !s->stop && s->item < s->p->items->n;
+    more = !s->stop && s->next.item < items->n;
     if (more) {
-        const struct ckpt_item *item = &s->p->items->item[s->item];
-        uint64_t left = item->size - s->off;
+        const struct ckpt_item *item = &items->item[s->next.item];
+        uint64_t left = item->size - s->next.off;
         *ret = (struct chunk){.ticket = s->ticket++,
-                              .off = s->off,
-                              .item = s->item,
+                              .off = s->next.off,
+                              .item = s->next.item,
                               .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
-                              .first = s->off == item->start};
+                              .first = s->next.off == item->start};
         ret->last = ret->len == left;
         s->flying[index] = ret->ticket;
-        s->off += ret->len;
-        if (ret->last) {
-            s->item++;
-            skip_items(s);
-        }
+        advance(items, &s->next, ret->len);
     }
     (void)pthread_mutex_unlock(&s->lock);
     return more;
@@ -124,28 +130,23 @@ static bool is_before(struct place a, struct place b)
 static void prepare(struct state *s)
 {
     const struct ckpt_items *items = s->p->items;
-    uint64_t left = PREPARE;
     bool whole = true;
     int rc = 2;
 
     (void)pthread_mutex_lock(&s->lock);
-    const struct place from = {s->stop ? items->n : s->item, s->off};
-    struct place done = s->prepared;
+    const bool stop = s->stop;
+    const uint64_t end = s->next.bytes + PREPARE;
+    struct place done = is_before(s->prepared, s->next) ? s->next : s->prepared;
     (void)pthread_mutex_unlock(&s->lock);
-    for (size_t i = from.item; i < items->n && left && rc > 0; i++) {
-        const struct ckpt_item *item = &items->item[i];
-        if (item->start == CKPT_PUMP_SKIP)
-            continue;
-        uint64_t lo = i == from.item ? from.off : item->start;
-        const uint64_t hi = item->size - lo < left ? item->size : lo + left;
-        left -= hi - lo;
-        if (!item->file || is_before((struct place){i, hi}, done))
-            continue;
-        lo = i == done.item && lo < done.off ? done.off : lo;
-        rc = ckpt_view_prepare(s->p->view, item->file, lo, hi);
+    for (struct place at = done; !stop && at.item < items->n && at.bytes < end && rc > 0;) {
+        const struct ckpt_item *item = &items->item[at.item];
+        const uint64_t left = item->size - at.off, room = end - at.bytes;
+        const uint64_t len = left < room ? left : room;
+        rc = item->file ? ckpt_view_prepare(s->p->view, item->file, at.off, at.off + len) : 2;
+        advance(items, &at, len);
         whole = whole && rc == 2;
         if (whole)
-            done = (struct place){i, hi};
+            done = at;
     }
     if (rc < 0)
         done.item = SIZE_MAX;
@@ -274,7 +275,7 @@ static void watch(struct state *s, const struct ckpt_progress *bar)
 
     (void)pthread_mutex_lock(&s->lock);
     while (s->active) {
-        const char *name = s->item < items->n ? items->item[s->item].path : "";
+        const char *name = s->next.item < items->n ? items->item[s->next.item].path : "";
         ckpt_progress_draw(bar, atomic_load(&s->done), name);
         const struct timespec until = ckpt_deadline(TICK_MS);
         while (s->active)
@@ -353,7 +354,7 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
     } else {
         for (unsigned i = 0; i < s.nthread; i++)
             s.flying[i] = IDLE;
-        skip_items(&s);
+        skip_items(p->items, &s.next);
         rc = run(&s, worker, err);
     }
     if (ret_seconds)

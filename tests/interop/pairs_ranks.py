@@ -355,7 +355,7 @@ def megatron_source(world, rank, port, top, name, layout):
     dist.destroy_process_group()
 
 
-def megatron_loss(model, step, pp):
+def megatron_loss(model, step):
     """The loss of this batch, on all ranks."""
     ids = batch(step)
     tokens, labels = ids[:, :-1], ids[:, 1:]
@@ -389,10 +389,10 @@ def megatron_target(world, rank, port, views, layout):
         for one in optimizer.chained_optimizers:  # where torch's Adam stands in, all have one tensor, to which each adds its step
             for s in one.optimizer.state.values():
                 s["step"] = s["step"].clone()
-        losses = [megatron_loss(model, STEPS, layout[1])]
+        losses = [megatron_loss(model, STEPS)]
         megatron_step(model, optimizer, part(held["gradient"]))
         compare_megatron(model, optimizer, held["after"], part, copies)
-        losses.append(megatron_loss(model, STEPS + 1, layout[1]))
+        losses.append(megatron_loss(model, STEPS + 1))
         if rank == 0:
             with open(result, "w") as f:
                 json.dump({"losses": losses, "groups": groups}, f)
