@@ -2,6 +2,7 @@
 /* All sources share what is here: counting, and the range check before every read. */
 #include "io/source.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +18,11 @@ struct ckpt_source *ckpt_source_ref(struct ckpt_source *s)
 
 void ckpt_source_unref(struct ckpt_source *s)
 {
-    if (s && atomic_fetch_sub(&s->refs, 1) == 1)
-        s->ops->free(s);
+    if (!s || atomic_fetch_sub(&s->refs, 1) != 1)
+        return;
+    if (s->guard)
+        s->guard->free(s->guard);
+    s->ops->free(s);
 }
 
 /* Check that a run lies inside the source, and add its length to *len. */
@@ -37,16 +41,10 @@ static int check_run(struct ckpt_source *s, const struct ckpt_source_run *run, u
     return 0;
 }
 
-int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+/* ckpt_source_read, of runs that were checked, without asking the guard. */
+static int read_runs(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
-    uint64_t len = 0;
-
-    for (size_t i = 0; i < n; i++)
-        if (check_run(s, &run[i], &len, err) < 0)
-            return -1;
-    if (len == 0)
-        return 0;
     if (s->ops->read)
         return s->ops->read(s, way, run, n, err);
     if (way->how == CKPT_READ_CACHED || way->how == CKPT_READ_PREFETCH)
@@ -55,6 +53,22 @@ int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
         if (s->ops->preadv(s, run[i].iov, run[i].n, run[i].off, err) < 0)
             return -1;
     return 0;
+}
+
+int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
+{
+    uint64_t len = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (check_run(s, &run[i], &len, err) < 0)
+            return -1;
+    if (len == 0)
+        return 0;
+    if (s->guard && way->how != CKPT_READ_PREFETCH)
+        rc = s->guard->look(s->guard, s, way, run, n, err);
+    return rc ? rc : read_runs(s, way, run, n, err);
 }
 
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
@@ -77,11 +91,14 @@ bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
     struct iovec iov = {.iov_base = NULL};
-    const struct ckpt_source_run run = {off, &iov, 1};
+    struct ckpt_source_run run = {off, &iov, 1};
 
     if (off >= s->size)
         return true;
-    iov.iov_len = ckpt_min_u64(len, s->size - off);
+    uint64_t end = off + ckpt_min_u64(len, s->size - off);
+    if (s->guard)
+        s->guard->widen(s->guard, s, &run.off, &end);
+    iov.iov_len = end - run.off;
     return ckpt_source_read(s, &way, &run, 1, NULL) != 1;
 }
 
@@ -260,6 +277,38 @@ int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
     w->off = off;
     *ret = &w->source;
     return 0;
+}
+
+/* ---- what a guard reads ---- */
+
+static struct ckpt_source *of_bare(const struct ckpt_source *s)
+{
+    return ((const struct ckpt_source_bare *)s)->of;
+}
+
+static int bare_read(struct ckpt_source *s, const struct ckpt_source_way *way,
+                     const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
+{
+    return read_runs(of_bare(s), way, run, n, err);
+}
+
+static char *bare_name(const struct ckpt_source *s) { return ckpt_source_name(of_bare(s)); }
+
+static void bare_free(struct ckpt_source *s) { (void)s; }
+
+static const struct ckpt_source_ops bare_ops = {
+    .read = bare_read, .name = bare_name, .free = bare_free};
+
+void ckpt_source_bare_init(struct ckpt_source_bare *b, struct ckpt_source *of)
+{
+    *b = (struct ckpt_source_bare){.source = {.ops = &bare_ops, .size = of->size}, .of = of};
+    atomic_init(&b->source.refs, 1);
+}
+
+void ckpt_source_set_guard(struct ckpt_source *s, struct ckpt_source_guard *guard)
+{
+    assert(!s->guard);
+    s->guard = guard;
 }
 
 struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s)

@@ -87,11 +87,27 @@ struct ckpt_source_ops {
     enum ckpt_prepared (*prepare)(struct ckpt_source *s);
 };
 
+/* Looks at bytes when they are read for the first time. A reader that puts off checking what stands
+ * around them until then has one for each file. Safe from many threads. */
+struct ckpt_source_guard {
+    /* Are these runs of s, which were checked against its size, what the reader took them for?
+     * Reads s by a struct ckpt_source_bare. 1, for CKPT_READ_CACHED: that can't be told without
+     * waiting. Not called for CKPT_READ_PREFETCH. */
+    int (*look)(struct ckpt_source_guard *g, struct ckpt_source *s,
+                const struct ckpt_source_way *way, const struct ckpt_source_run *run, size_t n,
+                struct ckpt_err *err);
+    /* Bytes [*off, *end) of s will be prefetched: widen the range to what `look` needs to read
+     * beside them, or begin to fetch that. */
+    void (*widen)(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t *off, uint64_t *end);
+    void (*free)(struct ckpt_source_guard *g);
+};
+
 /* Members embed this first. */
 struct ckpt_source {
     const struct ckpt_source_ops *ops;
     uint64_t size;
     atomic_uint refs;
+    struct ckpt_source_guard *guard; /* owned; or NULL */
 };
 
 /* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one frees
@@ -206,6 +222,17 @@ int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct c
  * (copied). Tensors that are only named lie in it. */
 int ckpt_source_nowhere_new(const char *why, struct ckpt_source **ret, struct ckpt_err *err);
 bool ckpt_source_is_nowhere(const struct ckpt_source *s);
+
+/* The bytes of `of` as its guard reads them: without asking the guard. Lives on the stack of a call
+ * of the guard; `of` is borrowed. */
+struct ckpt_source_bare {
+    struct ckpt_source source;
+    struct ckpt_source *of;
+};
+void ckpt_source_bare_init(struct ckpt_source_bare *b, struct ckpt_source *of);
+
+/* Give s, which has none, a guard, before other threads know s. */
+void ckpt_source_set_guard(struct ckpt_source *s, struct ckpt_source_guard *guard);
 
 /* Bytes [off, off+len) of another source, which is referenced. */
 int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,

@@ -84,6 +84,7 @@ def main():
     args = p.parse_args()
     runs, out, charts = os.path.join(args.dir, "runs"), os.path.join(args.dir, "out"), []
     shutil.rmtree(args.dir, True)
+    os.makedirs(runs)
     for run, mib, shards in (("model", args.mib // 4, 4), ("small", 2, 1000)):
         if args.rows and not any(r.startswith(run) for r in args.rows):
             continue

@@ -12,6 +12,7 @@
 #include "base/sort.h"
 #include "container/safetensors.h"
 #include "container/torch.h"
+#include "format/dcp/unread.h"
 #include "tensor/strided.h"
 
 enum { TASK_ITEMS = 2048 }; /* number of items that one thread reads in a batch */
@@ -29,18 +30,39 @@ static void blob_release(struct blob *b)
     ckpt_st_release(&b->st);
 }
 
+/* Items at a distance that torch.save has written alike (unread.h). */
+struct kind {
+    size_t first, last; /* positions in `order`; the headers of these two are read */
+    bool is_alike;      /* these two are archives of contiguous tensors, with as much before them */
+};
+
 struct reading {
     struct ckpt_dcp_items *items;
     struct ckpt_dcp_metadata *m;
     struct ckpt_source *const *source;
     CKPT_VEC(struct ckpt_dcp_chunk *) order; /* the chunks by file and offset */
-    CKPT_VEC(size_t) tasks;                  /* first chunk of each task, and the end */
+    CKPT_VEC(size_t) todo;                   /* those in `order` whose headers are read now */
+    CKPT_VEC(size_t) tasks;                  /* first position in `todo` of each task; the end */
+    CKPT_VEC(struct kind) kinds;
+    CKPT_VEC(uint32_t) kind_of; /* by position in `order`; CKPT_NONE: its header is read */
+    struct ckpt_map by_key;     /* kinds; the keys are in `keys` */
+    struct ckpt_arena keys;
 };
 
 static void reading_release(struct reading *r)
 {
     ckpt_vec_release(&r->order);
+    ckpt_vec_release(&r->todo);
     ckpt_vec_release(&r->tasks);
+    ckpt_vec_release(&r->kinds);
+    ckpt_vec_release(&r->kind_of);
+    ckpt_map_release(&r->by_key);
+    ckpt_arena_release(&r->keys);
+}
+
+static struct ckpt_dcp_chunk *chunk_to_read(const struct reading *r, size_t k)
+{
+    return r->order.ptr[r->todo.ptr[k]];
 }
 
 /* The data of one thread. */
@@ -204,48 +226,57 @@ static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
                      r->m->tensors.ptr[before->tensor].name);
 }
 
-static int read_item(struct task *t, size_t k, struct ckpt_err *err)
+/* at: the position in the order */
+static int read_item(struct task *t, size_t at, struct ckpt_err *err)
 {
     static const unsigned char zip[4] = {'P', 'K', 3, 4};
-    struct ckpt_dcp_chunk *c = t->r->order.ptr[k];
+    struct ckpt_dcp_chunk *c = t->r->order.ptr[at];
     struct ckpt_source *s = t->r->source[c->file];
     unsigned char head[9];
 
     if (ckpt_source_pread(s, head, sizeof head, c->off, err) < 0)
         return -1;
-    if (memcmp(head, zip, sizeof zip) == 0)
-        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c->off, c->len, c, err);
+    c->is_archive = memcmp(head, zip, sizeof zip) == 0;
+    if (c->is_archive)
+        return check_own(t->r, at, err) < 0 ? -1 : read_zip(t, s, c->off, c->len, c, err);
     if (ckpt_zstd_is_frame(head))
-        return check_own(t->r, k, err) < 0 ? -1 : read_zstd(t, s, c, err);
+        return check_own(t->r, at, err) < 0 ? -1 : read_zstd(t, s, c, err);
     if (head[8] == '{' && head[7] == 0 && head[6] == 0)
         return read_blob(t, s, c, err);
     return ckpt_fail(err, CKPT_FORMAT,
                      "the item is neither a torch.save archive nor part of a safetensors file");
 }
 
-/* Begin to fetch the headers of chunks from k on. Where items are small that is all of the file, in
- * steps of which the memory for parts keeps those of all threads until they are read. Where the
- * step ends. */
+/* Begin to fetch the headers of chunks from position k of `todo` on. Where items are small that may
+ * be all of the file, in steps of which the memory for parts keeps those of all threads until they
+ * are read. Where the step ends. */
 static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 {
     enum { AROUND_HEADER = 8 * 1024, AT_ONCE = 4 << 20 };
-    struct ckpt_dcp_chunk *const *order = r->order.ptr;
-    struct ckpt_source *s = r->source[order[k]->file];
-    const uint64_t first = order[k]->off;
+    struct ckpt_source *s = r->source[chunk_to_read(r, k)->file];
+    const uint64_t first = chunk_to_read(r, k)->off;
     struct ckpt_batch batch;
     struct ckpt_err ignored = {0};
 
     if (!ckpt_source_is_far(s))
         return end;
     ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
-    for (; k < end && order[k]->off - first < AT_ONCE; k++) { /* and where the one before ends */
-        const uint64_t from = order[k]->off - ckpt_min_u64(order[k]->off, AROUND_HEADER);
+    for (; k < end && chunk_to_read(r, k)->off - first < AT_ONCE; k++) {
+        const uint64_t off = chunk_to_read(r, k)->off;
+        /* and where the one before ends */
+        const uint64_t from = off - ckpt_min_u64(off, AROUND_HEADER);
         if (ckpt_batch_add(&batch, s, NULL, 2 * AROUND_HEADER, from, &ignored) < 0)
             break;
     }
     (void)ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
     return k;
+}
+
+static int fail_item(const struct reading *r, const struct ckpt_dcp_chunk *c, struct ckpt_err *err)
+{
+    return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
+                       r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);
 }
 
 static int read_task(void *ctx, size_t i, struct ckpt_err *err)
@@ -255,12 +286,11 @@ static int read_task(void *ctx, size_t i, struct ckpt_err *err)
 
     const size_t end = r->tasks.ptr[i + 1];
     for (size_t k = r->tasks.ptr[i], fetched = k; k < end; k++) {
-        const struct ckpt_dcp_chunk *c = r->order.ptr[k];
+        const struct ckpt_dcp_chunk *c = chunk_to_read(r, k);
         if (k == fetched)
             fetched = fetch_headers(r, k, end);
-        if (read_item(&t, k, err) < 0)
-            return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
-                               r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);
+        if (read_item(&t, r->todo.ptr[k], err) < 0)
+            return fail_item(r, c, err);
     }
     return 0;
 }
@@ -292,16 +322,16 @@ static int sort_chunks(struct reading *r, struct ckpt_err *err)
     return 0;
 }
 
-/* Divide the chunks into tasks, each within one file. */
+/* Divide the chunks whose headers are read now into tasks, each within one file. */
 static int split(struct reading *r, struct ckpt_err *err)
 {
-    struct ckpt_dcp_chunk *const *order = r->order.ptr;
-    const size_t n = r->order.len;
+    const size_t n = r->todo.len;
     size_t begin = 0;
 
+    r->tasks.len = 0;
     for (size_t k = 0; k <= n; k++) {
-        bool is_new =
-            k == 0 || k == n || k - begin == TASK_ITEMS || order[k]->file != order[k - 1]->file;
+        bool is_new = k == 0 || k == n || k - begin == TASK_ITEMS ||
+                      chunk_to_read(r, k)->file != chunk_to_read(r, k - 1)->file;
         if (!is_new)
             continue;
         begin = k;
@@ -311,14 +341,149 @@ static int split(struct reading *r, struct ckpt_err *err)
     return 0;
 }
 
+static int read_headers(struct reading *r, struct ckpt_err *err)
+{
+    return split(r, err) < 0 ? -1 : ckpt_parallel(r->tasks.len - 1, 0, read_task, r, err);
+}
+
+/* ---- headers that are read with the data ---- */
+
+static bool may_wait(struct ckpt_source *s)
+{
+    return ckpt_source_is_far(s) && !ckpt_source_is_elsewhere(s) &&
+           ckpt_dir_far_options(ckpt_source_file_dir(s))->rule != CKPT_FAR_NEVER;
+}
+
+/* What items have in common of which torch.save writes as many bytes before the data: what the
+ * tensor's name is without its numbers, its dtype and rank, the number of bytes around the data,
+ * and how these end between two of torch's boundaries of 64 bytes. NULL: there is no memory. */
+static const char *key_of(struct reading *r, const struct ckpt_dcp_chunk *c, uint64_t bytes)
+{
+    enum { BOUNDARY = 64, NUMBERS = 96 };
+    const struct ckpt_dcp_tensor *t = &r->m->tensors.ptr[c->tensor];
+    char *key = ckpt_arena_alloc(&r->keys, strlen(t->name) + NUMBERS);
+    size_t n = 0;
+
+    if (!key)
+        return NULL;
+    for (const char *p = t->name; *p; p++)
+        if (*p < '0' || *p > '9')
+            key[n++] = *p;
+    (void)snprintf(key + n, NUMBERS, " %d %" PRIu32 " %" PRIu64 " %" PRIu64, (int)t->dtype,
+                   ckpt_dcp_rank(r->m, c->n), c->len - bytes, bytes % BOUNDARY);
+    return key;
+}
+
+/* Find the kind of the item at this position, unless its header is read in any case. */
+static int find_kind(struct reading *r, size_t at, struct ckpt_err *err)
+{
+    const struct ckpt_dcp_chunk *c = r->order.ptr[at];
+    const struct ckpt_dcp_tensor *t = &r->m->tensors.ptr[c->tensor];
+    uint32_t kind = CKPT_NONE;
+    uint64_t bytes = 0;
+
+    if (may_wait(r->source[c->file]) && !t->codec &&
+        ckpt_shape_numel(ckpt_dcp_ints(r->m, c->n), ckpt_dcp_rank(r->m, c->n), &bytes) &&
+        !ckd_mul(&bytes, bytes, (uint64_t)ckpt_dtype_size(t->dtype)) && bytes < c->len) {
+        const char *key = key_of(r, c, bytes);
+        const uint32_t next = (uint32_t)r->kinds.len;
+        kind = key ? ckpt_map_add(&r->by_key, key, next) : CKPT_NONE;
+        if (kind == CKPT_NONE)
+            return ckpt_nomem(err);
+        if (kind == next && ckpt_vec_push(&r->kinds, ((struct kind){.first = at})) < 0)
+            return ckpt_nomem(err);
+        r->kinds.ptr[kind].last = at;
+    }
+    return ckpt_vec_push(&r->kind_of, kind) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Is the header at this position one of the two of its kind? */
+static bool is_sample(const struct reading *r, size_t at)
+{
+    const struct kind *k = &r->kinds.ptr[r->kind_of.ptr[at]];
+
+    return at == k->first || at == k->last;
+}
+
+static bool is_plain(const struct ckpt_dcp_chunk *c) { return c->is_archive && c->strides == 0; }
+
+static uint64_t before_data(const struct ckpt_dcp_chunk *c) { return c->data - c->off; }
+
+/* After the two headers of each kind were read. */
+static void compare_samples(struct reading *r)
+{
+    for (size_t i = 0; i < r->kinds.len; i++) {
+        struct kind *k = &r->kinds.ptr[i];
+        const struct ckpt_dcp_chunk *a = r->order.ptr[k->first], *b = r->order.ptr[k->last];
+        k->is_alike = is_plain(a) && is_plain(b) && before_data(a) == before_data(b);
+    }
+}
+
+/* Give the items of one file, from this position on, to its source. *ret_end is where the next
+ * file's begin. */
+static int guard_file(struct reading *r, size_t at, size_t *ret_end, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dcp_unread_freep) struct ckpt_dcp_unread *u = NULL;
+    const uint32_t file = r->order.ptr[at]->file;
+
+    for (; at < r->order.len && r->order.ptr[at]->file == file; at++) {
+        struct ckpt_dcp_chunk *c = r->order.ptr[at];
+        const uint32_t kind = r->kind_of.ptr[at];
+        if (kind == CKPT_NONE || !r->kinds.ptr[kind].is_alike || is_sample(r, at))
+            continue;
+        c->data = c->off + before_data(r->order.ptr[r->kinds.ptr[kind].first]);
+        if (check_own(r, at, err) < 0)
+            return fail_item(r, c, err);
+        if ((!u && ckpt_dcp_unread_new(&u, err) < 0) || ckpt_dcp_unread_add(u, r->m, c, err) < 0)
+            return -1;
+    }
+    *ret_end = at;
+    if (u)
+        ckpt_dcp_unread_guard(ckpt_steal(&u), r->source[file]);
+    return 0;
+}
+
+/* Read the headers that others depend on, then those of which nothing is known. */
+static int read_first(struct reading *r, struct ckpt_err *err)
+{
+    for (size_t at = 0; at < r->order.len; at++) {
+        if (find_kind(r, at, err) < 0)
+            return -1;
+    }
+    for (size_t at = 0; at < r->order.len; at++)
+        if ((r->kind_of.ptr[at] == CKPT_NONE || is_sample(r, at)) &&
+            ckpt_vec_push(&r->todo, at) < 0)
+            return ckpt_nomem(err);
+    if (read_headers(r, err) < 0)
+        return -1;
+    compare_samples(r);
+    return 0;
+}
+
+/* Read the headers of items that turned out to be written differently. */
+static int read_others(struct reading *r, struct ckpt_err *err)
+{
+    r->todo.len = 0;
+    for (size_t at = 0; at < r->order.len; at++) {
+        const uint32_t kind = r->kind_of.ptr[at];
+        if (kind != CKPT_NONE && !r->kinds.ptr[kind].is_alike && !is_sample(r, at) &&
+            ckpt_vec_push(&r->todo, at) < 0)
+            return ckpt_nomem(err);
+    }
+    return read_headers(r, err);
+}
+
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, struct ckpt_err *err)
 {
     ckpt_cleanup(reading_release) struct reading r = {.items = items, .m = m, .source = source};
 
-    return sort_chunks(&r, err) < 0 || split(&r, err) < 0
-               ? -1
-               : ckpt_parallel(r.tasks.len - 1, 0, read_task, &r, err);
+    if (sort_chunks(&r, err) < 0 || read_first(&r, err) < 0 || read_others(&r, err) < 0)
+        return -1;
+    for (size_t at = 0; at < r.order.len;)
+        if (guard_file(&r, at, &at, err) < 0)
+            return -1;
+    return 0;
 }
 
 void ckpt_dcp_items_init(struct ckpt_dcp_items *items)

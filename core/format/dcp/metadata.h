@@ -54,9 +54,10 @@ struct ckpt_dcp_chunk {
     uint32_t lo, n;    /* tuples: positions in ints, where the tuple's length is */
     uint32_t file;     /* NOWHERE: no entry in storage_data */
     uint64_t off, len; /* offset and length of the item in the file */
-    uint64_t data;     /* offset of the first element in the file, or in `plain` (dcp/item.h) */
+    uint64_t data;     /* offset of the first element in the file, or in `plain` (below) */
     uint32_t strides;  /* position in `strides` + 1; 0: contiguous */
     uint32_t plain;    /* position in `plain` + 1; 0: the item is not compressed */
+    bool is_archive;   /* its header was read, and it is a torch.save archive */
 };
 
 struct ckpt_dcp_tensor {
@@ -144,8 +145,9 @@ void ckpt_dcp_items_init(struct ckpt_dcp_items *items);
 /* Free the lists. The struct can be released in any state. */
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
 
-/* Read and check the headers of the items of all tensors' chunks that are not empty, and set these
- * chunks' `data`, `strides` and `plain`; source[] has the order of m->files. */
+/* Set `data`, `strides` and `plain` of all tensors' chunks that are not empty, by the headers of
+ * their items, which are read and checked, at a distance only when the data are read
+ * (dcp/unread.h). source[] has the order of m->files. */
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, struct ckpt_err *err);
 

@@ -111,7 +111,7 @@ static int want(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t of
             if (rc != 0)
                 return rc;
         } else if (prefetch) { /* is not to be taken for what was read long ago */
-            s->tick = ++f->parts.tick;
+            s->tick = f->parts.tick;
         }
         off = s->off + s->len;
     }
@@ -179,15 +179,18 @@ static int prepare(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t
 
 /* ---- reading ---- */
 
-/* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. */
+/* Copy what the part has from `off` on, at most up to `end`; *ret_len bytes. A part that was read
+ * ahead, or is large, is done with when its last bytes were read, unless it was by a look at an
+ * item, whose data come next. */
 static int copy(struct ckpt_far *f, struct ckpt_part *s, uint32_t timeout_ms, uint64_t off,
-                uint64_t end, struct ckpt_iov_cursor *to, uint64_t *ret_len, struct ckpt_err *err)
+                uint64_t end, bool is_look, struct ckpt_iov_cursor *to, uint64_t *ret_len,
+                struct ckpt_err *err)
 {
     s->pins++;
     const int rc = ckpt_far_wait(f, s, timeout_ms, err);
     if (rc == 0) {
         const uint64_t stop = ckpt_min_u64(end, s->off + s->len);
-        const bool keep = s->is_end, once = s->ahead || s->nunit > 1;
+        const bool keep = s->is_end, once = !is_look && (s->ahead || s->nunit > 1);
         *ret_len = stop - off;
         s->is_end = s->ahead = s->unread = false;
         (void)pthread_mutex_unlock(&f->lock);
@@ -196,7 +199,10 @@ static int copy(struct ckpt_far *f, struct ckpt_part *s, uint32_t timeout_ms, ui
         ckpt_iov_put(to, (const unsigned char *)ckpt_part_bytes(&f->parts, s) + (off - s->off),
                      (size_t)*ret_len);
         (void)pthread_mutex_lock(&f->lock);
-        s->tick = stop == s->off + s->len && once ? 0 : ++f->parts.tick;
+        if (is_look) /* no time passes: many looks are no sign that other parts are not needed */
+            s->tick = f->parts.tick;
+        else
+            s->tick = stop == s->off + s->len && once ? 0 : ++f->parts.tick;
     }
     if (--s->pins == 0 && s->state == CKPT_PART_FAILED)
         ckpt_parts_free(&f->parts, s);
@@ -234,6 +240,7 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
     ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&f->lock);
     const uint64_t end = off + ckpt_iov_len(iov, n), block = f->ops->block;
     const uint64_t begin_ms = ckpt_now_ms();
+    const bool is_look = end - off <= ITEM;
     struct ckpt_iov_cursor to = {iov, 0};
 
     assert(end <= o->size);
@@ -256,7 +263,7 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
         struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
         if (!s && ckpt_far_wait_for_room(f, begin_ms, o->timeout_ms, err) < 0)
             return -1;
-        if (s && copy(f, s, o->timeout_ms, off, end, &to, &len, err) < 0)
+        if (s && copy(f, s, o->timeout_ms, off, end, is_look, &to, &len, err) < 0)
             return -1;
         if (f->dead)
             return f->ops->begin(f, err);

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checking the headers of items when their data are read. */
+#include "format/dcp/unread.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "container/torch.h"
+#include "io/iov.h"
+
+enum {
+    AROUND = 4096,   /* bytes at an item's ends that hold its header and its zip directory */
+    SMALL = 1 << 20, /* items up to this size are fetched whole */
+};
+
+struct item {
+    uint64_t off, end; /* of the item in the file */
+    uint64_t data;     /* where the data should begin, and their length in bytes */
+    uint64_t bytes;
+    uint32_t shape; /* position in `dims` */
+    uint32_t rank;
+    enum ckpt_dtype dtype;
+    atomic_bool seen; /* its header was read, and is as it should be */
+};
+
+struct ckpt_dcp_unread {
+    struct ckpt_source_guard guard;
+    CKPT_VEC(struct item) items; /* by their places */
+    CKPT_VEC(uint64_t) dims;
+    atomic_size_t left; /* number of items that were not seen */
+};
+
+int ckpt_dcp_unread_new(struct ckpt_dcp_unread **ret, struct ckpt_err *err)
+{
+    *ret = calloc(1, sizeof **ret);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+void ckpt_dcp_unread_free(struct ckpt_dcp_unread *u)
+{
+    if (!u)
+        return;
+    ckpt_vec_release(&u->items);
+    ckpt_vec_release(&u->dims);
+    free(u);
+}
+
+int ckpt_dcp_unread_add(struct ckpt_dcp_unread *u, const struct ckpt_dcp_metadata *m,
+                        const struct ckpt_dcp_chunk *chunk, struct ckpt_err *err)
+{
+    const struct ckpt_dcp_tensor *t = &m->tensors.ptr[chunk->tensor];
+    const uint64_t *dim = ckpt_dcp_ints(m, chunk->n);
+    const struct item *before = u->items.len ? &u->items.ptr[u->items.len - 1] : NULL;
+    struct item *item;
+
+    if (before && before->end > chunk->off)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "tensor '%s': its item at byte %" PRIu64
+                         " lies in another tensor's, which ends at byte %" PRIu64,
+                         t->name, chunk->off, before->end);
+    if (ckpt_vec_add(&u->items, &item) < 0)
+        return ckpt_nomem(err);
+    item->off = chunk->off;
+    item->end = chunk->off + chunk->len;
+    item->data = chunk->data;
+    item->dtype = t->dtype;
+    item->rank = ckpt_dcp_rank(m, chunk->n);
+    item->shape = (uint32_t)u->dims.len;
+    (void)ckpt_shape_numel(dim, item->rank, &item->bytes);
+    item->bytes *= ckpt_dtype_size(t->dtype);
+    assert(item->data >= item->off && item->data + item->bytes <= item->end);
+    for (uint32_t d = 0; d < item->rank; d++)
+        if (ckpt_vec_push(&u->dims, dim[d]) < 0)
+            return ckpt_nomem(err);
+    atomic_init(&item->seen, false);
+    atomic_fetch_add_explicit(&u->left, 1, memory_order_relaxed);
+    return 0;
+}
+
+/* ---- before a read ---- */
+
+/* The first item that ends behind `off`. */
+static size_t first_behind(const struct ckpt_dcp_unread *u, uint64_t off)
+{
+    size_t lo = 0, hi = u->items.len;
+
+    while (lo < hi) {
+        const size_t mid = lo + (hi - lo) / 2;
+        if (u->items.ptr[mid].end <= off)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static bool is_seen(const struct item *item)
+{
+    return atomic_load_explicit(&item->seen, memory_order_acquire);
+}
+
+/* Do bytes [off, end) have some of the item's data? */
+static bool has_data(const struct item *item, uint64_t off, uint64_t end)
+{
+    return off < item->data + item->bytes && item->data < end;
+}
+
+static int check(const struct ckpt_dcp_unread *u, const struct item *item,
+                 const struct ckpt_torch_tensor *t, struct ckpt_err *err)
+{
+    const uint64_t *dim = u->dims.ptr + item->shape;
+
+    if (t->dtype != item->dtype || t->rank != item->rank ||
+        memcmp(t->dim, dim, item->rank * sizeof *dim) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT, "the item holds %s %s, the metadata say %s %s",
+                         ckpt_dtype_name(t->dtype), ckpt_shape_text(t->dim, t->rank).text,
+                         ckpt_dtype_name(item->dtype), ckpt_shape_text(dim, item->rank).text);
+    if (!t->contiguous)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "it is not contiguous, although others like it are: open the checkpoint "
+                         "with far=never, which reads every header first");
+    if (t->off != item->data)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "its data begin at byte %" PRIu64 ", by others like it at %" PRIu64
+                         ": open the checkpoint with far=never, which reads every header first",
+                         t->off, item->data);
+    return 0;
+}
+
+/* Read and check the header, through the parts that hold the data if they are read in parts. */
+static int see(struct ckpt_dcp_unread *u, struct ckpt_source *s, struct item *item,
+               struct ckpt_torch_memo *memo, struct ckpt_err *err)
+{
+    struct ckpt_torch_tensor t;
+    struct ckpt_source_bare bare;
+
+    ckpt_source_bare_init(&bare, s);
+    if (ckpt_torch_item(&bare.source, item->off, item->end - item->off, memo, &t, err) < 0 ||
+        check(u, item, &t, err) < 0) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+        return ckpt_err_in(err, "item at byte %" PRIu64 " of '%s'", item->off, name);
+    }
+    if (!atomic_exchange_explicit(&item->seen, true, memory_order_acq_rel))
+        atomic_fetch_sub_explicit(&u->left, 1, memory_order_relaxed);
+    return 0;
+}
+
+static void prefetch(struct ckpt_source *s, const struct ckpt_route *route, uint64_t off,
+                     uint64_t end)
+{
+    const struct ckpt_source_way way = {CKPT_READ_PREFETCH, route};
+    struct iovec iov = {NULL, (size_t)(end - off)};
+    const struct ckpt_source_run run = {off, &iov, 1};
+
+    (void)ckpt_source_read(s, &way, &run, 1, NULL);
+}
+
+/* Begin to fetch an item's ends, or all of it if it is small. */
+static void fetch_ends(struct ckpt_source *s, const struct ckpt_route *route,
+                       const struct item *item)
+{
+    if (item->end - item->off <= SMALL) {
+        prefetch(s, route, item->off, item->end);
+        return;
+    }
+    prefetch(s, route, item->off, item->off + AROUND);
+    prefetch(s, route, item->end - AROUND, item->end);
+}
+
+static int look_at(struct ckpt_dcp_unread *u, struct ckpt_source *s,
+                   const struct ckpt_source_way *way, uint64_t off, uint64_t end,
+                   struct ckpt_torch_memo *memo, struct ckpt_err *err)
+{
+    struct item *first = u->items.ptr + first_behind(u, off), *last = u->items.ptr + u->items.len;
+
+    if (way->how != CKPT_READ_CACHED)
+        for (struct item *i = first; i < last && i->off < end; i++)
+            if (!is_seen(i) && has_data(i, off, end))
+                fetch_ends(s, way->route, i);
+    for (struct item *i = first; i < last && i->off < end; i++) {
+        if (is_seen(i) || !has_data(i, off, end))
+            continue;
+        if (way->how == CKPT_READ_CACHED)
+            return 1;
+        if (see(u, s, i, memo, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int look(struct ckpt_source_guard *g, struct ckpt_source *s,
+                const struct ckpt_source_way *way, const struct ckpt_source_run *run, size_t n,
+                struct ckpt_err *err)
+{
+    struct ckpt_dcp_unread *u = (struct ckpt_dcp_unread *)g;
+    ckpt_cleanup(ckpt_torch_memo_release) struct ckpt_torch_memo memo = {0};
+    int rc = 0;
+
+    if (atomic_load_explicit(&u->left, memory_order_relaxed) == 0)
+        return 0;
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = look_at(u, s, way, run[i].off, run[i].off + ckpt_iov_len(run[i].iov, run[i].n), &memo,
+                     err);
+    return rc;
+}
+
+/* The ends of items are fetched with the data beside them. */
+static void widen(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t *off, uint64_t *end)
+{
+    const struct ckpt_dcp_unread *u = (const struct ckpt_dcp_unread *)g;
+    const struct item *i = u->items.ptr + first_behind(u, *off);
+    const struct item *last = u->items.ptr + u->items.len;
+
+    if (atomic_load_explicit(&u->left, memory_order_relaxed) == 0)
+        return;
+    if (i < last && i->off < *off && *off <= i->data && !is_seen(i))
+        *off = i->off;
+    for (; i < last && i->off < *end; i++) {
+        if (i->end <= *end || is_seen(i) || !has_data(i, *off, *end))
+            continue;
+        if (*end >= i->data + i->bytes || i->end - i->off <= SMALL)
+            *end = i->end;
+        else if (*off <= i->data) /* the data go on behind the range */
+            prefetch(s, NULL, i->end - AROUND, i->end);
+    }
+}
+
+static void free_guard(struct ckpt_source_guard *g)
+{
+    ckpt_dcp_unread_free((struct ckpt_dcp_unread *)g);
+}
+
+void ckpt_dcp_unread_guard(struct ckpt_dcp_unread *u, struct ckpt_source *file)
+{
+    u->guard = (struct ckpt_source_guard){look, widen, free_guard};
+    ckpt_vec_shrink(&u->items);
+    ckpt_source_set_guard(file, &u->guard);
+}
