@@ -223,12 +223,14 @@ int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct c
 int ckpt_source_nowhere_new(const char *why, struct ckpt_source **ret, struct ckpt_err *err);
 bool ckpt_source_is_nowhere(const struct ckpt_source *s);
 
-/* The bytes of `of` as its guard reads them: without asking the guard. Lives on the stack of a call
- * of the guard; `of` is borrowed. */
+/* A source as its guard reads it: without being asked. Lives on the stack of a call of the guard.
+ */
 struct ckpt_source_bare {
     struct ckpt_source source;
-    struct ckpt_source *of;
+    struct ckpt_source *of; /* borrowed */
 };
+
+/* The bytes of `of`. */
 void ckpt_source_bare_init(struct ckpt_source_bare *b, struct ckpt_source *of);
 
 /* Give s, which has none, a guard, before other threads know s. */

@@ -354,9 +354,9 @@ static bool may_wait(struct ckpt_source *s)
            ckpt_dir_far_options(ckpt_source_file_dir(s))->rule != CKPT_FAR_NEVER;
 }
 
-/* What items have in common of which torch.save writes as many bytes before the data: what the
- * tensor's name is without its numbers, its dtype and rank, the number of bytes around the data,
- * and how these end between two of torch's boundaries of 64 bytes. NULL: there is no memory. */
+/* Name what items have in common of which torch.save writes as many bytes before the data: the
+ * tensor's name without its numbers, its dtype and rank, the number of bytes around the data, and
+ * how these end between two of torch's boundaries of 64 bytes. NULL: there is no memory. */
 static const char *key_of(struct reading *r, const struct ckpt_dcp_chunk *c, uint64_t bytes)
 {
     enum { BOUNDARY = 64, NUMBERS = 96 };
