@@ -20,6 +20,7 @@ except ImportError as e:
     sys.exit(77)
 
 LAYERS = 12
+PACKAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python")
 
 
 class Far(TensorCase):
@@ -111,6 +112,25 @@ class Far(TensorCase):
         done = export(run, self.path("always"), "view=raw,far=always")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.same(read_all(self.path("always")), state)
+
+    def test_a_file_that_is_written_again(self):
+        """Whoever reads an item whose file was written over since the checkpoint was opened is told so, and not that its header is damaged."""
+        run, _ = self.save()
+        path, off, _ = self.item(run, "layers.6.q.weight")
+        reading = """
+import sys, ckptfs
+with ckptfs.open(sys.argv[1], view="raw", far="always") as f:
+    with open(sys.argv[2], "r+b") as g:
+        g.seek(int(sys.argv[3]))
+        g.write(b"no zip archive")
+    try:
+        f.get_tensor("layers.6.q.weight")
+    except OSError as e:
+        print(e)
+"""
+        env = dict(os.environ, PYTHONPATH=PACKAGES, CKPTFS_LIBRARY_PATH=os.path.dirname(os.path.dirname(CKPT)))
+        done = subprocess.run([sys.executable, "-c", reading, run, path, str(off)], env=env, capture_output=True, text=True)
+        self.assertIn("changed since the checkpoint was opened", done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

@@ -348,6 +348,8 @@ static int read_headers(struct reading *r, struct ckpt_err *err)
 
 /* ---- headers that are read with the data ---- */
 
+enum { KEY_LEN = CKPT_DCP_MAX_NAME + 96 }; /* with numbers behind the name */
+
 static bool may_wait(struct ckpt_source *s)
 {
     return ckpt_source_is_far(s) && !ckpt_source_is_elsewhere(s) &&
@@ -356,22 +358,32 @@ static bool may_wait(struct ckpt_source *s)
 
 /* Name what items have in common of which torch.save writes as many bytes before the data: the
  * tensor's name without its numbers, its dtype and rank, the number of bytes around the data, and
- * how these end between two of torch's boundaries of 64 bytes. NULL: there is no memory. */
-static const char *key_of(struct reading *r, const struct ckpt_dcp_chunk *c, uint64_t bytes)
+ * how these end between two of torch's boundaries of 64 bytes. */
+static void key_of(const struct reading *r, const struct ckpt_dcp_chunk *c, uint64_t bytes,
+                   char key[KEY_LEN])
 {
-    enum { BOUNDARY = 64, NUMBERS = 96 };
+    enum { BOUNDARY = 64 };
     const struct ckpt_dcp_tensor *t = &r->m->tensors.ptr[c->tensor];
-    char *key = ckpt_arena_alloc(&r->keys, strlen(t->name) + NUMBERS);
     size_t n = 0;
 
-    if (!key)
-        return NULL;
     for (const char *p = t->name; *p; p++)
         if (*p < '0' || *p > '9')
             key[n++] = *p;
-    (void)snprintf(key + n, NUMBERS, " %d %" PRIu32 " %" PRIu64 " %" PRIu64, (int)t->dtype,
+    (void)snprintf(key + n, KEY_LEN - n, " %d %" PRIu32 " %" PRIu64 " %" PRIu64, (int)t->dtype,
                    ckpt_dcp_rank(r->m, c->n), c->len - bytes, bytes % BOUNDARY);
-    return key;
+}
+
+/* The kind with this key, a new one if there is none; CKPT_NONE: there is no memory. */
+static uint32_t kind_by_key(struct reading *r, const char *key, size_t at)
+{
+    const uint32_t found = ckpt_map_find(&r->by_key, key), next = (uint32_t)r->kinds.len;
+
+    if (found != CKPT_NONE)
+        return found;
+    const char *kept = ckpt_arena_strdup(&r->keys, key);
+    return kept && ckpt_vec_push(&r->kinds, ((struct kind){.first = at})) == 0
+               ? ckpt_map_add(&r->by_key, kept, next)
+               : CKPT_NONE;
 }
 
 /* Find the kind of the item at this position, unless its header is read in any case. */
@@ -385,12 +397,9 @@ static int find_kind(struct reading *r, size_t at, struct ckpt_err *err)
     if (may_wait(r->source[c->file]) && !t->codec &&
         ckpt_shape_numel(ckpt_dcp_ints(r->m, c->n), ckpt_dcp_rank(r->m, c->n), &bytes) &&
         !ckd_mul(&bytes, bytes, (uint64_t)ckpt_dtype_size(t->dtype)) && bytes < c->len) {
-        const char *key = key_of(r, c, bytes);
-        const uint32_t next = (uint32_t)r->kinds.len;
-        kind = key ? ckpt_map_add(&r->by_key, key, next) : CKPT_NONE;
-        if (kind == CKPT_NONE)
-            return ckpt_nomem(err);
-        if (kind == next && ckpt_vec_push(&r->kinds, ((struct kind){.first = at})) < 0)
+        char key[KEY_LEN];
+        key_of(r, c, bytes, key);
+        if ((kind = kind_by_key(r, key, at)) == CKPT_NONE)
             return ckpt_nomem(err);
         r->kinds.ptr[kind].last = at;
     }

@@ -135,13 +135,17 @@ static int check(const struct ckpt_dcp_unread *u, const struct item *item,
 static int see(struct ckpt_dcp_unread *u, struct ckpt_source *s, struct item *item,
                struct ckpt_torch_memo *memo, struct ckpt_err *err)
 {
-    struct ckpt_torch_tensor t;
     struct ckpt_source_bare bare;
+    struct ckpt_torch_tensor t;
+    struct ckpt_err own = {0};
 
     ckpt_source_bare_init(&bare, s);
-    if (ckpt_torch_item(&bare.source, item->off, item->end - item->off, memo, &t, err) < 0 ||
-        check(u, item, &t, err) < 0) {
+    if (ckpt_torch_item(&bare.source, item->off, item->end - item->off, memo, &t, &own) < 0 ||
+        check(u, item, &t, &own) < 0) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+        if (ckpt_source_check(s, err) < 0) /* it is not the file that was opened */
+            return -1;
+        (void)ckpt_err_move(err, &own);
         return ckpt_err_in(err, "item at byte %" PRIu64 " of '%s'", item->off, name);
     }
     if (!atomic_exchange_explicit(&item->seen, true, memory_order_acq_rel))
