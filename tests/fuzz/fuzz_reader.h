@@ -27,6 +27,7 @@ enum { MOST_FILES = 64, MOST_DATA = 1 << 16 };
 
 static char root[64];
 static const char *fuzz_step; /* the checkpoint's folder, in that of its run; NULL: it is alone */
+static bool fuzz_far; /* read it a second time, as if it were on storage at a distance */
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
@@ -137,8 +138,9 @@ static void read_objects(const struct ckpt_reader *r, struct ckpt_dir *dir,
     json_decref(out);
 }
 
-static void load_and_read(const struct ckpt_reader *r)
+static void load_and_read(const struct ckpt_reader *r, enum ckpt_far_rule rule)
 {
+    const struct ckpt_far_options far = {.rule = rule};
     struct ckpt_reader_options opt = {.states = true, .raw = true};
     struct ckpt_catalog *cat = NULL;
     struct ckpt_dir *dir = NULL;
@@ -151,6 +153,7 @@ static void load_and_read(const struct ckpt_reader *r)
     }
     MUST(ckpt_fdpool_new(4, &opt.pool, &err) == 0);
     MUST(ckpt_dir_open(root, CKPT_LINKS_BENEATH, &dir, &err) == 0);
+    ckpt_dir_set_far(dir, &far);
     if (fuzz_step) {
         opt.above = dir;
         if (ckpt_dir_open_below(opt.above, fuzz_step, &dir, &err) < 0) {
@@ -200,7 +203,13 @@ static int fuzz_reader(const struct ckpt_reader *r, const uint8_t *data, size_t 
     for (int i = 0; i < MOST_FILES && in.left; i++)
         make_entry(dir, &in);
     (void)close(dir);
-    load_and_read(r);
+    load_and_read(r, CKPT_FAR_NEVER);
+    if (fuzz_far) {
+        const bool near = reads_may_fail;
+        reads_may_fail = true;
+        load_and_read(r, CKPT_FAR_ALWAYS);
+        reads_may_fail = near;
+    }
     return 0;
 }
 
