@@ -79,7 +79,7 @@ class TrainingSpec(Spec):
             "unsupported",
             "optimizer= fills models with the hub's names or those of transformers' classes; for "
             "torchtitan's names let its CheckpointManager load what `ckpt export RUN DIR -o "
-            "view=torchtitan -o optimizer` writes",
+            "view=torchtitan -o optimizer` writes (with -o fuse_qkv for a model with fuse_qkv)",
         )
 
 
