@@ -30,11 +30,21 @@ enum ckpt_output_names {
     CKPT_OUTPUT_NAMES_MEMORY, /* those that the model's class has in memory */
 };
 
+/* The parameters whose states a view with an optimizer has, where the framework's models fuse q, k
+ * and v in memory, but save their weights apart. */
+enum ckpt_output_fused {
+    CKPT_OUTPUT_FUSED_UNSAID, /* those of the run, if that is the same framework's; else one of each
+                                 weight */
+    CKPT_OUTPUT_FUSED,        /* one of q, k and v */
+    CKPT_OUTPUT_FUSED_NOT,    /* one of each weight */
+};
+
 /* All zero: a Hugging Face model directory. */
 struct ckpt_output {
     const struct ckpt_writer *writer; /* of a framework's format; NULL: a model directory */
     uint32_t cut[CKPT_NCUT];          /* 0: not given */
     enum ckpt_output_names names;
+    enum ckpt_output_fused fuse_qkv;
 };
 
 /* The number of parts along a dimension: 1 where the option was not given. */

@@ -54,6 +54,8 @@ int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckp
     for (int i = 0; i < CKPT_NCUT; i++)
         if (o->cut[i] && check_key(o, view, ckpt_output_keys[i], 1u << i, err) < 0)
             return -1;
+    if (o->fuse_qkv && check_key(o, view, "fuse_qkv", CKPT_WRITES_FUSED, err) < 0)
+        return -1;
     return o->names ? check_key(o, view, "names", CKPT_WRITES_NAMES, err) : 0;
 }
 

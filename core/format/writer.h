@@ -15,8 +15,9 @@
 
 /* Bits of ckpt_writer.keys: 1 << enum ckpt_cut_by, and these. */
 enum {
-    CKPT_WRITES_NAMES = 1 << CKPT_NCUT,      /* the option names= */
-    CKPT_WRITES_SIZE = 1 << (CKPT_NCUT + 1), /* the option max_shard_size= */
+    CKPT_WRITES_NAMES = 1 << CKPT_NCUT,       /* the option names= */
+    CKPT_WRITES_SIZE = 1 << (CKPT_NCUT + 1),  /* the option max_shard_size= */
+    CKPT_WRITES_FUSED = 1 << (CKPT_NCUT + 2), /* the option fuse_qkv */
 };
 
 /* A writer is given this, and fills `files` and `place`. */

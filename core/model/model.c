@@ -656,6 +656,21 @@ static int check_values(const struct ckpt_opening *o, const char *view, struct c
     return 0;
 }
 
+/* Are the tensors an optimizer's states that become those of parameters which have q, k and v? As
+ * an option says, else as the checkpoint that is read has them, if it is the same framework's. */
+static bool fuses(const struct ckpt_opening *o, const struct ckpt_writer *writer)
+{
+    const enum ckpt_output_fused said = o->shared->opt->output.fuse_qkv;
+    const size_t own = strlen(writer->recipes);
+
+    if (!o->shared->opt->optimizer || !ckpt_state_is_moment(o->state) ||
+        !(writer->keys & CKPT_WRITES_FUSED))
+        return false;
+    return said ? said == CKPT_OUTPUT_FUSED
+                : o->other_form && o->recipe && strncmp(o->recipe, writer->recipes, own) == 0 &&
+                      o->recipe[own] == '/';
+}
+
 /* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
  * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
 static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
@@ -670,15 +685,18 @@ static int to_output(struct ckpt_opening *o, struct ckpt_err *err)
         return 0;
     const uint64_t tp = ckpt_output_parts(&s->opt->output, CKPT_CUT_TP),
                    multiple = vocab_multiple(o) * (writer->vocab_whole ? 1 : tp);
+    o->fuses = fuses(o, writer);
     const struct ckpt_recipe_output output = {.view = writer->name,
                                               .tp = tp,
                                               .pp = ckpt_output_parts(&s->opt->output, CKPT_CUT_PP),
                                               .pad_to = multiple,
+                                              .fuse_qkv = o->fuses,
                                               .config = o->framework};
     const struct ckpt_recipe_options convert = {.format = writer->recipes,
                                                 .base_config = o->config,
                                                 .back = true,
                                                 .output = &output,
+                                                .allow_missing = o->other_form,
                                                 .allow_leftover = s->opt->allow_leftover,
                                                 .layout_only = ckpt_state_is_moment(o->state)};
 

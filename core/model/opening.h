@@ -55,6 +55,7 @@ struct ckpt_opening {
                           makes the one of the format that is written; or NULL */
     bool
         other_form; /* a state is shown, whose parameters are stored in another form than weights */
+    bool fuses;     /* the states are those of parameters that have q, k and v */
     bool config_changed; /* config differs from the file that was read (quantisation removed,
                             another vocabulary) */
     bool renamed;        /* at least one tensor has another name than it is stored under */

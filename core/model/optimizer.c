@@ -33,7 +33,7 @@ static const char *const kinds[NSTATES] = {"exp_avg", "exp_avg_sq", "master"};
 struct param {
     size_t group; /* NOT_SAID: no group names it */
     const struct ckpt_tensor *step;
-    bool has_master;
+    bool has_master, has_moment;
 };
 #define NOT_SAID SIZE_MAX
 
@@ -282,6 +282,7 @@ static int note_params(struct making *m, struct ckpt_err *err)
         if (strcmp(t->state->kind, STEP) == 0)
             p->step = t;
         p->has_master |= strcmp(t->state->kind, "master") == 0;
+        p->has_moment |= strcmp(t->state->kind, kinds[0]) == 0;
         m->any_master |= p->has_master;
         if (group && !single)
             p->group = (size_t)json_integer_value(group);
@@ -451,10 +452,10 @@ static const char *name_of(struct making *m, const char *parameter, const char *
 
 /* State of the tensor that was added last what it is. */
 static int set_state(struct making *m, const char *parameter, const char *kind,
-                     const struct ckpt_tensor *weight, struct ckpt_err *err)
+                     struct ckpt_err *err)
 {
     struct ckpt_catalog *cat = m->o->cat;
-    const struct ckpt_state state = {kind, parameter, weight->name};
+    const struct ckpt_state state = {kind, parameter, name_of(m, parameter, "weight")};
 
     return ckpt_catalog_set_state(cat, cat->tensors.len - 1, &state, err);
 }
@@ -604,9 +605,40 @@ static int add_state(struct making *m, struct model *state, const struct ckpt_te
     return 0;
 }
 
-/* Add what the optimizer has of a tensor of the model, whose name is `name` without what the format
- * puts before it. */
-static int add_states(struct making *m, size_t i, const char *name, struct ckpt_err *err)
+/* Find a stored parameter with moments and one without, of those of which t, a tensor of the model
+ * of origins, is made. */
+static void find_frozen(const struct making *m, const struct ckpt_tensor *t, size_t *frozen,
+                        size_t *trained)
+{
+    for (size_t i = 0; i < t->npiece; i++) {
+        const size_t weight = m->weight_of[t->piece[i].source];
+        if (weight != NOT_SAID)
+            *(m->param[weight].has_moment ? trained : frozen) = weight;
+    }
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        find_frozen(m, t->value->arg[i], frozen, trained);
+}
+
+/* A tensor without moments is frozen: so is all of which it is made. */
+static int check_frozen(const struct making *m, const struct ckpt_tensor *origin,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_tensor *tensors = m->o->read->tensors.ptr;
+    size_t frozen = NOT_SAID, trained = NOT_SAID;
+
+    if (origin)
+        find_frozen(m, origin, &frozen, &trained);
+    if (frozen == NOT_SAID || trained == NOT_SAID)
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "option optimizer: '%s' is made of '%s', which has moments, and of '%s', "
+                     "which has none, as if it were frozen: one parameter has moments, or none",
+                     origin->name, tensors[trained].name, tensors[frozen].name);
+}
+
+/* Add what the optimizer has of a parameter, whose name is `name` without what the format puts
+ * before it. */
+static int add_states(struct making *m, const char *name, struct ckpt_err *err)
 {
     const struct ckpt_tensor *origin = ckpt_catalog_find(m->origin.cat, name), *state[NSTATES];
     struct made_of of = {.tensor = origin, .first = NOT_SAID};
@@ -616,8 +648,8 @@ static int add_states(struct making *m, size_t i, const char *name, struct ckpt_
         state[k] = ckpt_catalog_find(m->state[k].opening.cat, name);
         n += k < NMOMENTS && state[k];
     }
-    if (n == 0) /* it is frozen */
-        return 0;
+    if (n == 0)
+        return check_frozen(m, origin, err);
     if (n < NMOMENTS || !origin)
         return ckpt_fail(err, CKPT_CONFLICT, "option optimizer: '%s' has %s, but not %s", name,
                          kinds[state[0] ? 0 : 1], kinds[state[0] ? 1 : 0]);
@@ -626,15 +658,14 @@ static int add_states(struct making *m, size_t i, const char *name, struct ckpt_
     if (of.first == NOT_SAID)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "option optimizer: nothing says of which parameters '%s' is made", name);
-    if (writer_of(m)->steps_in_groups
-            ? compare_steps(m, &of, err) < 0
-            : add_step(m, &of, name_of(m, name, STEP), err) < 0 ||
-                  set_state(m, name, STEP, &m->o->cat->tensors.ptr[i], err) < 0)
+    if (writer_of(m)->steps_in_groups ? compare_steps(m, &of, err) < 0
+                                      : add_step(m, &of, name_of(m, name, STEP), err) < 0 ||
+                                            set_state(m, name, STEP, err) < 0)
         return -1;
     for (size_t k = 0; k < m->nstate; k++)
         if (state[k] &&
             (add_state(m, &m->state[k], state[k], name_of(m, name, kinds[k]), err) < 0 ||
-             set_state(m, name, kinds[k], &m->o->cat->tensors.ptr[i], err) < 0))
+             set_state(m, name, kinds[k], err) < 0))
             return -1;
     json_t *params = json_object_get(json_array_get(m->groups, of.group), "params");
     return m->buf.failed || json_array_append_new(params, json_string(name)) < 0 ? ckpt_nomem(err)
@@ -693,6 +724,20 @@ static int add_tied(struct making *m, const json_t *ties, struct ckpt_err *err)
     return 0;
 }
 
+/* Add what the optimizer has of parameters that the model's tensors are parts of. */
+static int add_fused(struct making *m, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *origin = m->origin.cat;
+
+    for (size_t i = 0; i < origin->tensors.len; i++) {
+        const char *name = origin->tensors.ptr[i].name;
+        if (!ckpt_catalog_find(m->o->cat, name_of(m, name, "weight")) &&
+            add_states(m, name, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* Rename the model's tensors, and add the optimizer's behind them. */
 static int add_all(struct making *m, struct ckpt_err *err)
 {
@@ -716,8 +761,10 @@ static int add_all(struct making *m, struct ckpt_err *err)
         ckpt_catalog_reserve(cat, n * (2 + NSTATES), err) < 0 || add_tied(m, ties, err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++)
-        if (add_states(m, i, old[i], err) < 0)
+        if (add_states(m, old[i], err) < 0)
             return -1;
+    if (m->origin.fuses && add_fused(m, err) < 0)
+        return -1;
     for (size_t i = 0; i < m->nstate; i++) {
         if (ckpt_catalog_keep(cat, m->state[i].opening.cat, err) < 0)
             return -1;

@@ -231,6 +231,8 @@ static int check_optimizer(const struct ckpt_options *opt, struct ckpt_err *err)
 
     if (!opt->optimizer && opt->output.cut[CKPT_CUT_BATCH])
         hyper = ckpt_output_keys[CKPT_CUT_BATCH];
+    if (!opt->optimizer && opt->output.fuse_qkv)
+        hyper = "fuse_qkv";
     if (!opt->optimizer)
         return hyper ? ckpt_fail(err, CKPT_USAGE, "option %s: it goes with the option optimizer",
                                  hyper)
@@ -326,6 +328,20 @@ static int set_max_shard_size(void *into, const struct ckpt_option *o, const cha
         return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a size such as 5GB", o->word,
                          value ? value : "");
     opt->max_shard_size = size;
+    return 0;
+}
+
+static int set_fuse_qkv(void *into, const struct ckpt_option *o, const char *value,
+                        struct ckpt_err *err)
+{
+    static const struct ckpt_option flag = {.word = "fuse_qkv", .kind = CKPT_OPTION_FLAG};
+    struct ckpt_options *opt = into;
+    bool yes;
+
+    (void)o;
+    if (ckpt_option_set(&flag, &yes, value, err) < 0)
+        return -1;
+    opt->output.fuse_qkv = yes ? CKPT_OUTPUT_FUSED : CKPT_OUTPUT_FUSED_NOT;
     return 0;
 }
 
@@ -597,6 +613,9 @@ static const struct ckpt_option options[] = {
      .also = "anon no_sign_request unsigned", FLAG(bucket.anonymous), .topic = CKPT_TOPIC_BUCKET},
     {"names", "hub|memory", "of view=dcp and others without names of their own: the tensors'",
      CHOICE(output.names), .topic = CKPT_TOPIC_FORMAT},
+    {"fuse_qkv", NULL,
+     "with optimizer: states of q, k and v as one parameter, as of models that fuse them",
+     .also = "fused_qkv fuse_qkv_proj", .set = set_fuse_qkv, .topic = CKPT_TOPIC_FORMAT},
     {"ranks", "N", "ranks that divide each tensor",
      .also = "world_size target_world_size num_ranks nranks num_shards", PARTS(CKPT_CUT_RANKS)},
     {"tp", "N", "tensor-parallel ranks",
@@ -762,7 +781,7 @@ static uint64_t hash_output(const struct ckpt_output *t)
 
     for (int i = 0; t->writer && i < CKPT_NCUT; i++)
         h = h * 31 + ckpt_output_parts(t, (enum ckpt_cut_by)i);
-    return h + (t->names == CKPT_OUTPUT_NAMES_MEMORY);
+    return h * 31 + (t->names == CKPT_OUTPUT_NAMES_MEMORY) + 2 * (uint64_t)t->fuse_qkv;
 }
 
 uint64_t ckpt_options_hash(const struct ckpt_options *opt)

@@ -172,7 +172,7 @@ class Documents(unittest.TestCase):
     def test_completions_offer_the_words_of_help(self):
         """What is typed after `ckpt`, and what bash then offers."""
         script = os.path.join(SOURCE, "contrib", "completions", "ckpt.bash")
-        for typed, offered in (("ckpt ex", ["explain", "export"]), ("ckpt export RUN --no", ["--no-weights"]), ("ckpt ls RUN --f", ["--files", "--follow_symlinks", "--far="]),
+        for typed, offered in (("ckpt ex", ["explain", "export"]), ("ckpt export RUN --no", ["--no-weights"]), ("ckpt ls RUN --f", ["--files", "--follow_symlinks", "--far=", "--fuse_qkv"]),
                                ("ckpt plan RUN --readers=", ["auto", "once", "node", "each"]), ("ckptfs --sand", ["--sandbox="]), ("ckptfs RUN -o wait,allow_o", ["wait,allow_other"]),
                                ("ckpt info RUN -o view=dcp", ["dcp", "dcp_hf"]), ("ckpt digest --jobs 3 RUN -o dequantize,lor", ["dequantize,lora=", "dequantize,lora_alpha="])):
             program = typed.split()[0]

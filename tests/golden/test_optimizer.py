@@ -16,7 +16,8 @@ import case
 RUNS = os.path.join(case.SOURCE, "tests", "load", "runs")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 HYPER = {"lr": 0.001, "betas": "0.9+0.95", "eps": 1e-8, "weight_decay": 0.1, "optimizer_step": 7, "initial_lr": 0.002}
-VIEWS = {"dcp": {}, "torchtitan": {}, "megatron": {"min_lr": 0.0001}, "deepspeed_universal": {}}
+VIEWS = {"dcp": {"view": "dcp"}, "torchtitan": {"view": "torchtitan", "fuse_qkv": "no"}, "torchtitan_fused": {"view": "torchtitan", "fuse_qkv": "yes"},
+         "megatron": {"view": "megatron", "min_lr": 0.0001}, "deepspeed_universal": {"view": "deepspeed_universal"}}
 WRITTEN = collections.Counter()
 HAS_MASTERS = ("megatron", "deepspeed_universal")  # the others' weights are the masters
 DTYPES = {"F32": "float32", "BF16": "bfloat16"}
@@ -32,9 +33,9 @@ def exported(loaded, out, **options):
 def check_view(view, loaded, want, top):
     """Write a view with the optimizer, and read it back."""
     out = os.path.join(top, view)
-    said = exported(loaded, out, view=view, optimizer="yes", **HYPER, **VIEWS[view])
+    said = exported(loaded, out, optimizer="yes", **HYPER, **VIEWS[view])
     if isinstance(said, str):  # what can't be written at all: the last one has no form without an optimizer
-        refused = view != "deepspeed_universal" and isinstance(exported(loaded, os.path.join(top, f"{view}_plain"), view=view), str)
+        refused = view != "deepspeed_universal" and isinstance(exported(loaded, os.path.join(top, f"{view}_plain"), view=VIEWS[view]["view"]), str)
         return [] if refused else [f"view={view}: {said}"]
     WRITTEN[view] += 1
     problems, written = [], {"folder": top, "open": view, "base": "base"}

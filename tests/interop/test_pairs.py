@@ -4,7 +4,7 @@ Every source is resumed by every target: a tiny Llama, one with tied embeddings 
 
     source      FSDP2 on 2 ranks; torchtitan, also with fuse_qkv; Megatron's distributed optimizer, TP 2 x PP 2 (tied: TP 2 x DP 2; with experts: PP 2 x EP 2); DeepSpeed,
                 ZeRO 3 on 3 ranks; nanotron, TP 2
-    target      view=dcp: dcp.load and set_state_dict on FSDP2's 2 ranks; view=torchtitan; view=megatron: dist_checkpointing.load into Megatron's distributed
+    target      view=dcp: dcp.load and set_state_dict on FSDP2's 2 ranks; view=torchtitan, also with fuse_qkv; view=megatron: dist_checkpointing.load into Megatron's distributed
                 optimizer, TP 2 (tied: one rank; with experts: EP 2); view=deepspeed_universal: an engine's load_checkpoint, ZeRO 2 on 2 ranks
 
 Masters and moments are the source's, element for element. Then both take a step with the same gradients, and have the same masters and moments, bit for
@@ -30,11 +30,15 @@ try:
     import nanotron_writer as nt
     import pairs_ranks as pairs
     from pairs_ranks import CONFIGS, DECAYS, HYPER, KINDS, SIZES, STEPS
-    from tensor_case import TensorCase, export, ranks
+    from tensor_case import CKPT, TensorCase, export, ranks
     from test_nanotron import nt_config
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python"))
+os.environ.setdefault("CKPTFS_LIBRARY_PATH", os.path.join(os.path.dirname(os.path.abspath(CKPT)), "..", "core"))
+from ckptfs.torch import StorageReader
 
 DEEPSPEED = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.path.isdir(p)]
 CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
@@ -76,7 +80,13 @@ def titan(tensors, fused=False):
             out[f"{at}attention.qkv_linear.w{which}.weight"] = t
         else:
             out[at + renamed[leaf]] = t
-    for name in [k for k in out if k.endswith(".wq.weight")] if fused else []:
+    return fuse(out) if fused else out
+
+
+def fuse(tensors):
+    """As torchtitan does with the weights when it loads them into a model with fuse_qkv."""
+    out = dict(tensors)
+    for name in [k for k in out if k.endswith(".wq.weight")]:
         parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (SIZES["num_key_value_heads"], -1)) for x in "qkv"]
         out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
     return out
@@ -266,17 +276,37 @@ class Pairs(TensorCase):
         ranks.run(2, "pairs_ranks", "fsdp2_target", self.tmp, self.jobs(views), folder=self.tmp)
         self.check_jobs("dcp", views)
 
+    def goes_on_in_torchtitan(self, target, key, fused, **where):
+        model = Titan(key[1], 2, fused)
+        optimizer = pairs.make_adamw(model, WIDE.get(key[0], True), known=False)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = 9.0
+        weights = titan(model.back({k: p.detach() for k, p in model.named_parameters()}))
+        state = {**weights, "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
+        dcp.load(state, **where, no_dist=True)
+        set_optimizer_state_dict(model, optimizer, state.pop("optimizer"), options=FLAT)
+        model.load_state_dict(fuse(state) if fused else state)
+        self.check(target, key, titan_goes_on(model, optimizer))
+
+    def go_on_in_torchtitan(self, target, is_fused, *options):
+        for key, view in self.exported("torchtitan", *options).items():
+            self.goes_on_in_torchtitan(target, key, is_fused(key[0]), checkpoint_id=os.path.join(view, f"step-{STEPS}"))
+
     def test_torchtitan(self):
-        for key, view in self.exported("torchtitan").items():
-            model = Titan(key[1], 2)
-            optimizer = pairs.make_adamw(model, WIDE.get(key[0], True), known=False)
-            for group in optimizer.param_groups:
-                group["initial_lr"] = 9.0
-            state = {**model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
-            dcp.load(state, checkpoint_id=os.path.join(view, f"step-{STEPS}"), no_dist=True)
-            set_optimizer_state_dict(model, optimizer, state.pop("optimizer"), options=FLAT)
-            model.load_state_dict(state)
-            self.check("torchtitan", key, titan_goes_on(model, optimizer))
+        """Without an option, a run of torchtitan's goes on as it was."""
+        self.go_on_in_torchtitan("torchtitan", lambda source: source == "torchtitan_fused")
+
+    def test_torchtitan_apart(self):
+        self.go_on_in_torchtitan("torchtitan, apart", lambda _: False, "fuse_qkv=no")
+
+    def test_torchtitan_fused(self):
+        self.go_on_in_torchtitan("torchtitan, fused", lambda _: True, "fuse_qkv")
+
+    def test_torchtitan_reader(self):
+        """Without a view that is exported: dcp.load by ckptfs's own reader."""
+        for key in SOURCES:
+            reader = StorageReader(self.at("-".join(key)), view="torchtitan", optimizer=True, fuse_qkv=True, base=self.at(key[1] + "-hf"), initial_lr=0.5)
+            self.goes_on_in_torchtitan("torchtitan, reader", key, True, storage_reader=reader)
 
     @unittest.skipUnless(CORES, "CKPTFS_MEGATRON names no megatron-core")
     def test_megatron(self):

@@ -477,6 +477,80 @@ class Torchtitan(Resume):
         dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
         self.assertIn("give it with the option initial_lr=X", self.resumable(run, base, form="torchtitan", ok=False)[0])
 
+    def fused(self, tensors, config):
+        """What torchtitan's FusedQKVLinear makes of q, k and v when it loads them: for each head of k its heads of q, that of k, and that of v."""
+        out = dict(tensors)
+        for name in [k for k in tensors if ".qkv_linear.wq." in k]:
+            parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (config.num_key_value_heads, -1)) for x in "qkv"]
+            out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
+        return out
+
+    def saved(self, name, model, optim, initial_lr=0.5):
+        model.save_pretrained(self.path(name))
+        for group in optim["param_groups"]:
+            group["initial_lr"] = initial_lr
+        dcp.save({"model": model.state_dict(), "optim": optim}, checkpoint_id=self.path(name + "-run"), no_dist=True)
+        return self.path(name + "-run"), "base=" + self.path(name)
+
+    def test_fused(self):
+        """fuse_qkv: states of q, k and v, and of their biases, are those of one parameter; their weights stay apart, as torchtitan saves them."""
+        configs = {"llama": tf.LlamaConfig(**SIZES), "moe": CONFIGS["moe"], "bias": tf.GptOssConfig(**SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2)}
+        for name, config in configs.items():
+            with self.subTest(name=name):
+                run, base = self.saved(name, *(lambda model, optimizer: (model, get_state_dict(model, optimizer)[1]))(*trained(config)))
+                apart = self.read(os.path.join(self.resumable(run, base, "fuse_qkv=no", form="torchtitan")[0], "step-1"))
+                out, said = self.resumable(run, base, "fuse_qkv", "ranks=3", form="torchtitan")
+                self.assertNotIn("q, k and v", said)
+                view = self.read(os.path.join(out, "step-1"))
+                weights = {k: t for k, t in view.items() if not k.startswith("optimizer.")}
+                self.same(weights, {k: t for k, t in apart.items() if not k.startswith("optimizer.")})
+                parameters = self.fused({k: t for k, t in weights.items() if k != "norm.weight"}, config)
+                self.assertEqual(sum(".wqkv." in k for k in parameters), config.num_hidden_layers * (1 + (name == "bias")))
+                for kind, of in MOMENTS.items():
+                    self.same({k[len("optimizer.state."):-len(kind) - 1]: t for k, t in view.items() if k.startswith("optimizer.state.") and k.endswith("." + kind)},
+                              {k: of(t) for k, t in parameters.items()})
+                for k in parameters:
+                    like = k.replace(".wqkv.", ".wq.")
+                    self.assertEqual({key: v for key, v in view.items() if key.startswith(f"optimizer.param_groups.{k}.") or key == f"optimizer.state.{k}.step"},
+                                     {key.replace(like, k): v for key, v in apart.items() if key.startswith(f"optimizer.param_groups.{like}.") or key == f"optimizer.state.{like}.step"})
+                self.assertEqual({k.split(".", 2)[2].rsplit(".", 1)[0] for k in view if k.startswith("optimizer.")}, set(parameters))
+                # The view is a run of such a model, and what is written of it is as it was, unless an option says otherwise.
+                kept = self.path(name + "-fused")
+                shutil.copytree(out, kept)
+                self.is_as_saved(os.path.join(self.resumable(kept, base, form="torchtitan")[0], "step-1"), os.path.join(kept, "step-1"))
+                again = self.read(os.path.join(self.resumable(kept, base, "fuse_qkv=no", form="torchtitan")[0], "step-1"))
+                for got, want in ((again, apart), [self.read(self.resumable(r, base)[0]) for r in (kept, run)]):
+                    self.same(*({k: t for k, t in one.items() if isinstance(t, torch.Tensor)} for one in (got, want)))
+                    self.assertEqual(sorted(got), sorted(want))
+
+    def test_fused_faults(self):
+        """q, k and v have states of one kind, or none."""
+        model, optimizer = trained(CONFIGS["llama"])
+        optim = get_state_dict(model, optimizer)[1]
+        first = "model.layers.0.self_attn.k_proj.weight"
+
+        def states(change):
+            return {**optim, "state": {k: change(v) if k == first else v for k, v in optim["state"].items() if k != first or change(v)}}
+
+        def refused(name, change, *options):
+            run, base = self.saved(name, model, states(change))
+            return self.resumable(run, base, *options, form="torchtitan", ok=False)[0]
+
+        said = refused("frozen", lambda v: None, "fuse_qkv")
+        self.assertRegex(said, r"'layers\.0\.attention\.qkv_linear\.\w+\.weight' is made of 'model\.model\.layers\.0\.self_attn\.[qv]_proj\.weight', which has moments, "
+                               rf"and of 'model\.{first}', which has none")
+        run, base = self.path("frozen-run"), "base=" + self.path("frozen")
+        self.assertIn("is made of", self.resumable(run, base, "min_lr=0", form="megatron", ok=False)[0])  # where they are always one
+        self.resumable(run, base, form="torchtitan")
+        said = refused("steps", lambda v: {**v, "step": torch.tensor(2.0)}, "fuse_qkv")
+        self.assertIn("which took different numbers of steps", said)
+        said = refused("dtype", lambda v: {**v, "exp_avg": v["exp_avg"].bfloat16()}, "fuse_qkv")
+        self.assertIn(first, said)
+        for layer, p in ((0, "q"), (0, "k"), (0, "v"), (1, "q"), (1, "k"), (1, "v")):
+            del optim["state"][f"model.layers.{layer}.self_attn.{p}_proj.weight"]
+        run, base = self.saved("all", model, optim)
+        self.assertIn("option fuse_qkv: there are no states of q, k and v", self.resumable(run, base, "fuse_qkv", form="torchtitan")[1])
+
 
 @unittest.skipUnless(DEEPSPEED, "CKPTFS_DEEPSPEED has no folder with deepspeed")
 class DeepSpeed(Resume):

@@ -56,6 +56,11 @@ TEST(output, keys_that_a_format_lacks)
         {"view=raw ranks=2", "option ranks: view=raw"},
         {"names=hub", "option names: view=hf"},
         {"view=memory names=memory", "option names: view=memory"},
+        {"fuse_qkv", "option fuse_qkv: it goes with the option optimizer"},
+        {"view=torchtitan fuse_qkv", "option fuse_qkv: it goes with the option optimizer"},
+        {"view=dcp optimizer fuse_qkv", "option fuse_qkv does not apply to view=dcp"},
+        {"view=dcp optimizer fuse_qkv=no", "option fuse_qkv does not apply to view=dcp"},
+        {"view=torchtitan optimizer fuse_qkv=maybe", "option fuse_qkv: 'maybe' is not"},
     };
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -85,13 +90,16 @@ TEST(output, views_of_two_layouts_have_two_generations)
 {
     struct ckpt_err err = {0};
     static const char *const words[][2] = {
-        {"view", "dcp"}, {"ranks", "2"}, {"names", "memory"}, {"view", "dcp_hf"}, {"view", "hf"}};
+        {"view", "dcp"},      {"ranks", "2"},      {"names", "memory"},
+        {"view", "dcp_hf"},   {"view", "hf"},      {"view", "torchtitan"},
+        {"optimizer", "yes"}, {"fuse_qkv", "yes"}, {"fuse_qkv", "no"}};
+    enum { N = sizeof words / sizeof *words };
     ckpt_cleanup(ckpt_options_freep) struct ckpt_options *opt = NULL;
-    uint64_t seen[6];
+    uint64_t seen[N + 1];
 
     CHECK_OK(ckpt_options_new(&opt, &err));
     seen[0] = ckpt_options_hash(opt);
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < N; i++) {
         CHECK_OK(ckpt_options_set(opt, words[i][0], words[i][1], &err));
         seen[i + 1] = ckpt_options_hash(opt);
         for (size_t k = 0; k <= i; k++)

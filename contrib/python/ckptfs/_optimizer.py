@@ -78,8 +78,10 @@ class TrainingSpec(Spec):
         raise CkptError(
             "unsupported",
             "optimizer= fills models with the hub's names or those of transformers' classes; for "
-            "torchtitan's names let its CheckpointManager load what `ckpt export RUN DIR -o "
-            "view=torchtitan -o optimizer` writes",
+            "torchtitan's names use dcp.load with ckptfs.torch.StorageReader(RUN, "
+            "view='torchtitan', optimizer=True), or let its CheckpointManager load what `ckpt "
+            "export RUN DIR -o view=torchtitan -o optimizer` writes; both with fuse_qkv for a "
+            "model that fuses q, k and v",
         )
 
 

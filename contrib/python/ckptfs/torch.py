@@ -43,10 +43,16 @@ except ImportError as e:
 
 
 def _path_of(name: str) -> tuple[str | int, ...]:
-    """Return the path in the state dict of a name in the view "dcp" with an optimizer."""
+    """Return the path in the state dict of a name in a view with an optimizer.
+
+    In the view "dcp" it is nested, below "model" and "optim"; torchtitan's has the model's names
+    flat, and the optimizer's below "optimizer".
+    """
     top, rest = name.split(".", 1)
-    if top != "optim":
+    if top in ("model", "optimizer"):
         return (top, rest)
+    if top != "optim":
+        return (name,)
     kind, rest = rest.split(".", 1)
     if kind == "param_groups":
         number, key = rest.split(".", 1)
@@ -69,7 +75,9 @@ class StorageReader(_Base):
             torchtitan's names of any checkpoint.
         optimizer: The model, below "model.", with what AdamW has of it, below "optim.", as torch's
             get_state_dict names them: the view "dcp" with the option optimizer, whose further
-            options (lr and so on) `more` takes. The view may be None, "hf" or "memory".
+            options (lr and so on) `more` takes. The view may be None, "hf" or "memory"; or
+            "torchtitan", for what its CheckpointManager gives to dcp.load, with fuse_qkv=True for
+            a model with fuse_qkv.
         base: As for ckptfs.open.
         step: As for ckptfs.open.
         options: As for ckptfs.open.
@@ -111,12 +119,14 @@ class StorageReader(_Base):
         super().__init__()
         self.checkpoint_id, self.stats = os.fspath(run), None
         if optimizer:
-            if view not in (None, "hf", "memory"):
+            if view not in (None, "hf", "memory", "torchtitan"):
                 raise CkptError(
-                    "usage", f"optimizer=True goes with the view 'memory', not '{view}'"
+                    "usage",
+                    f"optimizer=True goes with the views 'memory' and 'torchtitan', not '{view}'",
                 )
-            more.update({"optimizer": True, "names": "memory" if view == "memory" else "hub"})
-            view = "dcp"
+            more["optimizer"] = True
+            if view != "torchtitan":
+                more["names"], view = "memory" if view == "memory" else "hub", "dcp"
         self._optimizer = optimizer
         self._given = dict(
             more, view=None if view == "hf" else view, base=base, step=step, options=options
@@ -276,6 +286,14 @@ class StorageReader(_Base):
         values = self._view.objects()
         if not self._optimizer:
             return values
+        if self._given["view"] == "torchtitan":
+            return {
+                f"optimizer.param_groups.{name}.{key}": value
+                for group in values["optim.param_groups"]
+                for name in group["params"]
+                for key, value in group.items()
+                if key != "params"
+            }
         return {
             f"optim.param_groups.{i}.{key}": value
             for i, group in enumerate(values["optim.param_groups"])

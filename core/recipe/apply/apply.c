@@ -186,7 +186,8 @@ static int check_evidence(struct ckpt_apply *ap)
 {
     const char *lacks = ckpt_recipe_evidence_lacks(ap->recipe, ap->cat);
 
-    if (!lacks || !ap->recipe->backwards || !ap->opt->output || ap->opt->allow_partial)
+    if (!lacks || !ap->recipe->backwards || !ap->opt->output || ap->opt->allow_partial ||
+        ap->opt->allow_missing)
         return 0;
     return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
                      "the checkpoint could not be read again: %s recognises its checkpoints by a "

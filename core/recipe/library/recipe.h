@@ -39,6 +39,7 @@ struct ckpt_recipe_output {
     const char *view;     /* the word of the option view */
     uint32_t tp, pp;      /* the number of ranks */
     uint64_t pad_to;      /* dimensions that may be padded are multiples of this */
+    bool fuse_qkv;        /* the tensors are an optimizer's, of parameters that have q, k and v */
     const json_t *config; /* the framework's config of the checkpoint that is read, if that is of
                              the same framework; or NULL */
 };

@@ -116,6 +116,7 @@ static int make_framework(struct ckpt_settings *s, const struct ckpt_recipe *r,
     if (json_object_set_new(s->own, "_view", json_string(output->view)) < 0 ||
         json_object_set_new(s->own, "_pad_to", json_integer((json_int_t)output->pad_to)) < 0 ||
         json_object_set_new(s->own, "_tp", json_integer((json_int_t)output->tp)) < 0 ||
+        json_object_set_new(s->own, "_fuse_qkv", json_boolean(output->fuse_qkv)) < 0 ||
         !(s->made = output->config ? json_deep_copy(output->config) : json_object()))
         return -1;
     s->source = output->config;
