@@ -27,7 +27,7 @@ enum { MOST_FILES = 64, MOST_DATA = 1 << 16 };
 
 static char root[64];
 static const char *fuzz_step; /* the checkpoint's folder, in that of its run; NULL: it is alone */
-static bool fuzz_far; /* read it a second time, as if it were on storage at a distance */
+static bool fuzz_far;         /* read it a second time, as if it were on storage at a distance */
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
