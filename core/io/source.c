@@ -55,20 +55,43 @@ static int read_runs(struct ckpt_source *s, const struct ckpt_source_way *way,
     return 0;
 }
 
+/* Read likewise, and let the guard look at the bytes. What is read alone and for a plan is read
+ * first, while what the guard needs is on its way; of what was fetched ahead, the guard's look
+ * comes first, as parts of that may go when their last bytes were read. */
+static int read_guarded(struct ckpt_source *s, const struct ckpt_source_way *way,
+                        const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
+{
+    struct ckpt_source_guard *g = s->guard;
+    const bool waits = way->how != CKPT_READ_CACHED;
+    int rc = 0;
+
+    if (n == 1 && way->how == CKPT_READ_EXACT) {
+        const uint64_t off = run->off, end = off + ckpt_iov_len(run->iov, run->n);
+        g->begin(g, s, off, end);
+        rc = read_runs(s, way, run, n, err);
+        return rc ? rc : g->look(g, s, waits, off, end, err);
+    }
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        const uint64_t end = run[i].off + ckpt_iov_len(run[i].iov, run[i].n);
+        if (waits)
+            g->begin(g, s, run[i].off, end);
+        rc = g->look(g, s, waits, run[i].off, end, err);
+    }
+    return rc ? rc : read_runs(s, way, run, n, err);
+}
+
 int ckpt_source_read(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     uint64_t len = 0;
-    int rc = 0;
 
     for (size_t i = 0; i < n; i++)
         if (check_run(s, &run[i], &len, err) < 0)
             return -1;
     if (len == 0)
         return 0;
-    if (s->guard && way->how != CKPT_READ_PREFETCH)
-        rc = s->guard->look(s->guard, s, way, run, n, err);
-    return rc ? rc : read_runs(s, way, run, n, err);
+    return s->guard && way->how != CKPT_READ_PREFETCH ? read_guarded(s, way, run, n, err)
+                                                      : read_runs(s, way, run, n, err);
 }
 
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,

@@ -90,14 +90,14 @@ struct ckpt_source_ops {
 /* Looks at bytes when they are read for the first time. A reader that puts off checking what stands
  * around them until then has one for each file. Safe from many threads. */
 struct ckpt_source_guard {
-    /* Are these runs of s, which were checked against its size, what the reader took them for?
-     * Reads s by a struct ckpt_source_bare. 1, for CKPT_READ_CACHED: that can't be told without
-     * waiting. Not called for CKPT_READ_PREFETCH. */
-    int (*look)(struct ckpt_source_guard *g, struct ckpt_source *s,
-                const struct ckpt_source_way *way, const struct ckpt_source_run *run, size_t n,
-                struct ckpt_err *err);
-    /* Bytes [*off, *end) of s will be prefetched: widen the range to what `look` needs to read
-     * beside them, or begin to fetch that. */
+    /* Begin to fetch what `look` will read for these bytes, without waiting. */
+    void (*begin)(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t off, uint64_t end);
+    /* Are bytes [off, end) of s, which are inside of it, what the reader took them for? Reads s by
+     * a struct ckpt_source_bare. 1: `waits` is false, and that can't be told without waiting. */
+    int (*look)(struct ckpt_source_guard *g, struct ckpt_source *s, bool waits, uint64_t off,
+                uint64_t end, struct ckpt_err *err);
+    /* Bytes [*off, *end) of s will be prefetched: widen the range to what `look` will read beside
+     * them, or begin to fetch that. */
     void (*widen)(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t *off, uint64_t *end);
     void (*free)(struct ckpt_source_guard *g);
 };

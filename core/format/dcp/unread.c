@@ -10,10 +10,9 @@
 
 #include "base/str.h"
 #include "container/torch.h"
-#include "io/iov.h"
 
 enum {
-    AROUND = 4096,   /* bytes at an item's ends that hold its header and its zip directory */
+    AROUND = 2048,   /* bytes at the end of an item, which hold its zip directory */
     SMALL = 1 << 20, /* items up to this size are fetched whole */
 };
 
@@ -153,63 +152,64 @@ static int see(struct ckpt_dcp_unread *u, struct ckpt_source *s, struct item *it
     return 0;
 }
 
-static void prefetch(struct ckpt_source *s, const struct ckpt_route *route, uint64_t off,
-                     uint64_t end)
+static void prefetch(struct ckpt_source *s, uint64_t off, uint64_t end)
 {
-    const struct ckpt_source_way way = {CKPT_READ_PREFETCH, route};
+    static const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
     struct iovec iov = {NULL, (size_t)(end - off)};
     const struct ckpt_source_run run = {off, &iov, 1};
 
     (void)ckpt_source_read(s, &way, &run, 1, NULL);
 }
 
-/* Begin to fetch an item's ends, or all of it if it is small. */
-static void fetch_ends(struct ckpt_source *s, const struct ckpt_route *route,
-                       const struct item *item)
+/* The next item at or after i of which bytes [off, end) have data and whose header was not read;
+ * NULL: there is none. */
+static struct item *next_unread(const struct ckpt_dcp_unread *u, struct item *i, uint64_t off,
+                                uint64_t end)
 {
-    if (item->end - item->off <= SMALL) {
-        prefetch(s, route, item->off, item->end);
-        return;
-    }
-    prefetch(s, route, item->off, item->off + AROUND);
-    prefetch(s, route, item->end - AROUND, item->end);
+    struct item *last = u->items.ptr + u->items.len;
+
+    for (; i < last && i->off < end; i++)
+        if (!is_seen(i) && has_data(i, off, end))
+            return i;
+    return NULL;
 }
 
-static int look_at(struct ckpt_dcp_unread *u, struct ckpt_source *s,
-                   const struct ckpt_source_way *way, uint64_t off, uint64_t end,
-                   struct ckpt_torch_memo *memo, struct ckpt_err *err)
+/* The first of them. */
+static struct item *first_unread(const struct ckpt_dcp_unread *u, uint64_t off, uint64_t end)
 {
-    struct item *first = u->items.ptr + first_behind(u, off), *last = u->items.ptr + u->items.len;
+    return atomic_load_explicit(&u->left, memory_order_relaxed)
+               ? next_unread(u, u->items.ptr + first_behind(u, off), off, end)
+               : NULL;
+}
 
-    if (way->how != CKPT_READ_CACHED)
-        for (struct item *i = first; i < last && i->off < end; i++)
-            if (!is_seen(i) && has_data(i, off, end))
-                fetch_ends(s, way->route, i);
-    for (struct item *i = first; i < last && i->off < end; i++) {
-        if (is_seen(i) || !has_data(i, off, end))
+/* Items' ends, or all of them if they are small. */
+static void begin(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t off, uint64_t end)
+{
+    const struct ckpt_dcp_unread *u = (const struct ckpt_dcp_unread *)g;
+
+    for (struct item *i = first_unread(u, off, end); i; i = next_unread(u, i + 1, off, end)) {
+        if (i->end - i->off <= SMALL) {
+            prefetch(s, i->off, i->end);
             continue;
-        if (way->how == CKPT_READ_CACHED)
-            return 1;
-        if (see(u, s, i, memo, err) < 0)
-            return -1;
+        }
+        prefetch(s, i->off, i->data);
+        prefetch(s, i->end - AROUND, i->end);
     }
-    return 0;
 }
 
-static int look(struct ckpt_source_guard *g, struct ckpt_source *s,
-                const struct ckpt_source_way *way, const struct ckpt_source_run *run, size_t n,
-                struct ckpt_err *err)
+static int look(struct ckpt_source_guard *g, struct ckpt_source *s, bool waits, uint64_t off,
+                uint64_t end, struct ckpt_err *err)
 {
     struct ckpt_dcp_unread *u = (struct ckpt_dcp_unread *)g;
     ckpt_cleanup(ckpt_torch_memo_release) struct ckpt_torch_memo memo = {0};
-    int rc = 0;
+    struct item *first = first_unread(u, off, end);
 
-    if (atomic_load_explicit(&u->left, memory_order_relaxed) == 0)
-        return 0;
-    for (size_t i = 0; i < n && rc == 0; i++)
-        rc = look_at(u, s, way, run[i].off, run[i].off + ckpt_iov_len(run[i].iov, run[i].n), &memo,
-                     err);
-    return rc;
+    if (first && !waits)
+        return 1;
+    for (struct item *i = first; i; i = next_unread(u, i + 1, off, end))
+        if (see(u, s, i, &memo, err) < 0)
+            return -1;
+    return 0;
 }
 
 /* The ends of items are fetched with the data beside them. */
@@ -229,7 +229,7 @@ static void widen(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t *
         if (*end >= i->data + i->bytes || i->end - i->off <= SMALL)
             *end = i->end;
         else if (*off <= i->data) /* the data go on behind the range */
-            prefetch(s, NULL, i->end - AROUND, i->end);
+            prefetch(s, i->end - AROUND, i->end);
     }
 }
 
@@ -240,7 +240,7 @@ static void free_guard(struct ckpt_source_guard *g)
 
 void ckpt_dcp_unread_guard(struct ckpt_dcp_unread *u, struct ckpt_source *file)
 {
-    u->guard = (struct ckpt_source_guard){look, widen, free_guard};
+    u->guard = (struct ckpt_source_guard){begin, look, widen, free_guard};
     ckpt_vec_shrink(&u->items);
     ckpt_source_set_guard(file, &u->guard);
 }
