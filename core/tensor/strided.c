@@ -81,6 +81,21 @@ static int by_turn(const void *a, const void *b)
                         ((const struct ckpt_batch_run *)b)->n);
 }
 
+/* Let the source fetch a run in parts that end at multiples of `part`; the last one takes a small
+ * rest. */
+static bool fetch_run(const struct ckpt_batch_run *r, uint64_t part)
+{
+    bool good = true;
+
+    for (uint64_t off = r->off, stop; good && off < r->end; off = stop) {
+        stop = part ? (off / part + 1) * part : r->end;
+        if (stop + part / 4 >= r->end)
+            stop = r->end;
+        good = ckpt_source_prefetch(r->source, off, stop - off);
+    }
+    return good;
+}
+
 bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
 {
     struct ckpt_batch_run *r = b->runs.ptr;
@@ -96,7 +111,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
         }
     ckpt_sort(r, n, by_turn);
     for (size_t i = 0; i < n; i++)
-        if (!ckpt_source_prefetch(r[i].source, r[i].off, r[i].end - r[i].off))
+        if (!fetch_run(&r[i], b->part))
             return false;
     return true;
 }

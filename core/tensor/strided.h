@@ -38,6 +38,7 @@ struct ckpt_batch {
     struct ckpt_route route;
     bool missed;                          /* CKPT_READ_CACHED: a read would have had to wait */
     CKPT_VEC(struct ckpt_batch_run) runs; /* CKPT_READ_PREFETCH: what ckpt_batch_fetch fetches */
+    uint64_t part; /* which asks for at most so many bytes at once; 0: no matter how many */
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte;            /* reads issued (a gather is one), bytes of them */
     uint64_t nasked;                  /* of these bytes, those that other machines read */

@@ -34,14 +34,34 @@ enum {
     EAGER = 8,
 
     /* Bytes that are fetched ahead of all streams together: what a fast network delivers within a
-     * few round trips. In a bucket each of 32 connections has a part under way; for files, of which
-     * parts are half as large, it is half of the memory for them. */
-    AHEAD_OBJECTS = 256 << 20,
-    AHEAD_FILES = 128 << 20,
+     * few round trips. Each of 32 connections has a part under way, also when a quarter has been
+     * read and not yet asked for again. For files, of which parts are half as large, it is half as
+     * much, within the memory for them. */
+    AHEAD_OBJECTS = 320 << 20,
+    AHEAD_FILES = 160 << 20,
+
+    /* Fetching ahead ends at multiples of it, as the parts of files do that are passed through.
+     * With less, a long stream has small parts among large ones. */
+    STEP = 8 << 20,
+
+    /* The last bytes of what is read to its end, of a small view the last LAST_SHARE-th, are
+     * fetched in parts of at most LAST_PART, so that all connections have something to do until
+     * the end. Half as large parts wait for round trips as long as for bytes; twice as large ones
+     * leave connections idle for as long as one takes. */
+    LAST = 128 << 20,
+    LAST_SHARE = 8,
+    LAST_PART = 2 << 20,
 
     /* A stream counts as being read, and so shares that, for so many reads after its last one. */
     RECENT = 512,
 };
+
+/* The first bytes of what is read to its end are fetched in smaller parts. Parts of one size that
+ * are asked for at the same time come at the same time, the first no sooner than the last; of these
+ * the first come soon, and from then on one comes after the other. */
+static const struct {
+    uint64_t end, part;
+} first_parts[] = {{4 << 20, 1 << 20}, {12 << 20, 2 << 20}, {28 << 20, 4 << 20}};
 
 struct stream {
     uint64_t first;      /* where it began */
@@ -54,8 +74,9 @@ struct stream {
 
 struct ckpt_ahead {
     pthread_mutex_t lock;
-    uint64_t tick; /* the number of reads so far */
-    uint64_t most; /* bytes ahead of all streams together */
+    uint64_t tick;  /* the number of reads so far */
+    uint64_t most;  /* bytes ahead of all streams together */
+    uint64_t whole; /* bytes of the files, if all of them are read in order; else 0 */
     struct stream stream[NSTREAM];
 };
 
@@ -81,6 +102,12 @@ void ckpt_ahead_free(struct ckpt_ahead *a)
     if (a)
         (void)pthread_mutex_destroy(&a->lock);
     free(a);
+}
+
+/* The multiple of STEP below a position, if so little does not matter for the distance. */
+static uint64_t step_below(uint64_t to, uint64_t distance)
+{
+    return distance > 4 * (uint64_t)STEP ? to - to % STEP : to;
 }
 
 /* Finds or begins the stream of a read. *ret_to is the position up to which to fetch ahead of it;
@@ -115,7 +142,7 @@ static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uin
          * it a link is idle for longer, with less what lies in many files is asked for in smaller
          * parts. */
         if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - distance / 4)
-            *ret_to = mine->next + distance;
+            *ret_to = step_below(mine->next + distance, distance);
     }
     return mine;
 }
@@ -142,21 +169,43 @@ static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
     return rc;
 }
 
-/* Begins to fetch bytes [off, end), which lie in this file and the ones after it. False: there was
- * no room for all of them. */
+/* Begins to fetch bytes [off, end), which lie in this file and the ones after it, in parts of at
+ * most `part` bytes (0: as large as they may be). False: there was no room for all of them. */
 static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
-                  uint64_t end)
+                  uint64_t end, uint64_t part)
 {
     struct ckpt_batch batch;
     int rc = 0;
 
     ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
+    batch.part = part;
     for (; rc == 0 && file && file->at < end; file = file->next)
         if (off < file->at + file->size)
             rc = add(&batch, rd, file, off > file->at ? off - file->at : 0,
                      ckpt_min_u64(end - file->at, file->size));
     const bool good = rc == 0 && ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);
+    return good;
+}
+
+/* Begins to fetch these bytes, in parts of the sizes that their place asks for. */
+static bool fetch_all(const struct ckpt_ahead *a, const struct ckpt_reading *rd,
+                      const struct ckpt_vnode *file, uint64_t off, uint64_t end)
+{
+    const uint64_t last = a->whole - ckpt_min_u64(LAST, a->whole / LAST_SHARE);
+    bool good = true;
+
+    while (good && off < end) {
+        uint64_t stop = a->whole && off < last ? ckpt_min_u64(end, last) : end;
+        uint64_t part = a->whole && off >= last ? LAST_PART : 0;
+        for (size_t i = sizeof first_parts / sizeof *first_parts; a->whole && i-- > 0;)
+            if (off < first_parts[i].end) {
+                stop = ckpt_min_u64(stop, first_parts[i].end);
+                part = first_parts[i].part;
+            }
+        good = fetch(rd, file, off, stop, part);
+        off = stop;
+    }
     return good;
 }
 
@@ -177,7 +226,7 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     if (to > from)
         s->fetched_to = to;
     (void)pthread_mutex_unlock(&a->lock);
-    if (to <= from || fetch(rd, file, from, to))
+    if (to <= from || fetch_all(a, rd, file, from, to))
         return;
     (void)pthread_mutex_lock(&a->lock);
     if (s->fetched_to == to) { /* no other thread has gone on meanwhile */
@@ -226,7 +275,11 @@ void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size
 
     for (size_t i = 0; a && i < ntensor && !(file && file->at == 0); i++)
         ckpt_vtree_place(tree, i, &file, &ignored);
-    if (!file || file->at || !fetch(rd, file, 0, a->most))
+    if (!file || file->at)
+        return;
+    for (const struct ckpt_vnode *f = file; f; f = f->next)
+        a->whole = f->at + f->size;
+    if (!fetch_all(a, rd, file, 0, a->most))
         return;
     (void)pthread_mutex_lock(&a->lock);
     a->stream[0] =

@@ -328,6 +328,20 @@ class Reading(Case):
             self.assertLess(len(s.requests("list")), 6)
             self.assertLess(time.monotonic() - begin, 15)
 
+    def test_an_export_has_small_parts_at_both_ends(self):
+        """The first come soon, the last keep all connections busy; in between they are large, and none is a small rest."""
+        with Store() as s:
+            for name, data in model_files(8, 64).items():
+                s.put("b", "m/" + name, data)
+            self.export(s, "s3://b/m", "-o", "cache=no")
+            parts = sorted(tuple(int(x) for x in x[3][6:].split("-")) for x in s.requests("get") if x[2].endswith(".safetensors"))[1:]
+        sizes = [b + 1 - a for a, b in parts]
+        self.assertEqual(sum(sizes), parts[-1][1] + 1 - parts[0][0])  # each byte once
+        self.assertLessEqual(max(sizes[:3]), 1 << 20)
+        self.assertTrue(8 << 20 <= max(sizes) < 9 << 20)
+        self.assertLess(max(b + 1 - a for a, b in parts if a >= 56 << 20), 3 << 20)
+        self.assertGreaterEqual(min(sizes), 256 << 10)
+
     def test_cache(self):
         """Headers are kept in files, by ETag; damaged files are not used."""
         files = model_files(3, 1, shards=20)

@@ -111,6 +111,22 @@ TEST(parts, what_is_needed_now_takes_the_place_of_what_was_asked_for_last)
     }
 }
 
+TEST(parts, what_is_ahead_goes_over_what_was_read_before_it_takes_new_memory)
+{
+    struct ckpt_parts *p = parts_new();
+
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK(ckpt_parts_add(p, object(i), i, WHOLE, true));
+    make_ready(p, true);
+    ckpt_parts_find(p, object(2), 2, NULL)->tick = 0;
+    const uint32_t used = p->used;
+    CHECK(ckpt_parts_add(p, object(10), 10, WHOLE, true) && !is_held(p, 2) && p->used == used);
+    CHECK(ckpt_parts_add(p, object(11), 11, WHOLE, true) && p->used > used);
+    ckpt_parts_find(p, object(3), 3, NULL)->tick = 0;
+    CHECK(ckpt_parts_add(p, object(12), 12, WHOLE, false) && is_held(p, 3)); /* may be read again */
+    parts_free(p);
+}
+
 TEST(parts, a_gap_ends_where_the_next_part_begins)
 {
     struct ckpt_parts *p = parts_new();
@@ -174,4 +190,5 @@ TESTS(T(parts, what_is_fetched_or_read_has_its_place),
       T(parts, what_was_read_to_its_end_goes_first_and_then_the_oldest),
       T(parts, what_is_ahead_does_not_take_the_place_of_what_is_being_read),
       T(parts, what_is_needed_now_takes_the_place_of_what_was_asked_for_last),
+      T(parts, what_is_ahead_goes_over_what_was_read_before_it_takes_new_memory),
       T(parts, a_gap_ends_where_the_next_part_begins), T(parts, no_byte_is_in_two_parts), )

@@ -102,6 +102,8 @@ static int want(struct ckpt_far *f, const struct ckpt_far_object *o, uint64_t of
 
     while (off < end) {
         uint64_t stop = ckpt_min_u64(end, (off / most + 1) * most);
+        if (prefetch && end - stop < most / 8) /* a small rest is no request of its own */
+            stop = end;
         struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, &stop);
         if (!s) {
             off -= off % align;

@@ -18,6 +18,7 @@ void ckpt_parts_init(struct ckpt_parts *p, uint32_t nunit)
 {
     assert(nunit <= CKPT_PARTS_UNITS);
     p->nunit = nunit;
+    p->used = 0;
     memset(p->taken, false, sizeof p->taken);
     memset(p->chain, 0, sizeof p->chain);
     ckpt_cond_init(&p->freed);
@@ -59,12 +60,12 @@ void ckpt_parts_free(struct ckpt_parts *p, struct ckpt_part *part)
     (void)pthread_cond_broadcast(&p->freed);
 }
 
-/* A place for n units in a row, the first, so that few pages are touched. False: there is none. */
-static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
+/* A place for n of the first `most` units in a row, the first. False: there is none. */
+static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t most, uint32_t *ret)
 {
     uint32_t have = 0;
 
-    for (uint32_t i = 0; i < p->nunit; i++)
+    for (uint32_t i = 0; i < most; i++)
         if ((have = p->taken[i] ? 0 : have + 1) == n) {
             *ret = i + 1 - n;
             return true;
@@ -72,31 +73,56 @@ static bool find_units(const struct ckpt_parts *p, uint32_t n, uint32_t *ret)
     return false;
 }
 
+static bool is_spent(const struct ckpt_part *part)
+{
+    return part->state == CKPT_PART_READY && part->pins == 0 && part->tick == 0;
+}
+
+/* Free what has been read to its end; false: there is nothing. */
+static bool free_spent(struct ckpt_parts *p)
+{
+    bool freed = false;
+
+    for (size_t i = 0; i < CKPT_PARTS; i++)
+        if (is_spent(&p->part[i])) {
+            ckpt_parts_free(p, &p->part[i]);
+            freed = true;
+        }
+    return freed;
+}
+
+/* A place for n units. Units that were never used are taken last: the kernel has to find memory for
+ * them, which takes longer than to fill it. So a stream that is fetched ahead goes over what of it
+ * has been read. */
+static bool find_place(struct ckpt_parts *p, uint32_t n, bool prefetch, uint32_t *ret)
+{
+    return find_units(p, n, p->used, ret) ||
+           (prefetch && n > 1 && free_spent(p) && find_units(p, n, p->used, ret)) ||
+           find_units(p, n, p->nunit, ret);
+}
+
 /* Free what is needed least; false: all is in use. */
 static bool make_room(struct ckpt_parts *p, bool prefetch)
 {
     struct ckpt_part *old = NULL, *last = NULL; /* last: of what is unread */
-    bool freed = false;
 
+    if (free_spent(p))
+        return true;
     for (size_t i = 0; i < CKPT_PARTS; i++) {
         struct ckpt_part *s = &p->part[i];
         const uint64_t age = p->tick - s->tick;
         if (s->state != CKPT_PART_READY || s->pins)
             continue;
-        if (s->tick == 0) {
-            ckpt_parts_free(p, s);
-            freed = true;
-        } else if (s->unread && age < STALE_TICKS) {
+        if (s->unread && age < STALE_TICKS)
             last = !last || s->tick > last->tick ? s : last;
-        } else if ((!prefetch || age > FRESH_TICKS) && (!old || s->tick < old->tick)) {
+        else if ((!prefetch || age > FRESH_TICKS) && (!old || s->tick < old->tick))
             old = s;
-        }
     }
-    if (!freed && !old && !prefetch)
+    if (!old && !prefetch)
         old = last;
-    if (!freed && old)
+    if (old)
         ckpt_parts_free(p, old);
-    return freed || old;
+    return old;
 }
 
 struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uint64_t off,
@@ -105,7 +131,7 @@ struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uin
     const uint32_t n = (len + CKPT_PARTS_UNIT - 1) / CKPT_PARTS_UNIT;
     uint32_t unit;
 
-    while (!p->free || !find_units(p, n, &unit))
+    while (!p->free || !find_place(p, n, prefetch, &unit))
         if (!make_room(p, prefetch))
             return NULL;
     struct ckpt_part *part = p->free, **chain = chain_of(p, object);
@@ -117,6 +143,7 @@ struct ckpt_part *ckpt_parts_add(struct ckpt_parts *p, XXH128_hash_t object, uin
     part->len = len;
     part->unit = unit;
     part->nunit = n;
+    p->used = p->used > unit + n ? p->used : unit + n;
     memset(p->taken + unit, true, n);
     part->state = CKPT_PART_FETCHING;
     part->pins = 0;

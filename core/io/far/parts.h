@@ -48,6 +48,7 @@ struct ckpt_part {
 struct ckpt_parts {
     char *memory;   /* the caller's: nunit units */
     uint32_t nunit; /* at most CKPT_PARTS_UNITS */
+    uint32_t used;  /* so many units, the first ones, were used at some time */
     uint64_t tick;
     pthread_cond_t freed; /* signalled when there may be room again */
     struct ckpt_part part[CKPT_PARTS];

@@ -12,11 +12,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -317,6 +319,15 @@ static int check_space(const struct exporting *x, struct ckpt_err *err)
                      ckpt_out_size(need, a), ckpt_out_size(have, b));
 }
 
+/* On tmpfs, to reserve space is to allocate every page, for which all threads would wait as long as
+ * for half of the writing. */
+static bool is_in_memory(int fd)
+{
+    struct statfs st;
+
+    return fstatfs(fd, &st) == 0 && st.f_type == TMPFS_MAGIC;
+}
+
 /* Open the temporary file of a piece, which others may write, too. */
 static int open_temp(const struct exporting *x, struct ckpt_item *piece, struct ckpt_err *err)
 {
@@ -335,7 +346,8 @@ static int open_temp(const struct exporting *x, struct ckpt_item *piece, struct 
         return ckpt_fail_errno(err, errno, "%s/%s/%s", x->job.path, ckpt_job_files, temp);
     /* Reserve the space now, so that a full disk is found at once. Filesystems that cannot reserve
      * space are written to all the same. */
-    if (len && fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)piece->first, (off_t)len) < 0 &&
+    if (len && !is_in_memory(fd) &&
+        fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)piece->first, (off_t)len) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
         (void)ckpt_fail_errno(err, errno, "%s/%s/%s, %llu bytes", x->job.path, ckpt_job_files,
                               piece->path, (unsigned long long)len);

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "io/bucket/helper/helper.h"
+#include "io/bucket/helper/transfers.h"
 
 enum {
     CONNECTIONS = 32, /* the default; small requests may use twice as many then */
@@ -69,7 +70,7 @@ struct worker {
     int keeper;
     char *memory;
     struct ckpt_wire_shared *shared;
-    CURLM *multi;
+    struct ckpt_transfers transfers;
     struct job *jobs;
     unsigned active, nlarge, connections, most_small; /* transfers, and those of large parts */
     uint64_t timeout_ms, next_retry;
@@ -336,7 +337,7 @@ static void job_start(struct worker *w, struct job *j)
     (void)snprintf(w->shared->endpoint, sizeof w->shared->endpoint, "%.*s",
                    (int)(strchr(strstr(url, "//") + 2, '/') - url), url);
     (void)snprintf(w->shared->region, sizeof w->shared->region, "%s", region_of(w, j->bucket));
-    (void)curl_multi_add_handle(w->multi, j->easy);
+    (void)curl_multi_add_handle(w->transfers.multi, j->easy);
 }
 
 /* ---- its end ---- */
@@ -348,7 +349,7 @@ static void job_stop(struct worker *w, struct job *j)
 
     (void)curl_easy_getinfo(j->easy, CURLINFO_NUM_CONNECTS, &connects);
     atomic_fetch_add_explicit(&w->shared->connections, (uint64_t)connects, memory_order_relaxed);
-    (void)curl_multi_remove_handle(w->multi, j->easy);
+    (void)curl_multi_remove_handle(w->transfers.multi, j->easy);
     curl_easy_cleanup(j->easy);
     j->easy = NULL;
     ckpt_headers_free(&j->headers);
@@ -597,19 +598,30 @@ static int start_jobs(struct worker *w)
     return (int)wait;
 }
 
-static void take_finished(struct worker *w)
+/* True: there were some. */
+static bool take_finished(struct worker *w)
 {
     const CURLMsg *m;
+    bool any = false;
     int left;
 
-    while ((m = curl_multi_info_read(w->multi, &left))) {
+    while ((m = curl_multi_info_read(w->transfers.multi, &left))) {
         struct job *j = w->jobs;
         const CURLcode rc = m->data.result;
         while (j && j->easy != m->easy_handle)
             j = j->next;
         if (m->msg == CURLMSG_DONE && j)
             finish(w, j, rc);
+        any = true;
     }
+    return any;
+}
+
+/* A transfer has gone on: no job must wait where others have ended. */
+static void next(void *ctx)
+{
+    if (take_finished(ctx))
+        (void)start_jobs(ctx);
 }
 
 int ckpt_worker_run(const struct ckpt_wire_setup *setup, unsigned number,
@@ -629,20 +641,15 @@ int ckpt_worker_run(const struct ckpt_wire_setup *setup, unsigned number,
     w.most_small = setup->connections ? setup->connections : 2 * CONNECTIONS;
     w.timeout_ms = setup->timeout_ms ? setup->timeout_ms : TIMEOUT_MS;
     w.secret = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (w.secret == MAP_FAILED || !(w.multi = curl_multi_init()))
+    if (w.secret == MAP_FAILED ||
+        ckpt_transfers_init(&w.transfers, w.most_small, (int[]){CKPT_WIRE_SOCKET, keeper}, 2) < 0)
         return 1;
     (void)madvise(w.secret, len, MADV_DONTDUMP);
-    (void)curl_multi_setopt(w.multi, CURLMOPT_MAXCONNECTS, (long)w.most_small);
     if (site->anonymous)
         (void)snprintf(w.shared->credentials, sizeof w.shared->credentials, "none (anonymous)");
     while (!w.gone) {
-        struct curl_waitfd fds[] = {{CKPT_WIRE_SOCKET, CURL_WAIT_POLLIN, 0},
-                                    {keeper, CURL_WAIT_POLLIN, 0}};
-        int running;
-        (void)curl_multi_perform(w.multi, &running);
-        take_finished(&w);
-        const int wait = start_jobs(&w); /* last: a job must not wait where others have ended */
-        if (curl_multi_poll(w.multi, fds, 2, w.jobs ? wait : 60 * 1000, NULL) != CURLM_OK)
+        const int wait = start_jobs(&w);
+        if (!ckpt_transfers_serve(&w.transfers, w.jobs ? wait : 60 * 1000, next, &w))
             break;
         take_asks(&w);
         take_secret(&w);
