@@ -110,6 +110,7 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
             r[n++] = r[i];
         }
     ckpt_sort(r, n, by_turn);
+    b->runs.len = n;
     for (size_t i = 0; i < n; i++)
         if (!fetch_run(&r[i], b->part))
             return false;

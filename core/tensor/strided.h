@@ -55,7 +55,7 @@ int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_
                    struct ckpt_err *err);
 
 /* With CKPT_READ_PREFETCH: let the sources begin to fetch what was added, and holes of up to `gap`
- * bytes in it. False: there is no room for all of it. */
+ * bytes in it, which makes neighbours in `runs` one. False: there is no room for all of it. */
 bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap);
 
 /* Read what is pending, then check that no source changed since it was opened: only now are the

@@ -10,6 +10,7 @@
 #include "view/ahead.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/ckd.h"
@@ -52,6 +53,9 @@ enum {
     LAST_SHARE = 8,
     LAST_PART = 2 << 20,
 
+    /* Requests that are smaller than that, on average, take longer than their bytes. */
+    SCATTERED = 1 << 20,
+
     /* A stream counts as being read, and so shares that, for so many reads after its last one. */
     RECENT = 512,
 };
@@ -74,9 +78,10 @@ struct stream {
 
 struct ckpt_ahead {
     pthread_mutex_t lock;
-    uint64_t tick;  /* the number of reads so far */
-    uint64_t most;  /* bytes ahead of all streams together */
-    uint64_t whole; /* bytes of the files, if all of them are read in order; else 0 */
+    uint64_t tick;            /* the number of reads so far */
+    uint64_t most;            /* bytes ahead of all streams together */
+    uint64_t whole;           /* bytes of the files, if all of them are read in order; else 0 */
+    atomic_bool is_scattered; /* what was fetched last took many small requests */
     struct stream stream[NSTREAM];
 };
 
@@ -139,9 +144,10 @@ static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uin
         const uint64_t distance = ckpt_min_u64(EAGER * mine->read_bytes, a->most / active);
         mine->fetched_to = ckpt_max_u64(mine->fetched_to, end);
         /* A quarter of the distance is asked for at once, not a little at each read. With half of
-         * it a link is idle for longer, with less what lies in many files is asked for in smaller
-         * parts. */
-        if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - distance / 4)
+         * it a link is idle for longer; with less what lies in many files is asked for in smaller
+         * parts, so that of such a view it is half. */
+        const uint64_t step = distance / (atomic_load(&a->is_scattered) ? 2 : 4);
+        if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - step)
             *ret_to = step_below(mine->next + distance, distance);
     }
     return mine;
@@ -171,9 +177,10 @@ static int add(struct ckpt_batch *batch, const struct ckpt_reading *rd,
 
 /* Begins to fetch bytes [off, end), which lie in this file and the ones after it, in parts of at
  * most `part` bytes (0: as large as they may be). False: there was no room for all of them. */
-static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
-                  uint64_t end, uint64_t part)
+static bool fetch(struct ckpt_ahead *a, const struct ckpt_reading *rd,
+                  const struct ckpt_vnode *file, uint64_t off, uint64_t end, uint64_t part)
 {
+    const uint64_t len = end - off;
     struct ckpt_batch batch;
     int rc = 0;
 
@@ -184,12 +191,14 @@ static bool fetch(const struct ckpt_reading *rd, const struct ckpt_vnode *file, 
             rc = add(&batch, rd, file, off > file->at ? off - file->at : 0,
                      ckpt_min_u64(end - file->at, file->size));
     const bool good = rc == 0 && ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
+    if (len > STEP)
+        atomic_store(&a->is_scattered, batch.runs.len > len / SCATTERED);
     ckpt_batch_release(&batch);
     return good;
 }
 
 /* Begins to fetch these bytes, in parts of the sizes that their place asks for. */
-static bool fetch_all(const struct ckpt_ahead *a, const struct ckpt_reading *rd,
+static bool fetch_all(struct ckpt_ahead *a, const struct ckpt_reading *rd,
                       const struct ckpt_vnode *file, uint64_t off, uint64_t end)
 {
     const uint64_t last = a->whole - ckpt_min_u64(LAST, a->whole / LAST_SHARE);
@@ -203,7 +212,7 @@ static bool fetch_all(const struct ckpt_ahead *a, const struct ckpt_reading *rd,
                 stop = ckpt_min_u64(stop, first_parts[i].end);
                 part = first_parts[i].part;
             }
-        good = fetch(rd, file, off, stop, part);
+        good = fetch(a, rd, file, off, stop, part);
         off = stop;
     }
     return good;
