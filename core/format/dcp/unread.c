@@ -20,8 +20,7 @@ struct item {
     uint64_t off, end; /* of the item in the file */
     uint64_t data;     /* where the data should begin, and their length in bytes */
     uint64_t bytes;
-    uint32_t shape; /* position in `dims` */
-    uint32_t rank;
+    uint32_t shape; /* position in `shapes` */
     enum ckpt_dtype dtype;
     atomic_bool seen; /* its header was read, and is as it should be */
 };
@@ -29,8 +28,8 @@ struct item {
 struct ckpt_dcp_unread {
     struct ckpt_source_guard guard;
     CKPT_VEC(struct item) items; /* by their places */
-    CKPT_VEC(uint64_t) dims;
-    atomic_size_t left; /* number of items that were not seen */
+    CKPT_VEC(uint64_t) shapes;   /* of each item its rank, then so many dimensions */
+    atomic_size_t left;          /* number of items that were not seen */
 };
 
 int ckpt_dcp_unread_new(struct ckpt_dcp_unread **ret, struct ckpt_err *err)
@@ -44,7 +43,7 @@ void ckpt_dcp_unread_free(struct ckpt_dcp_unread *u)
     if (!u)
         return;
     ckpt_vec_release(&u->items);
-    ckpt_vec_release(&u->dims);
+    ckpt_vec_release(&u->shapes);
     free(u);
 }
 
@@ -53,6 +52,7 @@ int ckpt_dcp_unread_add(struct ckpt_dcp_unread *u, const struct ckpt_dcp_metadat
 {
     const struct ckpt_dcp_tensor *t = &m->tensors.ptr[chunk->tensor];
     const uint64_t *dim = ckpt_dcp_ints(m, chunk->n);
+    const uint32_t rank = ckpt_dcp_rank(m, chunk->n);
     const struct item *before = u->items.len ? &u->items.ptr[u->items.len - 1] : NULL;
     struct item *item;
 
@@ -67,13 +67,14 @@ int ckpt_dcp_unread_add(struct ckpt_dcp_unread *u, const struct ckpt_dcp_metadat
     item->end = chunk->off + chunk->len;
     item->data = chunk->data;
     item->dtype = t->dtype;
-    item->rank = ckpt_dcp_rank(m, chunk->n);
-    item->shape = (uint32_t)u->dims.len;
-    (void)ckpt_shape_numel(dim, item->rank, &item->bytes);
+    item->shape = (uint32_t)u->shapes.len;
+    (void)ckpt_shape_numel(dim, rank, &item->bytes);
     item->bytes *= ckpt_dtype_size(t->dtype);
     assert(item->data >= item->off && item->data + item->bytes <= item->end);
-    for (uint32_t d = 0; d < item->rank; d++)
-        if (ckpt_vec_push(&u->dims, dim[d]) < 0)
+    if (ckpt_vec_push(&u->shapes, rank) < 0)
+        return ckpt_nomem(err);
+    for (uint32_t d = 0; d < rank; d++)
+        if (ckpt_vec_push(&u->shapes, dim[d]) < 0)
             return ckpt_nomem(err);
     atomic_init(&item->seen, false);
     atomic_fetch_add_explicit(&u->left, 1, memory_order_relaxed);
@@ -111,13 +112,13 @@ static bool has_data(const struct item *item, uint64_t off, uint64_t end)
 static int check(const struct ckpt_dcp_unread *u, const struct item *item,
                  const struct ckpt_torch_tensor *t, struct ckpt_err *err)
 {
-    const uint64_t *dim = u->dims.ptr + item->shape;
+    const uint64_t *shape = u->shapes.ptr + item->shape, *dim = shape + 1;
+    const uint32_t rank = (uint32_t)shape[0];
 
-    if (t->dtype != item->dtype || t->rank != item->rank ||
-        memcmp(t->dim, dim, item->rank * sizeof *dim) != 0)
+    if (t->dtype != item->dtype || t->rank != rank || memcmp(t->dim, dim, rank * sizeof *dim) != 0)
         return ckpt_fail(err, CKPT_CONFLICT, "the item holds %s %s, the metadata say %s %s",
                          ckpt_dtype_name(t->dtype), ckpt_shape_text(t->dim, t->rank).text,
-                         ckpt_dtype_name(item->dtype), ckpt_shape_text(dim, item->rank).text);
+                         ckpt_dtype_name(item->dtype), ckpt_shape_text(dim, rank).text);
     if (!t->contiguous)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "it is not contiguous, although others like it are: open the checkpoint "
