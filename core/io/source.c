@@ -110,6 +110,12 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
     return ckpt_source_preadv(s, &iov, 1, off, err);
 }
 
+void ckpt_source_widen(struct ckpt_source *s, uint64_t *off, uint64_t *end)
+{
+    if (s->guard)
+        s->guard->widen(s->guard, s, off, end);
+}
+
 bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
@@ -119,8 +125,7 @@ bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len)
     if (off >= s->size)
         return true;
     uint64_t end = off + ckpt_min_u64(len, s->size - off);
-    if (s->guard)
-        s->guard->widen(s->guard, s, &run.off, &end);
+    ckpt_source_widen(s, &run.off, &end);
     iov.iov_len = end - run.off;
     return ckpt_source_read(s, &way, &run, 1, NULL) != 1;
 }

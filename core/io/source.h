@@ -143,9 +143,16 @@ char *ckpt_source_storage(struct ckpt_source *s);
 /* Are they an object's of a bucket? Small pieces of it are not read through a page cache. */
 bool ckpt_source_is_object(struct ckpt_source *s);
 
+/* Smaller reads of far files are left to the page cache, unless all of their bytes are on their
+ * way: headers, small tensors here and there, and rows with holes between them. */
+enum { CKPT_FAR_LEAST = 128 * 1024 };
+
 /* Begin to fetch bytes [off, off+len), without waiting, if the source is far. A hint: a range
  * outside of the source is cut. False: there is no room for them now. */
 bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len);
+
+/* Set the range to what ckpt_source_prefetch of it fetches: more, if a guard needs more. */
+void ckpt_source_widen(struct ckpt_source *s, uint64_t *off, uint64_t *end);
 
 /* Makes what the first read would wait for, if the source has to decode its bytes. */
 enum ckpt_prepared ckpt_source_prepare(struct ckpt_source *s);

@@ -400,10 +400,6 @@ static int read_real(struct source_file *f, enum ckpt_read_how how,
 
 /* ---- storage that may hang: small reads and questions about a descriptor, as calls ---- */
 
-/* Smaller reads of far files are left to the page cache, unless all of their bytes are on their
- * way: headers, small tensors here and there, and rows with holes between them. */
-enum { FAR_LEAST = 128 * 1024 };
-
 enum { CALL_MOST = 1 << 20 }; /* bytes of one call */
 
 struct file_call {
@@ -514,7 +510,7 @@ static int read_buffered(struct source_file *f, enum ckpt_read_how how,
 {
     const uint64_t begin = ckpt_now_ns();
 
-    if (is_far_file(f) || (may_hang(f) && ckpt_iov_len(run->iov, run->n) < FAR_LEAST))
+    if (is_far_file(f) || (may_hang(f) && ckpt_iov_len(run->iov, run->n) < CKPT_FAR_LEAST))
         return read_by_calls(f, run, took_ns, err);
     const int rc = read_real(f, how, run, err);
     *took_ns = ckpt_now_ns() - begin;
@@ -631,7 +627,7 @@ static int read_far(struct source_file *f, const struct ckpt_source_way *way,
     const uint64_t off = f->base + run->off, len = ckpt_iov_len(run->iov, run->n);
     struct ckpt_err own = {0};
 
-    if ((how == CKPT_READ_AHEAD || how == CKPT_READ_EXACT) && len < FAR_LEAST &&
+    if ((how == CKPT_READ_AHEAD || how == CKPT_READ_EXACT) && len < CKPT_FAR_LEAST &&
         !ckpt_far_has_all(far, &o, off, off + len))
         return 1;
     const int rc = ckpt_far_read(far, &o, run->iov, run->n, off, how, &own);

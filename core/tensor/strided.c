@@ -101,6 +101,8 @@ bool ckpt_batch_fetch(struct ckpt_batch *b, uint64_t gap)
     struct ckpt_batch_run *r = b->runs.ptr;
     size_t n = 0;
 
+    for (size_t i = 0; i < b->runs.len; i++)
+        ckpt_source_widen(r[i].source, &r[i].off, &r[i].end);
     ckpt_sort(r, b->runs.len, by_place);
     for (size_t i = 0; i < b->runs.len; i++)
         if (n && r[n - 1].source == r[i].source && r[i].off <= r[n - 1].end + gap) {

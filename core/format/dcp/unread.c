@@ -183,11 +183,14 @@ static struct item *first_unread(const struct ckpt_dcp_unread *u, uint64_t off, 
                : NULL;
 }
 
-/* Items' ends, or all of them if they are small. */
+/* Items' ends are fetched, or all of them if they are small. What the page cache reads is left to
+ * it. */
 static void begin(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t off, uint64_t end)
 {
     const struct ckpt_dcp_unread *u = (const struct ckpt_dcp_unread *)g;
 
+    if (end - off < CKPT_FAR_LEAST && !ckpt_source_is_object(s))
+        return;
     for (struct item *i = first_unread(u, off, end); i; i = next_unread(u, i + 1, off, end)) {
         if (i->end - i->off <= SMALL) {
             prefetch(s, i->off, i->end);
