@@ -55,6 +55,38 @@ static int grid(unsigned layers, unsigned experts, struct asked a, struct ckpt_m
     return ckpt_mg_grid_init(ret, &(struct ckpt_writing){.cat = cat, .output = &output}, err);
 }
 
+TEST(megatron, names_are_taken_apart_at_lists_of_layers)
+{
+    static const struct {
+        const char *name, *rest;
+        uint64_t layer;
+        bool in_layer;
+    } each[] = {
+        {"decoder.layers.12.norm.weight", "norm.weight", 12, true},
+        {"language_model.decoder.layers.3.norm.weight", "norm.weight", 3, true},
+        {"a.language_model.decoder.layers.4.norm.weight", "norm.weight", 4, true},
+        {"vision_model.decoder.layers.5.norm.weight", "norm.weight", 5, false},
+        {"my_decoder.layers.6.norm.weight", "my_decoder.layers.6.norm.weight", 0, false},
+        {"decoder.final_norm.weight", "decoder.final_norm.weight", 0, false},
+        {"decoder.layers.x.norm.weight", "decoder.layers.x.norm.weight", 0, false},
+    };
+
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        const struct ckpt_mg_name n = ckpt_mg_name_parse(each[i].name);
+        CHECK_STR(n.rest, each[i].rest);
+        CHECK_EQ(n.layer, each[i].layer);
+        CHECK_EQ(n.in_layer, each[i].in_layer);
+        CHECK_EQ(n.stem,
+                 n.rest == each[i].name ? 0 : strstr(each[i].name, "layers.") + 7 - each[i].name);
+        CHECK(!n.leaf);
+    }
+    const char name[] = "decoder.layers.2.mlp.experts.experts.31.linear_fc1.weight";
+    const struct ckpt_mg_name n = ckpt_mg_name_parse(name);
+    CHECK_STR(n.leaf, "linear_fc1.weight");
+    CHECK_EQ(n.expert, 31);
+    CHECK_EQ(n.before, strlen("decoder.layers.2.mlp.experts.experts."));
+}
+
 static void check_stage(const struct ckpt_mg_grid *g, const char *name, uint32_t stage,
                         uint32_t part)
 {
@@ -126,5 +158,6 @@ TEST(megatron, layers_and_experts_that_do_not_divide_are_told)
                         "stages");
 }
 
-TESTS(T(megatron, layers_and_experts_that_divide_have_their_ranks),
+TESTS(T(megatron, names_are_taken_apart_at_lists_of_layers),
+      T(megatron, layers_and_experts_that_divide_have_their_ranks),
       T(megatron, layers_and_experts_that_do_not_divide_are_told))
