@@ -260,6 +260,10 @@ static void play_budget(struct member *m)
         m->rc = load_once(m, "fsdp=3", &opt);
         if (m->rc == 0 && m->stats.buffer_bytes > opt.host_bytes)
             m->rc = ckpt_fail(&m->err, CKPT_LIMIT, "more memory than host_bytes");
+        /* the least budget is what such a load takes, in whole pages */
+        if (m->rc == 0 && opt.readers == CKPT_READERS_EACH &&
+            m->stats.buffer_bytes <= opt.host_bytes - 4096)
+            m->rc = ckpt_fail(&m->err, CKPT_CONFLICT, "not all buffers are counted");
         if (m->rc == 0 || m->err.code != CKPT_LIMIT || tries > 1 ||
             !(least = strstr(m->err.text, "at least ")))
             return;
