@@ -25,8 +25,9 @@ import time
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLACE = os.path.join(SOURCE, "build", "mutate")
-SECONDS = 180  # of tests, for each change; what is not noticed by then counts as not noticed
-HANGS = 120  # seconds: the programs that are nearest to a change take a tenth of it, or wait for ever
+SECONDS = 180  # of tests that are not quick, for each change; what is not noticed by then counts as not noticed
+NEAREST_S = 120  # the programs that are nearest to a change take a tenth of it, or wait for ever
+HANGING = 5  # times what the quick tests have taken without a change: one of them waits for ever
 MEMORY = 16 << 30  # of addresses, for each process: a loop that allocates ends
 # labels of tests, by what is nearest to the change; before them come the programs that test its module, and the other quick ones
 QUICK = "unit|defects"
@@ -159,8 +160,8 @@ def test(tree, seconds, log, *which):
     return run(args, tree, max(1, seconds), log)
 
 
-def judged(tree, place, seconds, log):
-    """How a change was noticed: "build", or the stage of tests; "not noticed", or "gone"."""
+def judged(tree, usual, place, seconds, log):
+    """How a change was noticed: "build", or the stage of tests; "not noticed", or "gone". `usual`: the seconds of the quick tests."""
     path, text, new = changed(tree, place)
     if new is None:
         return "gone"
@@ -169,16 +170,16 @@ def judged(tree, place, seconds, log):
             f.write(new)
         near = nearest(tree, place["file"])
         names = f"/({'|'.join(near)})$" if near else "^$"  # of no test
-        end = time.monotonic() + seconds
         if near and not build(tree, near, log):
             return "build"
-        if near and not test(tree, HANGS, log, "-L", QUICK, "-R", names):
+        if near and not test(tree, NEAREST_S, log, "-L", QUICK, "-R", names):
             return "nearest"
-        began = time.monotonic()
         if not build(tree, [], log):
             return "build"
-        end += time.monotonic() - began
-        for label in [QUICK] + next(labels for files, labels in STAGES if re.match(files, place["file"])):
+        if not test(tree, HANGING * usual, log, "-L", QUICK, "-E", names):
+            return QUICK
+        end = time.monotonic() + seconds
+        for label in next(labels for files, labels in STAGES if re.match(files, place["file"])):
             good = test(tree, end - time.monotonic(), log, "-L", label, "-E", names)
             if good is None:
                 break
@@ -191,21 +192,27 @@ def judged(tree, place, seconds, log):
 
 
 def prepare(commit):
-    """A work tree of the commit with a build whose quick tests pass, which are not run again when the work goes on."""
+    """A work tree of the commit with a build whose tests pass, which are not run again when the work goes on, and the seconds that the quick
+    ones took."""
     tree = os.path.join(PLACE, commit)
     passed = os.path.join(tree, "build", "passed")
     if not os.path.isdir(tree):
         subprocess.run(["git", "worktree", "add", "--detach", tree, commit], cwd=SOURCE, check=True)
     subprocess.run(["git", "checkout", "--", "core", "fs"], cwd=tree, check=True)  # what was killed has left a change
     if os.path.exists(passed):
-        return tree
+        with open(passed, encoding="utf-8") as f:
+            return tree, float(f.read())
     os.makedirs(os.path.join(tree, "build"), exist_ok=True)
     venv = os.path.join(tree, "build", "venv")
     if not os.path.exists(venv):
         os.symlink(os.path.join(SOURCE, "build", "venv"), venv)
-    subprocess.run(["tests/run.sh", "--all", "--no-install", "--", "-L", QUICK + "|golden|first"], cwd=tree, check=True)
-    with open(passed, "w", encoding="utf-8"):
-        return tree
+    subprocess.run(["tests/run.sh", "--all", "--no-install", "--", "-L", "golden|first"], cwd=tree, check=True)
+    began = time.monotonic()
+    if not test(tree, 3600, None, "-L", QUICK):
+        sys.exit(f"the quick tests of {commit} fail without a change: {tree}")
+    with open(passed, "w", encoding="utf-8") as f:
+        f.write(str(time.monotonic() - began))
+    return tree, time.monotonic() - began
 
 
 def read_results(commit):
@@ -250,13 +257,13 @@ def main():
     commit = short(a.commit)
     os.makedirs(PLACE, exist_ok=True)
     kept, done = read_results(commit)
-    tree = None
+    prepared = None
     for n, place in enumerate(todo):
         key = key_of(place)
         if key not in done:
-            tree = tree or prepare(commit)
+            prepared = prepared or prepare(commit)
             with open(os.path.join(PLACE, f"{commit}-{n}.log"), "w", encoding="utf-8") as log:
-                done[key] = judged(tree, place, a.seconds, log)
+                done[key] = judged(*prepared, place, a.seconds, log)
             with open(kept, "a", encoding="utf-8") as f:
                 f.write(json.dumps({"place": place, "said": done[key]}) + "\n")
         print(f"{n + 1:3} {done[key]:20} {place['file']}: '{place['old'].strip()}' -> '{place['new'].strip()}': {place['line'].strip()}", flush=True)
