@@ -32,6 +32,7 @@ MEMORY = 16 << 30  # of addresses, for each process: a loop that allocates ends
 # labels of tests, by what is nearest to the change; before them come the programs that test its module, and the other quick ones
 QUICK = "unit|defects"
 STAGES = [
+    ("core/(device|comm/nccl|load/engine/[a-z_]*device)", ["gpu", "load", "first", "golden", "interop", "mount"]),
     ("core/(load|comm|device)|fs/load", ["load", "first", "golden", "interop", "mount"]),
     ("core/io/bucket", ["bucket", "first", "golden", "load"]),
     ("fs/|core/(run|view|io)", ["first", "mount", "golden", "load", "interop"]),
