@@ -244,6 +244,8 @@ def main():
     parser.add_argument("--missed-at")
     parser.add_argument("--list", action="store_true")
     a = parser.parse_args()
+    if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "core", "fs"], cwd=SOURCE).returncode:
+        sys.exit("core or fs differ from HEAD: other places would be drawn; commit or undo that first")
     todo = chosen(a.count, a.seed)
     if a.missed_at:
         kept, before = read_results(short(a.missed_at))
