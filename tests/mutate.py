@@ -28,7 +28,7 @@ PLACE = os.path.join(SOURCE, "build", "mutate")
 SECONDS = 180  # of tests that are not quick, for each change; what is not noticed by then counts as not noticed
 NEAREST_S = 120  # the programs that are nearest to a change take a tenth of it, or wait for ever
 HANGING = 5  # times what the quick tests have taken without a change: one of them waits for ever
-MEMORY = 16 << 30  # of addresses, for each process: a loop that allocates ends
+MEMORY = 32 << 30  # of data, for each process: a loop that allocates ends; the tests with hundreds of threads map 24 GiB, and use little
 # labels of tests, by what is nearest to the change; before them come the programs that test its module, and the other quick ones
 QUICK = "unit|defects"
 STAGES = [
@@ -97,7 +97,9 @@ def chosen(count, seed):
 
 
 def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as f:
+        f.write("1000")  # where the machine has less, it ends this one first
     os.setsid()
 
 
