@@ -162,7 +162,7 @@ def test(tree, seconds, log, *which):
     """As run. What fails is tried once more, as it may have met a busy machine; a test that then waits for ever has failed, too."""
     args = ["ctest", "--test-dir", "build/release", "--stop-on-failure", "-j", str(os.cpu_count())]
     good = run([*args, *which], tree, max(1, seconds), log)
-    return bool(run([*args, "--rerun-failed"], tree, NEAREST_S, log)) if good is False else good
+    return bool(run([*args, *which, "--rerun-failed"], tree, NEAREST_S, log)) if good is False else good
 
 
 def judged(tree, usual, place, seconds, log):
