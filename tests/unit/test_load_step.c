@@ -61,6 +61,7 @@ TEST(step, all_ranks_load_what_rank_0_asks_for_or_its_latest)
         check_good(m, RANKS);
         for (uint32_t r = 0; r < RANKS; r++) {
             CHECK_STR(chosen[r], each[i].want);
+            CHECK_EQ(m[r].err.code, CKPT_OK); /* what succeeds leaves no error behind */
             free(chosen[r]);
         }
     }
