@@ -99,6 +99,12 @@ static int put_group(const struct ckpt_regex *r, const char *name, size_t len, s
     return 0;
 }
 
+/* Put a character that stands for itself; only a dollar means something to PCRE2. */
+static void put_literal(struct ckpt_str *out, char c)
+{
+    ckpt_str_puts(out, c == '$' ? "$$" : (const char[]){c, '\0'});
+}
+
 /* Put what follows a backslash at *s, and move *s past it. */
 static int take_escape(const struct ckpt_regex *r, const char **s, struct ckpt_str *out,
                        struct ckpt_err *err)
@@ -122,7 +128,7 @@ static int take_escape(const struct ckpt_regex *r, const char **s, struct ckpt_s
         return ckpt_fail(err, CKPT_USAGE, "bad escape \\%c", c ? c : ' ');
     if (!known)
         ckpt_str_putc(out, '\\');
-    ckpt_str_putc(out, known ? to[known - from] : c);
+    put_literal(out, known ? to[known - from] : c);
     ++*s;
     return 0;
 }
@@ -137,7 +143,7 @@ static int translate_template(struct ckpt_regex *r, const char *s, struct ckpt_e
         if (c == '\\' && take_escape(r, &s, &out, err) < 0)
             return ckpt_err_in(err, "replacement '%s'", whole);
         if (c != '\\')
-            ckpt_str_puts(&out, c == '$' ? "$$" : (const char[]){c, '\0'});
+            put_literal(&out, c);
     }
     return ckpt_str_steal(&out, &r->replacement, err);
 }

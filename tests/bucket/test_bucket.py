@@ -533,6 +533,9 @@ class Faults(Case):
         for region in ("eu-central-7", "us-west-2", None):
             env = self.store.env(AWS_REGION=region)
             self.assertEqual(digests(self.done(env)), self.expected())
+        self.store.region = "r" * 63
+        self.assertEqual(digests(self.done(self.store.env(AWS_REGION="r" * 63))), self.expected())
+        self.fails(run(self.store, "info", "s3://b/run", AWS_REGION="r" * 64), "AWS_REGION (region) is longer than 63 bytes", code=2)
 
     def done(self, env):
         out = self.path(f"out{random.random()}")

@@ -478,6 +478,30 @@ class Real(Case):
             done = limited(10, f, "ls", self.run_dir)
         self.assertEqual((done.returncode, done.stderr), (1, "ckpt: the output could not be written\n"))
 
+    def test_small_files_of_an_export_that_fails_are_kept(self):
+        """Small files are brought to disk together; where the next one fails, those that were written before are."""
+        step = self.model("10")
+        rng = random.Random(1)
+        sizes = [200 << 10, 200 << 10, 200 << 10, 400 << 10]
+        tensors = {f"model.layers.{k}.weight": ("BF16", [n // 1024, 512], rng.randbytes(n)) for k, n in enumerate(sizes)}
+        write_safetensors(os.path.join(step, "model.safetensors"), tensors)
+        out, work = self.at("..", "out"), self.at("..", ".out.ckptfs-export")
+        command = ("export", step, out, "--jobs=1", "--max-shard-size=250KB")
+        done = ckpt(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, resource.RLIM_INFINITY)))
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "writing .*model-00003-of-00004.*: File too large")
+        self.assertIn("what is written is kept: the same command resumes it", done.stderr)
+        small = [f"model-0000{k}-of-00004.safetensors" for k in (1, 2)]
+        self.assertLessEqual(set(small), set(os.listdir(os.path.join(work, "files"))))
+        left = [f["name"] for f in json.loads(ckpt("info", out, "--json").stdout)["lacking"]]
+        self.assertTrue(left and not set(small) & set(left), left)
+        inodes = [os.stat(os.path.join(work, "files", n)).st_ino for n in small]
+        done = ckpt(*command)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("resumed", done.stdout)
+        self.assertEqual([os.stat(os.path.join(out, n)).st_ino for n in small], inodes)  # not written again
+        self.assertEqual(ckpt("verify", step, out).returncode, 0)
+
     def test_export_refuses_what_is_not_its_own(self):
         self.model("10")
         out = os.path.join(self.tmp, "out")

@@ -246,6 +246,30 @@ TEST(regex, refuses_what_python_refuses)
     }
 }
 
+TEST(regex, a_letter_is_no_escape_unless_python_knows_it)
+{
+    struct ckpt_err err = {0};
+
+    for (int c = '!'; c <= '~'; c++) {
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        const char template[] = {'\\', (char)c, '\0'};
+        struct ckpt_regex *r;
+        if (c >= '0' && c <= '9')
+            continue; /* groups */
+        if (c == 'g' || (letter && !strchr("abfnrtv", c))) {
+            CHECK_FAILS(ckpt_regex_new("x", template, &r, &err), CKPT_USAGE, "\\");
+            continue;
+        }
+        char *text = NULL;
+        CHECK_OK(ckpt_regex_new("x", template, &r, &err));
+        CHECK_OK(ckpt_regex_sub(r, "x", &text, &err));
+        if (!letter)
+            CHECK_STR(text, c == '\\' ? "\\" : template);
+        free(text);
+        ckpt_regex_free(r);
+    }
+}
+
 TEST(regex, gives_up_on_patterns_that_never_end)
 {
     struct ckpt_regex *r;
@@ -298,5 +322,5 @@ TESTS(T(split, file_numbers_are_automodels), T(split, files_are_numbered_as_auto
       T(split, keys_are_divided_by_size_as_automodel_does), T(dtypes, exports_have_automodels),
       T(rename, keys_are_renamed_as_automodel_does),
       T(rename, types_whose_names_transformers_changes_are_built_in), T(regex, replaces_as_python),
-      T(regex, refuses_what_python_refuses), T(regex, gives_up_on_patterns_that_never_end),
-      T(order, is_that_of_llama))
+      T(regex, refuses_what_python_refuses), T(regex, a_letter_is_no_escape_unless_python_knows_it),
+      T(regex, gives_up_on_patterns_that_never_end), T(order, is_that_of_llama))

@@ -293,6 +293,7 @@ TEST(vec, growth_that_does_not_fit_changes_nothing)
     CKPT_VEC(uint64_t) v = {0};
     CHECK_EQ(ckpt_vec_push(&v, 1), 0);
     CHECK(ckpt_vec_reserve(&v, SIZE_MAX) < 0 && ckpt_vec_reserve(&v, SIZE_MAX / 8) < 0);
+    CHECK(ckpt_vec_reserve(&v, SIZE_MAX / 8 + 100) < 0); /* their bytes have no number */
     CHECK(v.len == 1 && v.ptr[0] == 1);
     ckpt_vec_release(&v);
 }

@@ -85,26 +85,40 @@ TEST(compose, pieces_of_several_axes_are_boxes_and_come_back_as_one)
     check(state_, &turned, stack, 3, 1, 1);
 }
 
-/* Queries, keys and values of three groups, each from a piece of its own: one piece again. */
-TEST(compose, terms_that_follow_each_other_are_one_piece)
+/* Fold the queries (so many rows), keys and values (two each) of three groups, each from a piece of
+ * its own; the values lie so many bytes behind the keys. Returns the number of pieces. */
+static size_t fold_groups(void **state_, uint64_t nquery, uint64_t gap)
 {
-    static const uint64_t dim[] = {24, 5};
+    const uint64_t rows = nquery + 4, dim[] = {3 * rows, 5};
     struct ckpt_piece_draft p[9];
-    static int64_t want[120], got[120];
+    static int64_t want[300], got[300];
 
     for (uint64_t g = 0; g < 3; g++) {
-        p[g] = (struct ckpt_piece_draft){
-            .dst = 40 * g, .src = 160 * g, .naxis = 2, .axis = {{4, 5, 20}, {5, 1, 4}}};
+        p[g] = (struct ckpt_piece_draft){.dst = 5 * rows * g,
+                                         .src = 20 * rows * g,
+                                         .naxis = 2,
+                                         .axis = {{nquery, 5, 20}, {5, 1, 4}}};
         for (uint64_t k = 0; k < 2; k++)
-            p[3 + 3 * k + g] = (struct ckpt_piece_draft){.dst = 40 * g + 20 + 10 * k,
-                                                         .src = 160 * g + 80 + 40 * k,
-                                                         .naxis = 2,
-                                                         .axis = {{2, 5, 20}, {5, 1, 4}}};
+            p[3 + 3 * k + g] =
+                (struct ckpt_piece_draft){.dst = 5 * (rows * g + nquery + 2 * k),
+                                          .src = 20 * (rows * g + nquery + 2 * k) + gap * k,
+                                          .naxis = 2,
+                                          .axis = {{2, 5, 20}, {5, 1, 4}}};
     }
-    spread(state_, p, 9, want, 120);
-    CHECK_EQ(ckpt_compose_fold(p, 9, dim, 2), 1);
-    spread(state_, p, 1, got, 120);
-    CHECK(memcmp(want, got, sizeof want) == 0);
+    spread(state_, p, 9, want, 15 * rows);
+    const size_t n = ckpt_compose_fold(p, 9, dim, 2);
+    spread(state_, p, n, got, 15 * rows);
+    CHECK(memcmp(want, got, 15 * rows * sizeof *want) == 0);
+    return n;
+}
+
+TEST(compose, terms_that_follow_each_other_are_one_piece)
+{
+    CHECK_EQ(fold_groups(state_, 4, 0), 1);
+    CHECK_EQ(fold_groups(state_, 6, 0), 1);
+    CHECK_EQ(fold_groups(state_, 16, 0), 1);
+    /* what does not follow in the source stays apart: in each group, the values */
+    CHECK_EQ(fold_groups(state_, 6, 4000), 6);
 }
 
 /* A run of rows that would go on in the next plane is not folded across it. */

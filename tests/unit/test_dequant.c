@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "base/err.h"
 #include "base/json.h"
 #include "made_map.h"
 #include "model/dequantize.h"
@@ -141,6 +142,40 @@ TEST(dequant, fp8_that_does_not_fit_is_refused)
         size_t s = stored_add(cat, "s", bad[i].scale, bad[i].rank, bad[i].dim, zeros, 9);
         CHECK_FAILS(ckpt_value_fp8(cat, w, &cat->tensors.ptr[s], block, CKPT_BF16, &err),
                     bad[i].code, bad[i].needle);
+        ckpt_catalog_free(cat);
+    }
+}
+
+static int refuse(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                  struct ckpt_err *err)
+{
+    (void)s, (void)iov, (void)n, (void)off;
+    return ckpt_fail(err, CKPT_IO, "the disk is broken");
+}
+
+TEST(dequant, codes_or_scales_that_cannot_be_read_are_an_error)
+{
+    static const unsigned char zeros[4 * 130 * 100];
+    unsigned char got[2 * 130 * 100];
+
+    for (uint32_t bad = 0; bad < 3; bad++) { /* the codes, the scales, or nothing */
+        struct ckpt_catalog *cat = stored_catalog();
+        struct ckpt_err err = {0};
+        size_t w = stored_add(cat, "w", CKPT_F8_E4M3, 2, (const uint64_t[]){130, 100}, zeros, 9);
+        size_t s = stored_add(cat, "s", CKPT_F32, 2, (const uint64_t[]){2, 1}, zeros, 9);
+        CHECK_OK(ckpt_value_fp8(cat, w, &cat->tensors.ptr[s], (const uint64_t[]){128, 128},
+                                CKPT_BF16, &err));
+        struct ckpt_source_ops broken = *cat->sources.ptr[bad % 2]->ops;
+        const struct ckpt_source_ops *whole = cat->sources.ptr[bad % 2]->ops;
+        broken.preadv = refuse;
+        if (bad < 2)
+            cat->sources.ptr[bad]->ops = &broken;
+        if (bad == 2)
+            CHECK_OK(ckpt_tensor_pread(&cat->tensors.ptr[w], NULL, got, sizeof got, 0, &err));
+        else
+            CHECK_FAILS(ckpt_tensor_pread(&cat->tensors.ptr[w], NULL, got, sizeof got, 0, &err),
+                        CKPT_IO, "the disk is broken");
+        cat->sources.ptr[bad % 2]->ops = whole;
         ckpt_catalog_free(cat);
     }
 }
@@ -304,6 +339,7 @@ TEST(dequant, what_is_not_quantised_stays_and_the_config_gives_block_and_dtype)
 
 TESTS(T(dequant, fp8_is_code_times_the_scale_of_its_block),
       T(dequant, fp8_that_does_not_fit_is_refused),
+      T(dequant, codes_or_scales_that_cannot_be_read_are_an_error),
       T(dequant, mxfp4_is_the_code_times_a_power_of_two_and_transposed),
       T(dequant, mxfp4_of_many_rows), T(dequant, half_pairs_and_wrong_ones_are_refused),
       T(dequant, what_is_not_quantised_stays_and_the_config_gives_block_and_dtype))

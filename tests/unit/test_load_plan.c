@@ -643,7 +643,47 @@ TEST(cost, only_what_others_want_is_sent)
     CHECK(c.once < 1 && c.node < 1);
 }
 
-TESTS(T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
+/* Plan to read all of one tensor of so many elements of two bytes. */
+static int plan_one(uint64_t numel, uint64_t unit, struct ckpt_err *err)
+{
+    const struct ckpt_plan_sizes sizes = {
+        .unit = unit, .slice = CKPT_UNIT_ALIGN, .window = 1 << 20, .chunk = unit};
+    const struct ckpt_sharing sharing = {CKPT_READERS_EACH, (const uint32_t[]){0}, NULL};
+    struct ckpt_wants *table = calloc(1, sizeof *table);
+    uint32_t *class_of = calloc(1, sizeof *class_of);
+    struct ckpt_job_wants wants = {0};
+    struct ckpt_plan *plan = NULL;
+    struct ckpt_catalog *cat;
+    uint64_t off = 0;
+
+    if (ckpt_catalog_new(&cat, err) < 0)
+        return -1;
+    add_source(cat, false);
+    add_tensor(cat, 0, &off, 1, &numel);
+    if (ckpt_wants_add(table, cat, 0, CKPT_NONE, NULL, err) < 0 ||
+        ckpt_job_wants_init(&wants, cat, 1, class_of, table, 1, err) < 0)
+        return -1;
+    const int rc = ckpt_plan_new(&wants, 0, &sharing, false, &sizes, &plan, err);
+    ckpt_plan_free(plan);
+    ckpt_job_wants_release(&wants);
+    ckpt_catalog_free(cat);
+    return rc;
+}
+
+TEST(plan, parts_that_are_too_large_or_too_many_are_refused)
+{
+    const uint64_t gib = UINT64_C(1) << 30;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(plan_one(2 * gib, gib, &err));
+    CHECK_FAILS(plan_one(3 * gib, 8 * gib, &err), CKPT_LIMIT,
+                "tensor 't0' would be read in parts of 4 GiB or more");
+    CHECK_FAILS(plan_one(gib, 2, &err), CKPT_LIMIT,
+                "tensor 't0' would be read in too many small parts");
+}
+
+TESTS(T(plan, parts_that_are_too_large_or_too_many_are_refused),
+      T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
       T(wants, are_cut_as_torch_chunks), T(cost, one_node_with_a_hot_cache_reads_each),
       T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once),
       T(cost, groups_that_share_read_once_each), T(cost, only_what_others_want_is_sent))

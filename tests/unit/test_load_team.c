@@ -44,6 +44,60 @@ TEST(load, one_comm_serves_many_loads)
     ckpt_view_release(view);
 }
 
+/* ---- statistics ---- */
+
+static struct ckpt_load_stats of_rank[MOST];
+
+static void play_counting(struct member *m)
+{
+    const struct ckpt_load_options opt = {.readers = CKPT_READERS_ONCE};
+    struct ckpt_load_stats *own = &of_rank[m->rank];
+    struct loading l;
+
+    own->size = m->stats.size = sizeof *own;
+    m->rc = loading_begin(m, "dp=4", &opt, &l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_start(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_stats(l.load, own, &m->stats, &m->err);
+    loading_end(&l);
+}
+
+TEST(load, the_numbers_of_a_job_are_the_sums_of_those_of_its_ranks)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        struct ckpt_load_stats sum = {0};
+        team(tcp, 4, view, 0, play_counting, m);
+        check_good(m, 4);
+        for (uint32_t r = 0; r < 4; r++) {
+            sum.needed_bytes += of_rank[r].needed_bytes;
+            sum.read_bytes += of_rank[r].read_bytes;
+            sum.reads += of_rank[r].reads;
+            sum.sent_bytes += of_rank[r].sent_bytes;
+            sum.received_bytes += of_rank[r].received_bytes;
+            sum.asked_bytes += of_rank[r].asked_bytes;
+        }
+        CHECK(sum.received_bytes > 0);
+        for (uint32_t r = 0; r < 4; r++) {
+            CHECK_EQ(m[r].stats.needed_bytes, sum.needed_bytes);
+            CHECK_EQ(m[r].stats.needed_bytes, 4 * m[r].stats.unique_bytes);
+            CHECK_EQ(m[r].stats.read_bytes, sum.read_bytes);
+            CHECK_EQ(m[r].stats.reads, sum.reads);
+            CHECK_EQ(m[r].stats.sent_bytes, sum.sent_bytes);
+            CHECK_EQ(m[r].stats.received_bytes, sum.received_bytes);
+            CHECK_EQ(m[r].stats.asked_bytes, sum.asked_bytes);
+        }
+    }
+    ckpt_view_release(view);
+}
+
 /* ---- messages have a longest length ---- */
 
 static size_t longest; /* of a control message */
@@ -206,6 +260,10 @@ static void play_budget(struct member *m)
         m->rc = load_once(m, "fsdp=3", &opt);
         if (m->rc == 0 && m->stats.buffer_bytes > opt.host_bytes)
             m->rc = ckpt_fail(&m->err, CKPT_LIMIT, "more memory than host_bytes");
+        /* the least budget is what such a load takes, in whole pages */
+        if (m->rc == 0 && opt.readers == CKPT_READERS_EACH &&
+            m->stats.buffer_bytes <= opt.host_bytes - 4096)
+            m->rc = ckpt_fail(&m->err, CKPT_CONFLICT, "not all buffers are counted");
         if (m->rc == 0 || m->err.code != CKPT_LIMIT || tries > 1 ||
             !(least = strstr(m->err.text, "at least ")))
             return;
@@ -516,6 +574,7 @@ TEST(load, bytes_that_never_arrive_end_in_a_timeout)
 }
 
 TESTS(T(load, wants_that_fit_no_message_are_an_error_of_all),
+      T(load, the_numbers_of_a_job_are_the_sums_of_those_of_its_ranks),
       T(load, ranks_connect_to_those_that_they_talk_to),
       T(load, bytes_that_never_arrive_end_in_a_timeout),
       T(load, what_one_rank_lacks_is_told_to_all_at_once),

@@ -6,6 +6,7 @@
 
 #include <ckptfs/ckptfs.h>
 
+#include "base/json.h"
 #include "base/option.h"
 #include "base/str.h"
 #include "format/writer.h"
@@ -800,7 +801,45 @@ TEST(base, it_is_looked_up_in_the_local_hub_cache)
     tree_close(&t);
 }
 
-TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
+TEST(run, a_view_tells_the_dtypes_that_it_shows_and_those_that_are_stored)
+{
+    struct ckpt_options *opt;
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    struct ckpt_err err = {0};
+    char *info;
+    struct tree t;
+
+    tree_open(&t);
+    tree_text(&t, "config.json", "{\"model_type\":\"clip\"}");
+    tree_st(&t, "model.safetensors",
+            "{\"text_model.a.weight\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]},"
+            "\"text_model.b.weight\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]}}",
+            24);
+    CHECK_OK(ckpt_options_new(&opt, &err));
+    CHECK_OK(ckpt_options_set(opt, "dtype", "bfloat16", &err));
+    CHECK_OK(ckpt_run_open(t.path, opt, &run, &err));
+    ckpt_options_free(opt);
+    CHECK_OK(ckpt_run_view(run, NULL, &view, &err));
+    CHECK_OK(ckpt_view_info(view, &info, &err));
+    json_t *j = json_loads(info, 0, NULL);
+    const json_t *shown = json_object_get(j, "dtypes"),
+                 *stored = json_object_get(j, "stored_dtypes");
+    CHECK_EQ(json_object_size(shown), 1);
+    CHECK_EQ(json_integer_value(json_object_get(shown, "bfloat16")), 2);
+    CHECK_EQ(json_object_size(stored), 1);
+    CHECK_EQ(json_integer_value(json_object_get(stored, "float32")), 2);
+    CHECK_STR(json_string_value(json_object_get(j, "dtype")), "bfloat16");
+    CHECK_STR(json_string_value(json_object_get(j, "stored_dtype")), "float32");
+    json_decref(j);
+    free(info);
+    ckpt_view_release(view);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TESTS(T(run, a_view_tells_the_dtypes_that_it_shows_and_those_that_are_stored),
+      T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, the_latest_is_the_highest_number_or_the_newest_word),
       T(run, a_link_to_another_step_is_a_second_name_of_it),
       T(run, a_folder_that_is_named_as_unfinished_is_no_step),

@@ -4,6 +4,7 @@
 #include "base/crc32.h"
 #include "base/str.h"
 #include "container/torch.h"
+#include "container/torch_file.h"
 #include "test.h"
 
 /* An archive as torch.save writes it: data descriptors, padding to 64, a zip64 end. */
@@ -251,7 +252,45 @@ TEST(torch, lies_are_refused)
     }
 }
 
-TESTS(T(torch, a_tensor_is_found), T(torch, an_archive_that_was_cut_anywhere_is_refused),
+TEST(torch, globals_that_only_an_attack_needs_are_refused)
+{
+    static const struct ckpt_pickle_global none[] = {{NULL}};
+    static const struct ckpt_pickle_rules rules = {none, true};
+    static const struct {
+        const char *module, *name;
+        bool is_attack;
+    } each[] = {
+        {"os", "system", true},
+        {"subprocess", "Popen", true},
+        {"builtins", "eval", true},
+        {"__builtin__", "__import__", true},
+        /* what old pickles of sets and of ranges have, and names that mean something else there */
+        {"builtins", "set", false},
+        {"__builtin__", "range", false},
+        {"pathlib", "open", false},
+        {"my_model", "compile", false},
+    };
+
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        struct ckpt_pickle p;
+        struct ckpt_err err = {0};
+        char text[64];
+        (void)snprintf(text, sizeof text,
+                       "\x80\x02"
+                       "c%s\n%s\n.",
+                       each[i].module, each[i].name);
+        CHECK_OK(ckpt_pickle_parse(text, strlen(text), &rules, &p, &err));
+        if (each[i].is_attack)
+            CHECK_FAILS(ckpt_torch_refuse_attack(&p, &err), CKPT_UNSUPPORTED,
+                        "which no checkpoint needs: refused");
+        else
+            CHECK_OK(ckpt_torch_refuse_attack(&p, &err));
+        ckpt_pickle_release(&p);
+    }
+}
+
+TESTS(T(torch, globals_that_only_an_attack_needs_are_refused), T(torch, a_tensor_is_found),
+      T(torch, an_archive_that_was_cut_anywhere_is_refused),
       T(torch, a_crc_is_that_of_the_zip_format),
       T(torch, a_flipped_bit_gives_the_same_tensor_or_an_error),
       T(torch, without_crcs_a_flipped_bit_leaves_a_tensor_within_the_item),
