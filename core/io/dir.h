@@ -77,11 +77,18 @@ enum { CKPT_TAG_MAX = 96 }; /* bytes of an ETag, with the NUL */
 
 /* How bytes of a file or an object are read. */
 enum ckpt_read_how {
-    CKPT_READ_AHEAD,    /* wait for them; what is around them may be fetched, too */
-    CKPT_READ_EXACT,    /* wait for them, and fetch nothing else */
-    CKPT_READ_CACHED,   /* only if that needs no waiting for storage, nor a request */
+    CKPT_READ_AHEAD,  /* wait for them; what is around them may be fetched, too */
+    CKPT_READ_EXACT,  /* wait for them, and fetch nothing else */
+    CKPT_READ_LOOK,   /* as AHEAD, by somebody who will read what is beside them, or has read it */
+    CKPT_READ_CACHED, /* only if that needs no waiting for storage, nor a request */
     CKPT_READ_PREFETCH, /* do not read them: begin to fetch them. iov has lengths only */
 };
+
+/* Are the bytes there when such a read returns? */
+static inline bool ckpt_read_waits(enum ckpt_read_how how)
+{
+    return how != CKPT_READ_CACHED && how != CKPT_READ_PREFETCH;
+}
 
 /* The facts that a directory knows of an entry. */
 struct ckpt_dir_found {

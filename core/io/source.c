@@ -317,7 +317,10 @@ static struct ckpt_source *of_bare(const struct ckpt_source *s)
 static int bare_read(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
-    return read_runs(of_bare(s), way, run, n, err);
+    const struct ckpt_source_way look = {ckpt_read_waits(way->how) ? CKPT_READ_LOOK : way->how,
+                                         way->route};
+
+    return read_runs(of_bare(s), &look, run, n, err);
 }
 
 static char *bare_name(const struct ckpt_source *s) { return ckpt_source_name(of_bare(s)); }

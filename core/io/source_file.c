@@ -627,8 +627,7 @@ static int read_far(struct source_file *f, const struct ckpt_source_way *way,
     const uint64_t off = f->base + run->off, len = ckpt_iov_len(run->iov, run->n);
     struct ckpt_err own = {0};
 
-    if ((how == CKPT_READ_AHEAD || how == CKPT_READ_EXACT) && len < CKPT_FAR_LEAST &&
-        !ckpt_far_has_all(far, &o, off, off + len))
+    if (ckpt_read_waits(how) && len < CKPT_FAR_LEAST && !ckpt_far_has_all(far, &o, off, off + len))
         return 1;
     const int rc = ckpt_far_read(far, &o, run->iov, run->n, off, how, &own);
     if (rc < 0 && !strstr(own.text, f->name))
@@ -737,7 +736,7 @@ static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
                      const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
-    const bool waits = way->how == CKPT_READ_AHEAD || way->how == CKPT_READ_EXACT;
+    const bool waits = ckpt_read_waits(way->how);
     int rc = 0;
 
     if (is_elsewhere(f))

@@ -242,7 +242,6 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
     ckpt_cleanup(ckpt_unlockp) pthread_mutex_t *held = ckpt_lock(&f->lock);
     const uint64_t end = off + ckpt_iov_len(iov, n), block = f->ops->block;
     const uint64_t begin_ms = ckpt_now_ms();
-    const bool is_look = end - off <= ITEM;
     struct ckpt_iov_cursor to = {iov, 0};
 
     assert(end <= o->size);
@@ -265,7 +264,7 @@ int ckpt_far_read(struct ckpt_far *f, const struct ckpt_far_object *o, const str
         struct ckpt_part *s = ckpt_parts_find(&f->parts, o->name, off, NULL);
         if (!s && ckpt_far_wait_for_room(f, begin_ms, o->timeout_ms, err) < 0)
             return -1;
-        if (s && copy(f, s, o->timeout_ms, off, end, is_look, &to, &len, err) < 0)
+        if (s && copy(f, s, o->timeout_ms, off, end, how == CKPT_READ_LOOK, &to, &len, err) < 0)
             return -1;
         if (f->dead)
             return f->ops->begin(f, err);
