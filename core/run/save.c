@@ -41,8 +41,16 @@ struct ckpt_save_marker ckpt_save_marker_of(const struct ckpt_reader *reader,
 
 /* ---- taking identities ---- */
 
+/* The sample of an object is its ETag, by which its identity has a time of change: nothing of it is
+ * read. */
 static bool sample_source(struct ckpt_source *s, size_t places, uint64_t *ret)
 {
+    struct ckpt_file_id id;
+
+    if (ckpt_source_is_object(s) && !ckpt_source_is_elsewhere(s) && ckpt_source_file_id(s, &id)) {
+        *ret = (uint64_t)id.ctime_ns;
+        return true;
+    }
     unsigned char buf[HEADER_BYTES + MOST_PLACES * PLACE_BYTES];
     size_t len = s->size < HEADER_BYTES ? (size_t)s->size : HEADER_BYTES;
 

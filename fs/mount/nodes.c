@@ -11,7 +11,19 @@
 
 #include "base/sort.h"
 
-enum { ROOT_INO = 1 };
+enum { ROOT_INO = 1, ORDER_BITS = 20, HASH_BITS = 43 };
+
+/* The first number in a file's name, which says where it stands among the parts of a model. */
+static uint64_t order_of(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *digit = name + strcspn(name, "0123456789");
+    uint64_t n = 0;
+
+    for (; *digit >= '0' && *digit <= '9' && n >> ORDER_BITS == 0; digit++)
+        n = n * 10 + (uint64_t)(*digit - '0');
+    return n >> ORDER_BITS == 0 ? n : (UINT64_C(1) << ORDER_BITS) - 1;
+}
 
 static uint64_t hash(const struct ckptfs_id *id, uint64_t salt)
 {
@@ -20,9 +32,10 @@ static uint64_t hash(const struct ckptfs_id *id, uint64_t salt)
 
     h = XXH3_64bits_withSeed(id->step, strlen(id->step), h);
     h = XXH3_64bits_withSeed(id->path, strlen(id->path), h);
-    /* Some programs store inode numbers in a signed type. 0 means "none" to the kernel, and 1 is
-     * the root. */
-    h &= INT64_MAX;
+    /* Some programs store inode numbers in a signed type, so that 63 bits are left. 0 means "none"
+     * to the kernel, and 1 is the root. */
+    h &= (UINT64_C(1) << HASH_BITS) - 1;
+    h |= order_of(id->path) << HASH_BITS;
     return h > ROOT_INO ? h : h + 2;
 }
 

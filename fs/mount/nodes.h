@@ -4,8 +4,11 @@
  * stay in the kernel's cache although their views have been freed.
  *
  * The inode number is a hash of the identity, so the same file has the same number in every mount,
- * also after the kernel has forgotten it. The bytes of an identity never change: a step that is
- * saved again gets another generation, and so another inode. */
+ * also after the kernel has forgotten it. Programs such as cp read the files of a folder in the
+ * order of these numbers, so their upper bits are the first number in a file's name: parts of a
+ * model are read one after the other, and what comes next can be fetched ahead. The bytes of an
+ * identity never change: a step that is saved again gets another generation, and so another inode.
+ */
 #pragma once
 
 #include <pthread.h>

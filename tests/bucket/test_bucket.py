@@ -673,6 +673,24 @@ class Mounted(Case):
             text = open(self.path("log")).read() + json.dumps(stats)
             self.assertNotIn("secret/key", text)
 
+    def test_a_copy_of_many_files(self):
+        """cp reads files in the order of their inodes, which is that of the parts: what comes next is fetched ahead, and nothing twice."""
+        n, size = 40, 2 << 20
+        files = model_files(5, size >> 20, shards=n)
+        with Store(latency=0.02) as s:
+            for k, v in files.items():
+                s.put("b", "m/" + k, v)
+            self.mount(s, "s3://b/m", "-o", "cache=no")
+            s.log.clear()
+            s.served = 0
+            subprocess.run(["cp", "-r", self.mnt + "/.", self.path("copy")], check=True)
+            for k, v in files.items():
+                if k.endswith(".safetensors"):
+                    with open(os.path.join(self.path("copy"), k), "rb") as f:
+                        self.assertEqual(f.read()[-size:], v[-size:], k)
+            self.assertLess(len(s.requests("get")), 4 * n)
+            self.assertLess(s.served, 1.1 * n * size)
+
     def test_worker_that_is_killed(self):
         """Another one takes its place, and asks again for what was on its way; not when the keeper is killed."""
         files = model_files(6, 64)

@@ -74,6 +74,29 @@ TEST(nodes, the_table_grows_and_shrinks)
     ckptfs_nodes_release(&t);
 }
 
+static uint64_t ino_of(const char *step, const char *path)
+{
+    const struct ckptfs_id id = file(step, path, 1);
+
+    return ckptfs_ino(&id);
+}
+
+TEST(nodes, programs_that_sort_by_inode_read_parts_in_their_order)
+{
+    static const char *const parts[] = {
+        "config.json",          "model-00001-of-00163.safetensors",
+        "model-00002-of-00163", "0/model-00010-of-00163.safetensors",
+        "x/model-163",          "model-1048575.safetensors",
+    };
+
+    for (size_t i = 0; i + 1 < sizeof parts / sizeof parts[0]; i++)
+        CHECK(ino_of("9", parts[i]) < ino_of("1", parts[i + 1]));
+    /* too large a number is the largest, and numbers stay what they were: positive, no root's */
+    CHECK(ino_of("", "99999999999999999999999") >> 43 == (1 << 20) - 1);
+    CHECK(ino_of("", "99999999999999999999999") != ino_of("", "99999999999999999999998"));
+    CHECK(ino_of("", "99999999999999999999999") <= INT64_MAX && ino_of("", "0") > 1);
+}
+
 TEST(options, commas_split_and_backslashes_protect)
 {
     char text[] = "a,,b=1,c=x\\,y\\\\z=w,d=";
@@ -198,4 +221,6 @@ TEST(options, words_of_other_programs_are_understood)
 TESTS(T(options, another_programs_word_means_one_thing), T(options, hints_name_options_that_exist),
       T(options, words_of_other_programs_are_understood),
       T(nodes, an_identity_has_one_number_for_ever), T(nodes, forgetting_counts_look_ups),
-      T(nodes, the_table_grows_and_shrinks), T(options, commas_split_and_backslashes_protect))
+      T(nodes, the_table_grows_and_shrinks),
+      T(nodes, programs_that_sort_by_inode_read_parts_in_their_order),
+      T(options, commas_split_and_backslashes_protect))
