@@ -62,7 +62,7 @@ static int read_guarded(struct ckpt_source *s, const struct ckpt_source_way *way
                         const struct ckpt_source_run *run, size_t n, struct ckpt_err *err)
 {
     struct ckpt_source_guard *g = s->guard;
-    const bool waits = way->how != CKPT_READ_CACHED;
+    const bool waits = ckpt_read_waits(way->how);
     int rc = 0;
 
     if (n == 1 && way->how == CKPT_READ_EXACT) {
@@ -120,13 +120,11 @@ bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
     struct iovec iov = {.iov_base = NULL};
-    struct ckpt_source_run run = {off, &iov, 1};
+    const struct ckpt_source_run run = {off, &iov, 1};
 
     if (off >= s->size)
         return true;
-    uint64_t end = off + ckpt_min_u64(len, s->size - off);
-    ckpt_source_widen(s, &run.off, &end);
-    iov.iov_len = end - run.off;
+    iov.iov_len = ckpt_min_u64(len, s->size - off);
     return ckpt_source_read(s, &way, &run, 1, NULL) != 1;
 }
 

@@ -151,7 +151,9 @@ enum { CKPT_FAR_LEAST = 128 * 1024 };
  * outside of the source is cut. False: there is no room for them now. */
 bool ckpt_source_prefetch(struct ckpt_source *s, uint64_t off, uint64_t len);
 
-/* Set the range to what ckpt_source_prefetch of it fetches: more, if a guard needs more. */
+/* Widen a range that will be prefetched to what a guard will read beside it (or begin to fetch
+ * that).
+ */
 void ckpt_source_widen(struct ckpt_source *s, uint64_t *off, uint64_t *end);
 
 /* Makes what the first read would wait for, if the source has to decode its bytes. */

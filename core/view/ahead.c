@@ -204,10 +204,12 @@ static bool fetch_all(struct ckpt_ahead *a, const struct ckpt_reading *rd,
     const uint64_t last = a->whole - ckpt_min_u64(LAST, a->whole / LAST_SHARE);
     bool good = true;
 
+    if (!a->whole)
+        return fetch(a, rd, file, off, end, 0);
     while (good && off < end) {
-        uint64_t stop = a->whole && off < last ? ckpt_min_u64(end, last) : end;
-        uint64_t part = a->whole && off >= last ? LAST_PART : 0;
-        for (size_t i = sizeof first_parts / sizeof *first_parts; a->whole && i-- > 0;)
+        uint64_t stop = off < last ? ckpt_min_u64(end, last) : end;
+        uint64_t part = off < last ? 0 : LAST_PART;
+        for (size_t i = sizeof first_parts / sizeof *first_parts; i-- > 0;)
             if (off < first_parts[i].end) {
                 stop = ckpt_min_u64(stop, first_parts[i].end);
                 part = first_parts[i].part;

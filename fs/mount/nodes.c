@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "base/sort.h"
+#include "base/str.h"
 
 enum { ROOT_INO = 1, ORDER_BITS = 20, HASH_BITS = 43 };
 
@@ -17,12 +18,13 @@ enum { ROOT_INO = 1, ORDER_BITS = 20, HASH_BITS = 43 };
 static uint64_t order_of(const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    const char *digit = name + strcspn(name, "0123456789");
-    uint64_t n = 0;
+    static const char digits[] = "0123456789";
+    const char *number = name + strcspn(name, digits);
+    const unsigned long long most = (1ULL << ORDER_BITS) - 1;
+    const size_t len = strspn(number, digits);
+    unsigned long long n = 0;
 
-    for (; *digit >= '0' && *digit <= '9' && n >> ORDER_BITS == 0; digit++)
-        n = n * 10 + (uint64_t)(*digit - '0');
-    return n >> ORDER_BITS == 0 ? n : (UINT64_C(1) << ORDER_BITS) - 1;
+    return len && (!ckpt_parse_u64(number, len, &n) || n > most) ? most : n;
 }
 
 static uint64_t hash(const struct ckptfs_id *id, uint64_t salt)

@@ -48,6 +48,16 @@ def randomise(model):
     return model
 
 
+def fuse_qkv(tensors, kv_heads):
+    """What torchtitan's FusedQKVLinear makes of q, k and v, and of their biases, when it loads them: for each head of k its heads of q, that of k,
+    and that of v."""
+    out = dict(tensors)
+    for name in [k for k in tensors if ".wq." in k]:
+        parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (kv_heads, -1)) for x in "qkv"]
+        out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
+    return out
+
+
 class TensorCase(unittest.TestCase):
     def setUp(self):
         self.tmp = tempfile.mkdtemp()

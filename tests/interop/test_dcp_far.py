@@ -63,7 +63,6 @@ class Far(TensorCase):
         for word in words:
             self.assertIn(word, done.stderr)
 
-
     def test_the_same_tensors(self):
         run, state = self.save()
         for far in ("always", "never"):
@@ -73,7 +72,7 @@ class Far(TensorCase):
 
     def test_a_damaged_header(self):
         for at, text in ((0, b"PX"), (120, b"\xff\xff"), (-22, b"PX")):
-            run, state = self.save()
+            run, _ = self.save()
             off = self.damage(run, "layers.6.q.weight", at, text)
             self.refused(export(run, self.path("never"), "view=raw,far=never"), "layers.6.q.weight", f"item at byte {off} ")
             self.assertEqual(subprocess.run([CKPT, "info", run, "-o", "view=raw,far=always"], capture_output=True).returncode, 0)
@@ -81,7 +80,7 @@ class Far(TensorCase):
             shutil.rmtree(run)
 
     def test_an_item_of_another_tensor(self):
-        """The metadata of two layers are exchanged: their headers have the same shape, and only the bytes tell. Of two shapes, the header tells."""
+        """The metadata of two tensors are exchanged: the headers say what the items are."""
         run, _ = self.save()
         with open(os.path.join(run, ".metadata"), "rb") as f:
             metadata = pickle.load(f)

@@ -30,7 +30,7 @@ try:
     import nanotron_writer as nt
     import pairs_ranks as pairs
     from pairs_ranks import CONFIGS, DECAYS, HYPER, KINDS, SIZES, STEPS
-    from tensor_case import CKPT, TensorCase, export, ranks
+    from tensor_case import CKPT, TensorCase, export, fuse_qkv, ranks
     from test_nanotron import nt_config
 except ImportError as e:
     print(f"skipped: {e}")
@@ -84,12 +84,7 @@ def titan(tensors, fused=False):
 
 
 def fuse(tensors):
-    """As torchtitan does with the weights when it loads them into a model with fuse_qkv."""
-    out = dict(tensors)
-    for name in [k for k in out if k.endswith(".wq.weight")]:
-        parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (SIZES["num_key_value_heads"], -1)) for x in "qkv"]
-        out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
-    return out
+    return fuse_qkv(tensors, SIZES["num_key_value_heads"])
 
 
 class Titan(torch.nn.Module):

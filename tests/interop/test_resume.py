@@ -19,7 +19,7 @@ try:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
     from states_case import MOMENTS, SIZES, StatesCase, megatron_run, nanotron_run, trained
-    from tensor_case import CKPT, export, ranks
+    from tensor_case import CKPT, export, fuse_qkv, ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -477,14 +477,6 @@ class Torchtitan(Resume):
         dcp.save({"model": own, "optim": optim}, checkpoint_id=run, no_dist=True)
         self.assertIn("give it with the option initial_lr=X", self.resumable(run, base, form="torchtitan", ok=False)[0])
 
-    def fused(self, tensors, config):
-        """What torchtitan's FusedQKVLinear makes of q, k and v when it loads them: for each head of k its heads of q, that of k, and that of v."""
-        out = dict(tensors)
-        for name in [k for k in tensors if ".qkv_linear.wq." in k]:
-            parts = [out.pop(name.replace(".wq.", f".w{x}.")).unflatten(0, (config.num_key_value_heads, -1)) for x in "qkv"]
-            out[name.replace(".wq.", ".wqkv.")] = torch.cat(parts, 1).flatten(0, 1)
-        return out
-
     def saved(self, name, model, optim, initial_lr=0.5):
         model.save_pretrained(self.path(name))
         for group in optim["param_groups"]:
@@ -504,7 +496,7 @@ class Torchtitan(Resume):
                 view = self.read(os.path.join(out, "step-1"))
                 weights = {k: t for k, t in view.items() if not k.startswith("optimizer.")}
                 self.same(weights, {k: t for k, t in apart.items() if not k.startswith("optimizer.")})
-                parameters = self.fused({k: t for k, t in weights.items() if k != "norm.weight"}, config)
+                parameters = fuse_qkv({k: t for k, t in weights.items() if k != "norm.weight"}, config.num_key_value_heads)
                 self.assertEqual(sum(".wqkv." in k for k in parameters), config.num_hidden_layers * (1 + (name == "bias")))
                 for kind, of in MOMENTS.items():
                     self.same({k[len("optimizer.state."):-len(kind) - 1]: t for k, t in view.items() if k.startswith("optimizer.state.") and k.endswith("." + kind)},

@@ -152,13 +152,10 @@ static int read_zstd(struct task *t, struct ckpt_source *s, struct ckpt_dcp_chun
                      struct ckpt_err *err)
 {
     struct ckpt_dcp_items *items = t->r->items;
-    const struct ckpt_dcp_metadata *m = t->r->m;
-    const size_t esize = ckpt_dtype_size(m->tensors.ptr[c->tensor].dtype);
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *plain = NULL;
-    uint64_t bytes = 0;
+    uint64_t bytes;
 
-    if (!ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &bytes) ||
-        ckd_mul(&bytes, bytes, esize))
+    if (!ckpt_dcp_chunk_bytes(t->r->m, c, &bytes))
         return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 bytes");
     if (ckpt_dcp_decompress(items, s, c->off, c->len, bytes, &plain, err) < 0 ||
         read_zip(t, plain, 0, plain->size, c, err) < 0)
@@ -390,13 +387,11 @@ static uint32_t kind_by_key(struct reading *r, const char *key, size_t at)
 static int find_kind(struct reading *r, size_t at, struct ckpt_err *err)
 {
     const struct ckpt_dcp_chunk *c = r->order.ptr[at];
-    const struct ckpt_dcp_tensor *t = &r->m->tensors.ptr[c->tensor];
     uint32_t kind = CKPT_NONE;
-    uint64_t bytes = 0;
+    uint64_t bytes;
 
-    if (may_wait(r->source[c->file]) && !t->codec &&
-        ckpt_shape_numel(ckpt_dcp_ints(r->m, c->n), ckpt_dcp_rank(r->m, c->n), &bytes) &&
-        !ckd_mul(&bytes, bytes, (uint64_t)ckpt_dtype_size(t->dtype)) && bytes < c->len) {
+    if (may_wait(r->source[c->file]) && !r->m->tensors.ptr[c->tensor].codec &&
+        ckpt_dcp_chunk_bytes(r->m, c, &bytes) && bytes < c->len) {
         char key[KEY_LEN];
         key_of(r, c, bytes, key);
         if ((kind = kind_by_key(r, key, at)) == CKPT_NONE)
@@ -406,12 +401,14 @@ static int find_kind(struct reading *r, size_t at, struct ckpt_err *err)
     return ckpt_vec_push(&r->kind_of, kind) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Is the header at this position one of the two of its kind? */
-static bool is_sample(const struct reading *r, size_t at)
+/* The kind of the item at this position, if its header is not one of the two of that kind; NULL:
+ * its header is read in any case. */
+static const struct kind *kind_at(const struct reading *r, size_t at)
 {
-    const struct kind *k = &r->kinds.ptr[r->kind_of.ptr[at]];
+    const uint32_t kind = r->kind_of.ptr[at];
+    const struct kind *k = kind == CKPT_NONE ? NULL : &r->kinds.ptr[kind];
 
-    return at == k->first || at == k->last;
+    return k && at != k->first && at != k->last ? k : NULL;
 }
 
 static bool is_plain(const struct ckpt_dcp_chunk *c) { return c->is_archive && c->strides == 0; }
@@ -437,10 +434,10 @@ static int guard_file(struct reading *r, size_t at, size_t *ret_end, struct ckpt
 
     for (; at < r->order.len && r->order.ptr[at]->file == file; at++) {
         struct ckpt_dcp_chunk *c = r->order.ptr[at];
-        const uint32_t kind = r->kind_of.ptr[at];
-        if (kind == CKPT_NONE || !r->kinds.ptr[kind].is_alike || is_sample(r, at))
+        const struct kind *k = kind_at(r, at);
+        if (!k || !k->is_alike)
             continue;
-        c->data = c->off + before_data(r->order.ptr[r->kinds.ptr[kind].first]);
+        c->data = c->off + before_data(r->order.ptr[k->first]);
         if (check_own(r, at, err) < 0)
             return fail_item(r, c, err);
         if ((!u && ckpt_dcp_unread_new(&u, err) < 0) || ckpt_dcp_unread_add(u, r->m, c, err) < 0)
@@ -455,13 +452,11 @@ static int guard_file(struct reading *r, size_t at, size_t *ret_end, struct ckpt
 /* Read the headers that others depend on, then those of which nothing is known. */
 static int read_first(struct reading *r, struct ckpt_err *err)
 {
-    for (size_t at = 0; at < r->order.len; at++) {
+    for (size_t at = 0; at < r->order.len; at++)
         if (find_kind(r, at, err) < 0)
             return -1;
-    }
     for (size_t at = 0; at < r->order.len; at++)
-        if ((r->kind_of.ptr[at] == CKPT_NONE || is_sample(r, at)) &&
-            ckpt_vec_push(&r->todo, at) < 0)
+        if (!kind_at(r, at) && ckpt_vec_push(&r->todo, at) < 0)
             return ckpt_nomem(err);
     if (read_headers(r, err) < 0)
         return -1;
@@ -474,9 +469,8 @@ static int read_others(struct reading *r, struct ckpt_err *err)
 {
     r->todo.len = 0;
     for (size_t at = 0; at < r->order.len; at++) {
-        const uint32_t kind = r->kind_of.ptr[at];
-        if (kind != CKPT_NONE && !r->kinds.ptr[kind].is_alike && !is_sample(r, at) &&
-            ckpt_vec_push(&r->todo, at) < 0)
+        const struct kind *k = kind_at(r, at);
+        if (k && !k->is_alike && ckpt_vec_push(&r->todo, at) < 0)
             return ckpt_nomem(err);
     }
     return read_headers(r, err);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/ckd.h"
 #include "base/sort.h"
 #include "container/pickle.h"
 #include "container/torch.h"
@@ -559,6 +560,15 @@ int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
         ckpt_dcp_order(m->planned.ptr, m->planned.len, m->tensors.len, m->order) < 0)
         return ckpt_nomem(err);
     return 0;
+}
+
+bool ckpt_dcp_chunk_bytes(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *c,
+                          uint64_t *ret)
+{
+    const size_t esize = ckpt_dtype_size(m->tensors.ptr[c->tensor].dtype);
+
+    return ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), ret) &&
+           !ckd_mul(ret, *ret, (uint64_t)esize);
 }
 
 void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m)

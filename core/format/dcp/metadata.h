@@ -113,6 +113,10 @@ static inline const uint64_t *ckpt_dcp_ints(const struct ckpt_dcp_metadata *m, u
     return (const uint64_t *)(m->ints.ptr + tuple + 1);
 }
 
+/* Count the bytes of a chunk's data. False: it claims more than 2^64. */
+bool ckpt_dcp_chunk_bytes(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *c,
+                          uint64_t *ret);
+
 /* ---- the order of the state dict that a DCP was saved from ----
  *
  * state_dict_metadata has the tensors of rank 0's plan first, then those that only rank 1 planned

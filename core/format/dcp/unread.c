@@ -68,8 +68,7 @@ int ckpt_dcp_unread_add(struct ckpt_dcp_unread *u, const struct ckpt_dcp_metadat
     item->data = chunk->data;
     item->dtype = t->dtype;
     item->shape = (uint32_t)u->shapes.len;
-    (void)ckpt_shape_numel(dim, rank, &item->bytes);
-    item->bytes *= ckpt_dtype_size(t->dtype);
+    (void)ckpt_dcp_chunk_bytes(m, chunk, &item->bytes);
     assert(item->data >= item->off && item->data + item->bytes <= item->end);
     if (ckpt_vec_push(&u->shapes, rank) < 0)
         return ckpt_nomem(err);
@@ -153,15 +152,6 @@ static int see(struct ckpt_dcp_unread *u, struct ckpt_source *s, struct item *it
     return 0;
 }
 
-static void prefetch(struct ckpt_source *s, uint64_t off, uint64_t end)
-{
-    static const struct ckpt_source_way way = {CKPT_READ_PREFETCH, NULL};
-    struct iovec iov = {NULL, (size_t)(end - off)};
-    const struct ckpt_source_run run = {off, &iov, 1};
-
-    (void)ckpt_source_read(s, &way, &run, 1, NULL);
-}
-
 /* The next item at or after i of which bytes [off, end) have data and whose header was not read;
  * NULL: there is none. */
 static struct item *next_unread(const struct ckpt_dcp_unread *u, struct item *i, uint64_t off,
@@ -193,11 +183,11 @@ static void begin(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t o
         return;
     for (struct item *i = first_unread(u, off, end); i; i = next_unread(u, i + 1, off, end)) {
         if (i->end - i->off <= SMALL) {
-            prefetch(s, i->off, i->end);
+            (void)ckpt_source_prefetch(s, i->off, i->end - i->off);
             continue;
         }
-        prefetch(s, i->off, i->data);
-        prefetch(s, i->end - AROUND, i->end);
+        (void)ckpt_source_prefetch(s, i->off, i->data - i->off);
+        (void)ckpt_source_prefetch(s, i->end - AROUND, AROUND);
     }
 }
 
@@ -233,7 +223,7 @@ static void widen(struct ckpt_source_guard *g, struct ckpt_source *s, uint64_t *
         if (*end >= i->data + i->bytes || i->end - i->off <= SMALL)
             *end = i->end;
         else if (*off <= i->data) /* the data go on behind the range */
-            prefetch(s, i->end - AROUND, i->end);
+            (void)ckpt_source_prefetch(s, i->end - AROUND, AROUND);
     }
 }
 
