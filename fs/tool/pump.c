@@ -20,18 +20,21 @@
 
 enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
+/* Buffers for each thread: who has moved a chunk whose turn to be hashed has not come goes on with
+ * the next one. */
+enum { BUFFERS = 2 };
+
 /* So many bytes after the next chunk are prepared, as far as the view has room: scanned layers make
  * the first layer need chunks of all layers, which several threads decompress if they see some of
  * them. With half of it fewer do; with twice, the list of tensors to look at between two chunks is
  * longer. */
 enum { PREPARE = 1 << 30 };
 
-static const uint64_t IDLE = UINT64_MAX;
-
 struct chunk {
     uint64_t ticket, off;
     size_t item, len;
     bool first, last; /* the first, or last, of its item in this run */
+    bool is_moved;    /* its bytes have been read, and passed through the sink */
 };
 
 struct place {
@@ -42,27 +45,39 @@ struct place {
 struct state {
     const struct ckpt_pump *p;
     pthread_mutex_t lock;
-    /* Signalled when a chunk was hashed, was passed on, and when a thread has ended; the first two
-     * at a stop, too. One for all would wake every thread for each chunk. */
-    pthread_cond_t hashed, landed, ended;
+    pthread_cond_t work;     /* there may be work for a thread that waits for it */
+    pthread_cond_t reported; /* a thread has called `mark` */
+    pthread_cond_t ended;    /* a thread has ended */
     bool stop;
     struct ckpt_err err;   /* the first failure */
     struct place next;     /* where the next chunk begins */
     uint64_t ticket;       /* ticket of the next chunk */
-    uint64_t turn;         /* ticket of the chunk to be hashed next */
+    uint64_t turn;         /* ticket of the chunk to be hashed next: those from it to `ticket` are
+                              in flight */
     struct place prepared; /* what is before it is; item SIZE_MAX: something can't be, and no more
                               is prepared, as a read will fail */
-    uint64_t
-        *flying; /* per thread: the ticket that it has not yet passed on and reported, or IDLE */
-    XXH3_state_t *hash; /* hash of the current item; only used by the thread whose turn it is */
+    struct chunk *flying;  /* nbuffer: the chunk of a ticket, which has the buffer of its place */
+    char *buffer;
+    size_t nbuffer;
+    bool is_hashing;    /* a thread adds the chunk whose turn it is to the hash */
+    XXH3_state_t *hash; /* hash of the current item; only used by that thread */
+    struct worker *worker;
     unsigned nthread, active;
     _Atomic uint64_t done; /* bytes */
 };
 
+/* A mark that a thread reports. */
+struct report {
+    bool is; /* there is one */
+    uint64_t ticket;
+    size_t item;
+};
+
 struct worker {
     struct state *s;
-    unsigned index;
     pthread_t thread;
+    void *scratch;
+    struct report report;
 };
 
 static void fail(struct state *s, const struct ckpt_err *err)
@@ -71,8 +86,8 @@ static void fail(struct state *s, const struct ckpt_err *err)
     if (!s->stop)
         s->err = *err;
     s->stop = true;
-    (void)pthread_cond_broadcast(&s->hashed);
-    (void)pthread_cond_broadcast(&s->landed);
+    (void)pthread_cond_broadcast(&s->work);
+    (void)pthread_cond_broadcast(&s->reported);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -96,28 +111,58 @@ static void advance(const struct ckpt_items *items, struct place *at, uint64_t l
     }
 }
 
-/* Take the next chunk. Every item has at least one, even an empty item. */
-static bool take(struct state *s, unsigned index, struct chunk *ret)
+static struct chunk *chunk_of(const struct state *s, uint64_t ticket)
+{
+    return &s->flying[ticket % s->nbuffer];
+}
+
+static char *buffer_of(const struct state *s, const struct chunk *c)
+{
+    return s->buffer + (c->ticket % s->nbuffer) * CKPT_PUMP_CHUNK;
+}
+
+/* These questions are asked with the lock held. */
+
+/* Is there a chunk that can be hashed now? */
+static bool has_turn(const struct state *s)
+{
+    return !s->is_hashing && s->turn < s->ticket && chunk_of(s, s->turn)->is_moved;
+}
+
+static bool has_more(const struct state *s) { return s->next.item < s->p->items->n; }
+
+/* Is there a buffer for one more chunk? */
+static bool has_room(const struct state *s) { return s->ticket - s->turn < s->nbuffer; }
+
+/* Cut off the next chunk. Every item has at least one, even an empty item. */
+static struct chunk *cut(struct state *s)
 {
     const struct ckpt_items *items = s->p->items;
-    bool more;
+    const struct ckpt_item *item = &items->item[s->next.item];
+    const uint64_t left = item->size - s->next.off;
+    struct chunk *c = chunk_of(s, s->ticket);
 
+    *c = (struct chunk){.ticket = s->ticket++,
+                        .off = s->next.off,
+                        .item = s->next.item,
+                        .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
+                        .first = s->next.off == item->start};
+    c->last = c->len == left;
+    advance(items, &s->next, c->len);
+    return c;
+}
+
+/* Wait for work: *ret is a chunk to move, or NULL where there is one to be hashed. False: there is
+ * no more, or the run was stopped. */
+static bool take(struct state *s, struct chunk **ret)
+{
     (void)pthread_mutex_lock(&s->lock);
-    more = !s->stop && s->next.item < items->n;
-    if (more) {
-        const struct ckpt_item *item = &items->item[s->next.item];
-        uint64_t left = item->size - s->next.off;
-        *ret = (struct chunk){.ticket = s->ticket++,
-                              .off = s->next.off,
-                              .item = s->next.item,
-                              .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
-                              .first = s->next.off == item->start};
-        ret->last = ret->len == left;
-        s->flying[index] = ret->ticket;
-        advance(items, &s->next, ret->len);
-    }
+    while (!s->stop && !has_turn(s) && (has_more(s) ? !has_room(s) : s->turn < s->ticket))
+        (void)pthread_cond_wait(&s->work, &s->lock);
+    const bool hash = has_turn(s), any = !s->stop && (hash || has_more(s));
+    *ret = any && !hash ? cut(s) : NULL;
     (void)pthread_mutex_unlock(&s->lock);
-    return more;
+    return any;
 }
 
 static bool is_before(struct place a, struct place b)
@@ -155,116 +200,127 @@ static void prepare(struct state *s)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
+/* Read a chunk and pass it to the sink. */
+static int move(struct worker *w, struct chunk *c, struct ckpt_err *err)
+{
+    struct state *s = w->s;
+    const struct ckpt_pump *p = s->p;
+    char *buf = buffer_of(s, c);
+
+    if (c->len &&
+        (ckpt_item_pread(p->view, &p->items->item[c->item], buf, c->len, c->off, err) < 0 ||
+         (p->sink && p->sink(p->ctx, c->item, buf, c->len, c->off, w->scratch, err) < 0)))
+        return -1;
+    (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
+    (void)pthread_mutex_lock(&s->lock);
+    c->is_moved = true;
+    (void)pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
 static bool has_mark(const struct chunk *c)
 {
     return c->last || (c->off + c->len) % CKPT_PUMP_MARK == 0;
 }
 
-static bool has_turn(const struct state *s, const struct chunk *c) { return s->turn == c->ticket; }
-
-/* Have all earlier chunks been passed on and reported? */
-static bool is_first_in_flight(const struct state *s, const struct chunk *c)
-{
-    for (unsigned i = 0; i < s->nthread; i++)
-        if (s->flying[i] < c->ticket)
-            return false;
-    return true;
-}
-
-/* Wait until something is true of the chunk, as a condition tells. False: the run was stopped. */
-static bool wait_until(struct state *s, const struct chunk *c, pthread_cond_t *told,
-                       bool (*is_true)(const struct state *s, const struct chunk *c))
-{
-    (void)pthread_mutex_lock(&s->lock);
-    while (!s->stop && !is_true(s, c))
-        (void)pthread_cond_wait(told, &s->lock);
-    const bool stop = s->stop;
-    (void)pthread_mutex_unlock(&s->lock);
-    return !stop;
-}
-
-/* Wait for this chunk's turn and add it to its item's hash. False: the run was stopped. */
-static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf,
-                         XXH128_hash_t *ret)
+/* Add a chunk to its item's hash, which *ret is where there is a mark. */
+static void add(struct state *s, const struct chunk *c, XXH128_hash_t *ret)
 {
     const XXH3_state_t *before = s->p->items->item[c->item].state;
 
-    if (!wait_until(s, c, &s->hashed, has_turn))
-        return false;
     if (c->first && before)
         XXH3_copyState(s->hash, before);
     else if (c->first)
         (void)XXH3_128bits_reset(s->hash);
     if (c->len)
-        (void)XXH3_128bits_update(s->hash, buf, c->len);
+        (void)XXH3_128bits_update(s->hash, buffer_of(s, c), c->len);
     if (has_mark(c))
         *ret = XXH3_128bits_digest(s->hash);
-    (void)pthread_mutex_lock(&s->lock);
-    s->turn++;
-    (void)pthread_cond_broadcast(&s->hashed);
-    (void)pthread_mutex_unlock(&s->lock);
-    return true;
 }
 
-static void land(struct state *s, unsigned index)
+/* Does another thread still report an earlier mark of the same item? */
+static bool is_reported_before(const struct state *s, const struct report *r)
 {
-    (void)pthread_mutex_lock(&s->lock);
-    s->flying[index] = IDLE;
-    (void)pthread_cond_broadcast(&s->landed);
-    (void)pthread_mutex_unlock(&s->lock);
+    for (unsigned i = 0; i < s->nthread; i++) {
+        const struct report *other = &s->worker[i].report;
+        if (other->is && other->item == r->item && other->ticket < r->ticket)
+            return true;
+    }
+    return false;
 }
 
-static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_err *err)
+/* Report that an item has come to a mark, while other threads hash and move what follows. */
+static int report(struct worker *w, const struct chunk *c, const XXH128_hash_t *hash,
+                  struct ckpt_err *err)
 {
     struct state *s = w->s;
     const struct ckpt_pump *p = s->p;
-    struct ckpt_item *item = &p->items->item[c->item];
-    XXH128_hash_t hash = {0};
+    int rc = 0;
 
-    if (c->len && ckpt_item_pread(p->view, item, buf, c->len, c->off, err) < 0)
-        return -1;
-    if (p->hash && !hash_in_turn(s, c, buf, &hash))
-        return 0;
-    if (p->sink && c->len &&
-        p->sink(p->ctx, c->item, buf, c->len, c->off, buf + CKPT_PUMP_CHUNK, err) < 0)
-        return -1;
-    (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
-    if (p->hash && has_mark(c)) {
-        /* An item of one chunk has no earlier chunks. */
-        if (!(c->first && c->last) && !wait_until(s, c, &s->landed, is_first_in_flight))
-            return 0;
-        item->hash = hash;
-        if (p->mark && p->mark(p->ctx, c->item, c->off + c->len, err) < 0)
-            return -1;
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->stop && is_reported_before(s, &w->report))
+        (void)pthread_cond_wait(&s->reported, &s->lock);
+    const bool stop = s->stop;
+    (void)pthread_mutex_unlock(&s->lock);
+    if (!stop) {
+        p->items->item[c->item].hash = *hash;
+        rc = p->mark ? p->mark(p->ctx, c->item, c->off + c->len, err) : 0;
     }
-    land(s, w->index);
-    return 0;
+    (void)pthread_mutex_lock(&s->lock);
+    w->report.is = false;
+    (void)pthread_cond_broadcast(&s->reported);
+    (void)pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+/* Hash the chunks that can be, one after the other, and report the marks among them. */
+static int hash(struct worker *w, struct ckpt_err *err)
+{
+    struct state *s = w->s;
+    XXH128_hash_t sum = {0};
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&s->lock);
+    while (rc == 0 && !s->stop && has_turn(s)) {
+        const struct chunk c = *chunk_of(s, s->turn);
+        s->is_hashing = true;
+        (void)pthread_mutex_unlock(&s->lock);
+        if (s->p->hash)
+            add(s, &c, &sum);
+        (void)pthread_mutex_lock(&s->lock);
+        s->is_hashing = false;
+        s->turn++;
+        if (s->turn == s->ticket && !has_more(s))
+            (void)pthread_cond_broadcast(&s->work); /* nobody has anything to wait for */
+        else /* its buffer is free, and another thread hashes while this one reports */
+            (void)pthread_cond_signal(&s->work);
+        if (s->p->hash && has_mark(&c)) {
+            w->report = (struct report){.is = true, .ticket = c.ticket, .item = c.item};
+            (void)pthread_mutex_unlock(&s->lock);
+            rc = report(w, &c, &sum, err);
+            (void)pthread_mutex_lock(&s->lock);
+        }
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return rc;
 }
 
 static void *work(void *arg)
 {
     struct worker *w = arg;
+    struct state *s = w->s;
     struct ckpt_err err = {0};
-    struct chunk c;
-    void *buf = NULL;
+    struct chunk *c;
 
-    if (posix_memalign(&buf, PAGE, 2 * (size_t)CKPT_PUMP_CHUNK) != 0) {
-        (void)ckpt_nomem(&err);
-        fail(w->s, &err);
-    } else {
-        for (prepare(w->s); take(w->s, w->index, &c); prepare(w->s))
-            if (move(w, &c, buf, &err) < 0) {
-                fail(w->s, &err);
-                break;
-            }
-    }
-    free(buf);
-    (void)pthread_mutex_lock(&w->s->lock);
-    w->s->flying[w->index] = IDLE;
-    w->s->active--;
-    (void)pthread_cond_broadcast(&w->s->landed);
-    (void)pthread_cond_signal(&w->s->ended);
-    (void)pthread_mutex_unlock(&w->s->lock);
+    for (prepare(s); take(s, &c); prepare(s))
+        if ((c && move(w, c, &err) < 0) || hash(w, &err) < 0) {
+            fail(s, &err);
+            break;
+        }
+    (void)pthread_mutex_lock(&s->lock);
+    s->active--;
+    (void)pthread_cond_signal(&s->ended);
+    (void)pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
@@ -307,7 +363,7 @@ static uint64_t bytes_already(const struct ckpt_pump *p)
     return sum;
 }
 
-static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
+static int run(struct state *s, struct ckpt_err *err)
 {
     struct ckpt_progress bar;
     unsigned started = 0;
@@ -316,11 +372,9 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
     s->active = s->nthread;
     ckpt_progress_begin(&bar, bytes_already(s->p), s->p->items->bytes, s->p->quiet);
     atomic_store(&s->done, bar.already);
-    for (; started < s->nthread; started++) {
-        worker[started] = (struct worker){.s = s, .index = started};
-        if ((rc = pthread_create(&worker[started].thread, NULL, work, &worker[started])) != 0)
+    for (; started < s->nthread; started++)
+        if ((rc = pthread_create(&s->worker[started].thread, NULL, work, &s->worker[started])) != 0)
             break;
-    }
     if (started == 0) /* fewer threads than asked for are enough */
         return ckpt_fail_errno(err, rc, "starting a thread");
     (void)pthread_mutex_lock(&s->lock);
@@ -328,7 +382,7 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
     (void)pthread_mutex_unlock(&s->lock);
     watch(s, &bar);
     for (unsigned i = 0; i < started; i++)
-        (void)pthread_join(worker[i].thread, NULL);
+        (void)pthread_join(s->worker[i].thread, NULL);
     ckpt_progress_end(&bar);
     if (s->stop) {
         *err = s->err;
@@ -337,35 +391,61 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
     return 0;
 }
 
+/* `n` chunks of memory; NULL: there is none. */
+static void *chunks(size_t n)
+{
+    void *ret;
+    return posix_memalign(&ret, PAGE, n * CKPT_PUMP_CHUNK) == 0 ? ret : NULL;
+}
+
+static int state_init(struct state *s, struct ckpt_err *err)
+{
+    bool good;
+
+    s->nbuffer = (size_t)s->nthread * BUFFERS;
+    s->flying = calloc(s->nbuffer, sizeof *s->flying);
+    s->buffer = chunks(s->nbuffer);
+    s->hash = XXH3_createState();
+    s->worker = calloc(s->nthread, sizeof *s->worker);
+    good = s->flying && s->buffer && s->hash && s->worker;
+    for (unsigned i = 0; good && i < s->nthread; i++) {
+        s->worker[i] = (struct worker){.s = s, .scratch = chunks(1)};
+        good = s->worker[i].scratch;
+    }
+    (void)pthread_mutex_init(&s->lock, NULL);
+    ckpt_cond_init(&s->work);
+    ckpt_cond_init(&s->reported);
+    ckpt_cond_init(&s->ended);
+    return good ? 0 : ckpt_nomem(err);
+}
+
+static void state_release(struct state *s)
+{
+    (void)pthread_cond_destroy(&s->work);
+    (void)pthread_cond_destroy(&s->reported);
+    (void)pthread_cond_destroy(&s->ended);
+    (void)pthread_mutex_destroy(&s->lock);
+    for (unsigned i = 0; s->worker && i < s->nthread; i++)
+        free(s->worker[i].scratch);
+    free(s->worker);
+    (void)XXH3_freeState(s->hash);
+    free(s->buffer);
+    free(s->flying);
+}
+
 int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err)
 {
-    struct state s = {.p = p, .nthread = ckpt_pump_jobs(p->jobs), .hash = XXH3_createState()};
-    struct worker *worker = calloc(s.nthread, sizeof *worker);
+    struct state s = {.p = p, .nthread = ckpt_pump_jobs(p->jobs)};
     const uint64_t begin = ckpt_now_ns();
-    int rc = -1;
+    int rc = state_init(&s, err);
 
-    s.flying = calloc(s.nthread, sizeof *s.flying);
-    (void)pthread_mutex_init(&s.lock, NULL);
-    ckpt_cond_init(&s.hashed);
-    ckpt_cond_init(&s.landed);
-    ckpt_cond_init(&s.ended);
-    if (!worker || !s.flying || !s.hash) {
-        (void)ckpt_nomem(err);
-    } else {
-        for (unsigned i = 0; i < s.nthread; i++)
-            s.flying[i] = IDLE;
+    if (rc == 0) {
         skip_items(p->items, &s.next);
-        rc = run(&s, worker, err);
+        rc = run(&s, err);
     }
     if (ret_seconds)
         *ret_seconds = (double)(ckpt_now_ns() - begin) * 1e-9;
-    (void)pthread_cond_destroy(&s.hashed);
-    (void)pthread_cond_destroy(&s.landed);
-    (void)pthread_cond_destroy(&s.ended);
-    (void)pthread_mutex_destroy(&s.lock);
-    (void)XXH3_freeState(s.hash);
-    free(s.flying);
-    free(worker);
+    state_release(&s);
     return rc;
 }
 

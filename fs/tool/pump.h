@@ -2,11 +2,12 @@
 /* Reading, hashing and passing on all bytes of many items (files or tensors of a view) with a few
  * threads.
  *
- * The items are cut into chunks with ascending tickets. A thread takes a chunk and reads it, waits
- * for its turn to add it to the item's running hash while the chunk is still in the cache, and
- * passes it to the sink. Reads and sinks run in parallel; only the hash is computed in order, and
- * XXH3 is several times faster than both. A lower ticket never waits for a higher one, so there is
- * no deadlock. */
+ * The items are cut into chunks with ascending tickets. A thread takes a chunk, reads it, passes it
+ * to the sink, and leaves it in its buffer. Reads and sinks run in parallel; only the items' hashes
+ * are computed in order, by one thread at a time: whoever sees that the next chunk is there adds it
+ * and those behind it. So no thread waits for its turn while there is a buffer to read into; a
+ * thread that is woken costs more than the hash of a chunk. A lower ticket never waits for a higher
+ * one, so there is no deadlock. */
 #pragma once
 
 #include <stdbool.h>
@@ -21,7 +22,7 @@
 #include "tool/items.h"
 
 enum {
-    CKPT_PUMP_CHUNK = 1 << 20, /* size in bytes; every thread has one such buffer */
+    CKPT_PUMP_CHUNK = 1 << 20, /* size in bytes; there are two such buffers for every thread */
     CKPT_PUMP_MARK = 1 << 30,  /* bytes between two calls of mark; a multiple of the chunk */
 };
 
