@@ -7,8 +7,8 @@ usage: tests/mutate.py [--count N] [--seed N] [--seconds N] [--commit COMMIT] [-
 
 The places are drawn by the seed from the source of HEAD, wherever the tests are run: with --commit, from the same lines of an older
 commit, so that two commits can be compared. The tests are those of the commit. A line that the older commit does not have is "gone".
-With --missed-at only the places are tried that the tests of that commit did not notice: `--commit OLD --missed-at HEAD` finds out
-whether everything that was noticed at OLD is noticed at HEAD, without trying at OLD what HEAD notices.
+With --missed-at the places are those that the tests of that commit did not notice, from its results: `--commit OLD --missed-at NEW`
+finds out whether everything that was noticed at OLD is noticed at NEW, without trying at OLD what NEW notices.
 Needs what `tests/run.sh --all` has installed (build/venv). Results: build/mutate/COMMIT.jsonl.
 """
 
@@ -253,10 +253,9 @@ def main():
     todo = chosen(a.count, a.seed)
     if a.missed_at:
         kept, before = read_results(short(a.missed_at))
-        untried = sum(key_of(p) not in before for p in todo)
-        if untried:
-            sys.exit(f"{untried} of {len(todo)} places were not tried at {a.missed_at} ({kept}): first run tests/mutate.py --commit {a.missed_at}")
-        todo = [p for p in todo if before[key_of(p)] == "not noticed"]
+        if len(before) < a.count:
+            sys.exit(f"{kept} has {len(before)} of {a.count} places: first run tests/mutate.py --commit {a.missed_at}")
+        todo = [json.loads(p) for p, said in before.items() if said == "not noticed"]
     if a.list:
         for p in todo:
             print(f"{p['file']}: '{p['old'].strip()}' -> '{p['new'].strip()}': {p['line'].strip()}")
