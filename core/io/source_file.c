@@ -637,21 +637,6 @@ static int read_far(struct source_file *f, const struct ckpt_source_way *way,
 
 /* ---- by whichever way ---- */
 
-static int read_and_keep(struct source_file *f, enum ckpt_read_how how,
-                         const struct ckpt_source_run *run, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)run->n * sizeof *copy);
-    uint64_t took_ns;
-
-    if (!copy)
-        return ckpt_nomem(err);
-    memcpy(copy, run->iov, (size_t)run->n * sizeof *copy); /* reading modifies it */
-    if (read_buffered(f, how, run, &took_ns, err) < 0)
-        return -1;
-    ckpt_dir_keep(f->dir, f->name, copy, run->n, f->base + run->off);
-    return 0;
-}
-
 /* Read, and tell how long a small read took that decides whether its filesystem answers at once. */
 static int read_timed(struct source_file *f, enum ckpt_read_how how,
                       const struct ckpt_source_run *run, struct ckpt_err *err)
@@ -668,22 +653,43 @@ static int read_timed(struct source_file *f, enum ckpt_read_how how,
     return rc;
 }
 
+/* Read by parts or from the page cache, without asking what the directory remembers. */
+static int read_now(struct source_file *f, const struct ckpt_source_way *way,
+                    const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    const int rc = is_far_file(f) ? read_far(f, way, run, err) : 1;
+
+    return rc != 1 ? rc : read_timed(f, way->how, run, err);
+}
+
+static int read_and_keep(struct source_file *f, const struct ckpt_source_way *way,
+                         const struct ckpt_source_run *run, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)run->n * sizeof *copy);
+
+    if (!copy)
+        return ckpt_nomem(err);
+    memcpy(copy, run->iov, (size_t)run->n * sizeof *copy); /* reading modifies it */
+    if (read_now(f, way, run, err) < 0)
+        return -1;
+    ckpt_dir_keep(f->dir, f->name, copy, run->n, f->base + run->off);
+    return 0;
+}
+
 /* Read a run, and wait for it. */
 static int read_run(struct source_file *f, const struct ckpt_source_way *way,
                     const struct ckpt_source_run *run, struct ckpt_err *err)
 {
     const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
-    const bool far = is_far_file(f);
 
-    if (!far && read_direct(f, way->route, run))
+    if (!is_far_file(f) && read_direct(f, way->route, run))
         return 0;
     if (memory == CKPT_DIR_KEEPS)
-        return read_and_keep(f, way->how, run, err);
+        return read_and_keep(f, way, run, err);
     if (memory == CKPT_DIR_RECALLS &&
         ckpt_dir_recall(f->dir, f->name, run->iov, run->n, f->base + run->off))
         return 0;
-    const int rc = far ? read_far(f, way, run, err) : 1;
-    return rc != 1 ? rc : read_timed(f, way->how, run, err);
+    return read_now(f, way, run, err);
 }
 
 /* Read runs if the page cache has them; 1 if not. Large reads may be cut anywhere: what came is
@@ -746,7 +752,7 @@ static int file_read(struct ckpt_source *s, const struct ckpt_source_way *way,
         return read_held(f, way, run, n);
     /* nothing is fetched for near files, which the kernel reads ahead, nor for what others recall
      */
-    if (!f->tag && !waits && (!is_far_file(f) || ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS))
+    if (!f->tag && !waits && (!is_far_file(f) || ckpt_dir_memory(f->dir) == CKPT_DIR_RECALLS))
         return 0;
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = waits    ? read_run(f, way, &run[i], err)

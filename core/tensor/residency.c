@@ -5,27 +5,46 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/par.h"
 #include "io/source.h"
 #include "tensor/catalog.h"
 
 enum { FILES = 32 /* of the job; or one of each rank */, PRIME = 1000003 };
 
+/* The files that a rank looks at, many at once: one that is opened for it may be far. */
+struct looking {
+    const struct ckpt_catalog *cat;
+    size_t first; /* the rank's first file of the job's */
+    struct ckpt_residency file[FILES];
+};
+
+static int look(void *ctx, size_t k, struct ckpt_err *err)
+{
+    struct looking *l = ctx;
+    /* the ranks of a node are often consecutive: spread their files over the checkpoint */
+    struct ckpt_source *s = l->cat->sources.ptr[(l->first + k) * PRIME % l->cat->sources.len];
+    double part;
+    bool shared;
+
+    (void)err;
+    if (ckpt_source_file_storage(s, &part, &shared))
+        l->file[k] = (struct ckpt_residency){part * (double)s->size, (double)s->size, shared};
+    return 0;
+}
+
 void ckpt_residency_estimate(const struct ckpt_catalog *cat, uint32_t rank, uint32_t size,
                              struct ckpt_residency *ret)
 {
-    const size_t n = cat->sources.len, share = FILES / size ? FILES / size : 1;
+    const size_t share = FILES / size ? FILES / size : 1;
+    const size_t n = share < cat->sources.len ? share : cat->sources.len;
+    struct looking l = {.cat = cat, .first = rank * share};
 
     *ret = (struct ckpt_residency){0};
-    for (size_t k = 0; k < share && k < n; k++) {
-        /* the ranks of a node are often consecutive: spread their files over the checkpoint */
-        struct ckpt_source *s = cat->sources.ptr[(rank * share + k) * PRIME % n];
-        double part;
-        bool shared;
-        if (!ckpt_source_file_storage(s, &part, &shared))
-            continue;
-        ret->resident += part * (double)s->size;
-        ret->bytes += (double)s->size;
-        ret->shared |= shared;
+    (void)ckpt_parallel(n, 0, look, &l, NULL);
+    for (size_t k = 0; k < n; k++) {
+        ret->resident += l.file[k].resident;
+        ret->bytes += l.file[k].bytes;
+        ret->shared |= l.file[k].shared;
     }
 }
 

@@ -244,26 +244,26 @@ static int read_item(struct task *t, size_t at, struct ckpt_err *err)
                      "the item is neither a torch.save archive nor part of a safetensors file");
 }
 
-/* Begin to fetch the headers of chunks from position k of `todo` on. Where items are small that may
- * be all of the file, in steps of which the memory for parts keeps those of all threads until they
- * are read. Where the step ends. */
+/* Begin to fetch the headers of chunks from position k of `todo` on, which lie at both ends of an
+ * item. Where items are small that may be all of the file, in steps of which the memory for parts
+ * keeps those of all threads until they are read. Where the step ends. */
 static size_t fetch_headers(const struct reading *r, size_t k, size_t end)
 {
-    enum { AROUND_HEADER = 8 * 1024, AT_ONCE = 4 << 20 };
+    enum { HEADER = 8 * 1024, AT_ONCE = 4 << 20 };
     struct ckpt_source *s = r->source[chunk_to_read(r, k)->file];
-    const uint64_t first = chunk_to_read(r, k)->off;
     struct ckpt_batch batch;
     struct ckpt_err ignored = {0};
 
     if (!ckpt_source_is_far(s))
         return end;
     ckpt_batch_init(&batch, CKPT_READ_PREFETCH);
-    for (; k < end && chunk_to_read(r, k)->off - first < AT_ONCE; k++) {
-        const uint64_t off = chunk_to_read(r, k)->off;
-        /* and where the one before ends */
-        const uint64_t from = off - ckpt_min_u64(off, AROUND_HEADER);
-        if (ckpt_batch_add(&batch, s, NULL, 2 * AROUND_HEADER, from, &ignored) < 0)
+    for (uint64_t bytes = 0; k < end && bytes < AT_ONCE; k++) {
+        const struct ckpt_dcp_chunk *c = chunk_to_read(r, k);
+        const uint64_t len = ckpt_min_u64(c->len, HEADER);
+        if (ckpt_batch_add(&batch, s, NULL, len, c->off, &ignored) < 0 ||
+            ckpt_batch_add(&batch, s, NULL, len, c->off + c->len - len, &ignored) < 0)
             break;
+        bytes += c->len < 2 * HEADER + CKPT_STRIDED_GAP ? c->len : 2 * HEADER;
     }
     (void)ckpt_batch_fetch(&batch, CKPT_STRIDED_GAP);
     ckpt_batch_release(&batch);

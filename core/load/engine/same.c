@@ -100,21 +100,22 @@ uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat)
 /* ---- samples of the bytes ---- */
 
 struct sample {    /* of one tensor */
-    uint64_t hash; /* 0: not read, or it could not be read */
+    bool is_done;  /* it was read, or could not be */
+    uint64_t hash; /* 0: none */
     uint64_t off;
     struct ckpt_source *source;
     const char *tensor;
 };
 
-/* The task of a thread that reads all samples; a read may never return. The task's lock protects
- * file, rc, err, at and the hashes. */
+/* The task of a thread that checks all files and reads all samples, many at once; a read may never
+ * return. The task's lock protects is_checked, rc, err, and is_done and the hash of each sample. */
 struct sampling {
     struct ckpt_detached task;
     struct ckpt_view *view;
-    size_t file; /* number of files that were checked */
-    int rc;      /* the result of checking files, with err */
+    bool *is_checked; /* of each file */
+    int rc;           /* the result of checking files, with err */
     struct ckpt_err err;
-    uint32_t at, n; /* number of samples that were read; number of samples */
+    uint32_t n; /* samples */
     struct sample sample[SAMPLES];
 };
 
@@ -123,6 +124,7 @@ static void sampling_free(struct ckpt_detached *e)
     struct sampling *l = (struct sampling *)e;
 
     ckpt_view_release(l->view);
+    free(l->is_checked);
     free(l);
 }
 
@@ -137,38 +139,44 @@ static uint64_t read_sample(const struct sample *s)
     return hash ? hash : 1;
 }
 
-/* Check that each file is still the one that was opened. All ranks have opened theirs by now, so a
+/* Check that a file is still the one that was opened. All ranks have opened theirs by now, so a
  * rank that has opened an older save than the others finds out here. */
-static int check_files(struct sampling *l)
+static int check_file(void *ctx, size_t i, struct ckpt_err *err)
 {
-    const struct ckpt_catalog *cat = l->view->cat;
-    struct ckpt_err err = {0};
-    int rc = 0;
+    struct sampling *l = ctx;
+    const int rc = ckpt_source_file_verify(l->view->cat->sources.ptr[i], true, err);
 
-    for (size_t i = 0; i < cat->sources.len && rc == 0; i++) {
-        rc = ckpt_source_file_verify(cat->sources.ptr[i], true, &err);
-        (void)pthread_mutex_lock(&l->task.lock);
-        l->file = i + 1;
-        l->rc = rc;
-        l->err = err;
-        (void)pthread_mutex_unlock(&l->task.lock);
-    }
+    (void)pthread_mutex_lock(&l->task.lock);
+    l->is_checked[i] = true;
+    (void)pthread_mutex_unlock(&l->task.lock);
     return rc;
+}
+
+static int take_sample(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct sampling *l = ctx;
+    const uint64_t hash = read_sample(&l->sample[i]);
+
+    (void)err;
+    (void)pthread_mutex_lock(&l->task.lock);
+    l->sample[i].hash = hash;
+    l->sample[i].is_done = true;
+    (void)pthread_mutex_unlock(&l->task.lock);
+    return 0;
 }
 
 static void sampling_run(struct ckpt_detached *e)
 {
     struct sampling *l = (struct sampling *)e;
+    struct ckpt_err err = {0};
+    const int rc = ckpt_parallel(l->view->cat->sources.len, 0, check_file, l, &err);
 
-    if (check_files(l) < 0)
-        return;
-    for (uint32_t i = 0; i < l->n; i++) {
-        uint64_t hash = read_sample(&l->sample[i]);
-        (void)pthread_mutex_lock(&e->lock);
-        l->sample[i].hash = hash;
-        l->at = i + 1;
-        (void)pthread_mutex_unlock(&e->lock);
-    }
+    (void)pthread_mutex_lock(&e->lock);
+    l->rc = rc;
+    l->err = err;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (rc == 0)
+        (void)ckpt_parallel(l->n, 0, take_sample, l, NULL);
 }
 
 typedef CKPT_VEC(struct sample) samples;
@@ -184,7 +192,7 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
     if (t->npiece == 0 || (t->rank > 1) == vectors)
         return 0;
     const struct ckpt_piece *p = &t->piece[t->npiece / 2];
-    struct sample s = {0, p->src, cat->sources.ptr[p->source], t->name};
+    struct sample s = {.off = p->src, .source = cat->sources.ptr[p->source], .tensor = t->name};
     while (s.source->ops->stored) /* a sample is not worth decoding a tensor */
         s.source = s.source->ops->stored(s.source, &s.off);
     return s.off < s.source->size ? ckpt_vec_push(out, s) : 0;
@@ -205,15 +213,22 @@ static int choose_samples(const struct ckpt_catalog *cat, struct sample *ret, ui
     return rc;
 }
 
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    const struct sample *sample = ctx;
+
+    (void)err;
+    (void)read_sample(&sample[i]);
+    return 0;
+}
+
 void ckpt_catalog_read_samples(const struct ckpt_catalog *cat)
 {
     struct sample sample[SAMPLES];
     uint32_t n = 0;
 
-    if (choose_samples(cat, sample, &n) < 0)
-        return;
-    for (uint32_t i = 0; i < n; i++)
-        (void)read_sample(&sample[i]);
+    if (choose_samples(cat, sample, &n) == 0)
+        (void)ckpt_parallel(n, 0, read_one, sample, NULL);
 }
 
 static int sampling_new(struct ckpt_view *view, struct sampling **ret, struct ckpt_err *err)
@@ -224,7 +239,8 @@ static int sampling_new(struct ckpt_view *view, struct sampling **ret, struct ck
         return ckpt_nomem(err);
     ckpt_detached_init(&l->task, sampling_run, sampling_free);
     l->view = ckpt_view_hold(view);
-    if (choose_samples(view->cat, l->sample, &l->n) < 0) {
+    l->is_checked = calloc(view->cat->sources.len + 1, sizeof *l->is_checked);
+    if (!l->is_checked || choose_samples(view->cat, l->sample, &l->n) < 0) {
         ckpt_detached_unref(&l->task);
         return ckpt_nomem(err);
     }
@@ -232,15 +248,22 @@ static int sampling_new(struct ckpt_view *view, struct sampling **ret, struct ck
     return 0;
 }
 
-/* TIMEOUT, naming what the thread is reading. */
+/* TIMEOUT, naming the first that is not done. */
 static int fail_slow(const struct sampling *l, uint32_t timeout_ms, struct ckpt_err *err)
 {
-    if (l->file < l->view->cat->sources.len) {
-        ckpt_cleanup(ckpt_freep) char *file = ckpt_source_name(l->view->cat->sources.ptr[l->file]);
+    const struct ckpt_catalog *cat = l->view->cat;
+    size_t file = 0, at = 0;
+
+    while (file < cat->sources.len && l->is_checked[file])
+        file++;
+    if (file < cat->sources.len) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[file]);
         return ckpt_fail(err, CKPT_TIMEOUT, "opening '%s' again takes longer than %.1f s",
-                         file ? file : "a file", timeout_ms / 1000.0);
+                         name ? name : "a file", timeout_ms / 1000.0);
     }
-    const struct sample *s = &l->sample[l->at < l->n ? l->at : l->n - 1];
+    while (at + 1 < l->n && l->sample[at].is_done)
+        at++;
+    const struct sample *s = &l->sample[at];
     ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s->source);
 
     return ckpt_fail(err, CKPT_TIMEOUT,
