@@ -220,7 +220,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
         ckpt_optimizer_add(&o, err) < 0 || ckpt_opening_cast_model(&o, err) < 0 ||
         ckpt_opening_lay_out(&o, err) < 0 || ckpt_opening_tell_decoding(&o, err) < 0)
         return -1;
-    return ckpt_ahead_new(o.cat, &v->reading.ahead, err) < 0 ? -1 : hand_over(&o, v, err);
+    return ckpt_ahead_new(o.cat, o.tree, &v->reading.ahead, err) < 0 ? -1 : hand_over(&o, v, err);
 }
 
 int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Read-ahead recognises streams: reads that follow each other, though threads make them not quite
  * in order. A stream may run from one file into the next, so positions are counted from the
- * beginning of the view's first file (ckpt_vnode.at).
+ * beginning of the view's first file (ckpt_vnode.at). Who reads tensor by tensor may follow the
+ * order of the state dict instead, in which layer 2 comes before layer 10: where that is another
+ * order, its positions are counted, too, and the order in which reads jump less is followed.
  *
  * A reader that has read n bytes in a row will probably read as many again. So the distance that is
  * fetched ahead grows with what a stream has read (EAGER times as much), up to a limit that all
@@ -58,6 +60,12 @@ enum {
 
     /* A stream counts as being read, and so shares that, for so many reads after its last one. */
     RECENT = 512,
+
+    /* A read that begins a stream; with each read a JUMPS_FADE-th of all that is forgotten. With
+     * fewer, one tensor that is read out of order decides; with more, a reader that changes its
+     * order is noticed late. */
+    JUMP = 1 << 16,
+    JUMPS_FADE = 64,
 };
 
 /* The first bytes of what is read to its end are fetched in smaller parts. Parts of one size that
@@ -76,16 +84,59 @@ struct stream {
     uint64_t retry_from; /* after a lack of room: fetch again once a read comes to here */
 };
 
-struct ckpt_ahead {
-    pthread_mutex_t lock;
-    uint64_t tick;            /* the number of reads so far */
-    uint64_t most;            /* bytes ahead of all streams together */
-    uint64_t whole;           /* bytes of the files, if all of them are read in order; else 0 */
-    atomic_bool is_scattered; /* what was fetched last took many small requests */
+/* The streams of one order. */
+struct order {
+    uint64_t tick;  /* the number of reads so far */
+    uint64_t jumps; /* JUMP for each that began a stream, less and less the longer ago that was */
+    uint64_t whole; /* bytes of the files, if all of them are read in order; else 0 */
     struct stream stream[NSTREAM];
 };
 
-int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, struct ckpt_err *err)
+struct ckpt_ahead {
+    pthread_mutex_t lock;
+    uint64_t most;            /* bytes ahead of all streams of an order together */
+    atomic_bool is_scattered; /* what was fetched last took many small requests */
+    struct order files, tensors;
+    struct ckpt_vnode listed; /* the tensors one after the other in the catalogue's order; has no
+                                 segments if files have that order, too */
+    struct ckpt_segment *segment;
+};
+
+/* Do the tensors lie in the files in the catalogue's order, each in one piece? */
+static bool is_in_order(const struct ckpt_vtree *tree, size_t ntensor)
+{
+    uint64_t last = 0;
+
+    for (size_t i = 0; i < ntensor; i++) {
+        const struct ckpt_vnode *file;
+        uint64_t at;
+        ckpt_vtree_place(tree, i, &file, &at);
+        if (!file || file->at + at < last)
+            return false;
+        last = file->at + at;
+    }
+    return true;
+}
+
+static int list_tensors(struct ckpt_ahead *a, const struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    const size_t n = cat->tensors.len;
+
+    if (!(a->segment = calloc(n + 1, sizeof *a->segment)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        a->segment[i] = ckpt_segment_tensor(t, 0, ckpt_tensor_nbytes(t));
+        a->segment[i].off = a->listed.size;
+        a->listed.size += a->segment[i].len;
+    }
+    a->listed.segment = a->segment;
+    a->listed.nsegment = n;
+    return 0;
+}
+
+int ckpt_ahead_new(const struct ckpt_catalog *cat, const struct ckpt_vtree *tree,
+                   struct ckpt_ahead **ret, struct ckpt_err *err)
 {
     struct ckpt_source *far = NULL;
 
@@ -99,13 +150,15 @@ int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, stru
         return ckpt_nomem(err);
     (*ret)->most = ckpt_source_is_object(far) ? AHEAD_OBJECTS : AHEAD_FILES;
     (void)pthread_mutex_init(&(*ret)->lock, NULL);
-    return 0;
+    return is_in_order(tree, cat->tensors.len) ? 0 : list_tensors(*ret, cat, err);
 }
 
 void ckpt_ahead_free(struct ckpt_ahead *a)
 {
-    if (a)
+    if (a) {
         (void)pthread_mutex_destroy(&a->lock);
+        free(a->segment);
+    }
     free(a);
 }
 
@@ -117,25 +170,29 @@ static uint64_t step_below(uint64_t to, uint64_t distance)
 
 /* Finds or begins the stream of a read. *ret_to is the position up to which to fetch ahead of it;
  * 0: nothing is to be fetched now. */
-static struct stream *note(struct ckpt_ahead *a, uint64_t off, uint64_t end, uint64_t *ret_to)
+static struct stream *note(struct ckpt_ahead *a, struct order *order, uint64_t off, uint64_t end,
+                           uint64_t *ret_to)
 {
-    struct stream *mine = NULL, *oldest = &a->stream[0];
+    struct stream *mine = NULL, *oldest = &order->stream[0];
     uint64_t active = 1;
 
-    a->tick++;
+    order->tick++;
     *ret_to = 0;
     for (size_t i = 0; i < NSTREAM; i++) {
-        struct stream *s = &a->stream[i];
+        struct stream *s = &order->stream[i];
         if (s->tick && off + NEAR >= s->next && off <= s->next + NEAR)
             mine = s;
-        else if (s->tick && s->tick + RECENT > a->tick)
+        else if (s->tick && s->tick + RECENT > order->tick)
             active++;
         if (s->tick < oldest->tick)
             oldest = s;
     }
-    if (!mine)
+    order->jumps -= order->jumps / JUMPS_FADE;
+    if (!mine) {
         *(mine = oldest) = (struct stream){.first = off, .next = end};
-    mine->tick = a->tick;
+        order->jumps += JUMP;
+    }
+    mine->tick = order->tick;
     mine->next = ckpt_max_u64(mine->next, end);
     mine->read_bytes += end - off;
     /* At least half of what lies between its first and its last byte was read: it is a stream. */
@@ -197,14 +254,15 @@ static bool fetch(struct ckpt_ahead *a, const struct ckpt_reading *rd,
     return good;
 }
 
-/* Begins to fetch these bytes, in parts of the sizes that their place asks for. */
+/* Begins to fetch these bytes, in parts of the sizes that their place asks for. `whole`: bytes of
+ * the files, if all of them are read in order. */
 static bool fetch_all(struct ckpt_ahead *a, const struct ckpt_reading *rd,
-                      const struct ckpt_vnode *file, uint64_t off, uint64_t end)
+                      const struct ckpt_vnode *file, uint64_t off, uint64_t end, uint64_t whole)
 {
-    const uint64_t last = a->whole - ckpt_min_u64(LAST, a->whole / LAST_SHARE);
+    const uint64_t last = whole - ckpt_min_u64(LAST, whole / LAST_SHARE);
     bool good = true;
 
-    if (!a->whole)
+    if (!whole)
         return fetch(a, rd, file, off, end, 0);
     while (good && off < end) {
         uint64_t stop = off < last ? ckpt_min_u64(end, last) : end;
@@ -220,42 +278,85 @@ static bool fetch_all(struct ckpt_ahead *a, const struct ckpt_reading *rd,
     return good;
 }
 
+/* Positions [from, to) are to be fetched ahead of a stream; none if to <= from. */
+struct request {
+    struct order *order;
+    struct stream *stream;
+    uint64_t end; /* of the read */
+    uint64_t from, to;
+};
+
+/* Notes a read of positions [off, end). With the lock held. */
+static struct request note_read(struct ckpt_ahead *a, struct order *order, uint64_t off,
+                                uint64_t end)
+{
+    struct request r = {.order = order, .end = end};
+
+    r.stream = note(a, order, off, end, &r.to);
+    r.from = r.stream->fetched_to;
+    return r;
+}
+
+/* Says that this is being fetched. With the lock held. */
+static void claim(const struct request *r)
+{
+    r->stream->fetched_to = ckpt_max_u64(r->stream->fetched_to, r->to);
+}
+
+/* Begins to fetch it; positions begin in this file. */
+static void answer(struct ckpt_reading *rd, const struct request *r, const struct ckpt_vnode *file)
+{
+    struct ckpt_ahead *a = rd->ahead;
+
+    if (r->to <= r->from || fetch_all(a, rd, file, r->from, r->to, r->order->whole))
+        return;
+    (void)pthread_mutex_lock(&a->lock);
+    if (r->stream->fetched_to == r->to) { /* no other thread has gone on meanwhile */
+        r->stream->fetched_to = r->from;
+        r->stream->retry_from = r->end + (r->to - r->end) / 16; /* reads have made room by then */
+    }
+    (void)pthread_mutex_unlock(&a->lock);
+}
+
 void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
                      uint64_t end)
 {
     struct ckpt_ahead *a = rd->ahead;
-    uint64_t to, from;
 
-    if (!a || off == end)
+    /* where another thread has the lock one read less is noted, and no read waits */
+    if (!a || off == end || pthread_mutex_trylock(&a->lock) != 0)
         return;
-    off += file->at;
-    end += file->at;
-    if (pthread_mutex_trylock(&a->lock) != 0) /* one read less is noted, and no read waits */
-        return;
-    struct stream *s = note(a, off, end, &to);
-    from = s->fetched_to;
-    if (to > from)
-        s->fetched_to = to;
+    const struct request r = note_read(a, &a->files, file->at + off, file->at + end);
+    claim(&r);
     (void)pthread_mutex_unlock(&a->lock);
-    if (to <= from || fetch_all(a, rd, file, from, to))
-        return;
-    (void)pthread_mutex_lock(&a->lock);
-    if (s->fetched_to == to) { /* no other thread has gone on meanwhile */
-        s->fetched_to = from;
-        s->retry_from = end + (to - end) / 16; /* reads have made some room by then */
-    }
-    (void)pthread_mutex_unlock(&a->lock);
+    answer(rd, &r, file);
 }
 
 void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
                             uint64_t off, uint64_t end)
 {
+    struct ckpt_ahead *a = rd->ahead;
     const struct ckpt_vnode *file;
     uint64_t at;
 
     ckpt_vtree_place(tree, tensor, &file, &at);
-    if (file)
+    if (file && !(a && a->segment)) {
         ckpt_ahead_note(rd, file, at + off, at + end);
+        return;
+    }
+    if (!a || off == end || pthread_mutex_trylock(&a->lock) != 0)
+        return;
+    const uint64_t listed = a->segment[tensor].off;
+    struct request r = note_read(a, &a->tensors, listed + off, listed + end);
+    if (file) {
+        const struct request other =
+            note_read(a, &a->files, file->at + at + off, file->at + at + end);
+        if (a->files.jumps < a->tensors.jumps)
+            r = other;
+    }
+    claim(&r);
+    (void)pthread_mutex_unlock(&a->lock);
+    answer(rd, &r, r.order == &a->files ? file : &a->listed);
 }
 
 enum ckpt_prepared ckpt_ahead_prepare(struct ckpt_reading *rd, const struct ckpt_vnode *file,
@@ -289,11 +390,11 @@ void ckpt_ahead_all(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size
     if (!file || file->at)
         return;
     for (const struct ckpt_vnode *f = file; f; f = f->next)
-        a->whole = f->at + f->size;
-    if (!fetch_all(a, rd, file, 0, a->most))
+        a->files.whole = f->at + f->size;
+    if (!fetch_all(a, rd, file, 0, a->most, a->files.whole))
         return;
     (void)pthread_mutex_lock(&a->lock);
-    a->stream[0] =
-        (struct stream){.read_bytes = a->most / EAGER, .fetched_to = a->most, .tick = ++a->tick};
+    a->files.stream[0] = (struct stream){
+        .read_bytes = a->most / EAGER, .fetched_to = a->most, .tick = ++a->files.tick};
     (void)pthread_mutex_unlock(&a->lock);
 }

@@ -10,8 +10,10 @@
 #include "tensor/read.h"
 #include "view/view.h"
 
-/* Makes the read-ahead of a view over these sources. *ret is NULL if none of them is far. */
-int ckpt_ahead_new(const struct ckpt_catalog *cat, struct ckpt_ahead **ret, struct ckpt_err *err);
+/* Makes the read-ahead of a view of this catalogue, laid out as this tree. The catalogue is
+ * borrowed. *ret is NULL if none of its sources is far. */
+int ckpt_ahead_new(const struct ckpt_catalog *cat, const struct ckpt_vtree *tree,
+                   struct ckpt_ahead **ret, struct ckpt_err *err);
 void ckpt_ahead_free(struct ckpt_ahead *a); /* NULL is allowed */
 
 /* Notes that bytes [off, end) of the file are read now. If reads follow each other, this begins to
@@ -20,8 +22,8 @@ void ckpt_ahead_free(struct ckpt_ahead *a); /* NULL is allowed */
 void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uint64_t off,
                      uint64_t end);
 
-/* Notes that bytes [off, end) of a tensor, given by its number in the catalogue, are read now where
- * they lie in a file. */
+/* Notes likewise that bytes [off, end) of a tensor, given by its number in the catalogue, are read
+ * now. What comes next may be its neighbour in a file, or in the catalogue. */
 void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tree, size_t tensor,
                             uint64_t off, uint64_t end);
 

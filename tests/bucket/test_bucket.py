@@ -616,7 +616,41 @@ except ckptfs.NotFoundError as e:
 """
 
 
+READ = """
+import sys, ckptfs
+f = ckptfs.open(sys.argv[1], view="raw", cache="no", framework="np")
+for name in sys.argv[2:]:
+    f.get_tensor(name)
+print("read", flush=True)
+sys.stdin.read()
+"""
+
+
+def is_asked_for(store, metadata, name):
+    """Is each item of the tensor within what was asked for?"""
+    got = [(x[2].split("/")[-1], *(int(n) for n in x[3][6:].split("-"))) for x in store.requests("get")]
+    items = [i for index, i in metadata.storage_data.items() if index.fqn == name]
+    ends = [(i.relative_path, at) for i in items for at in (i.offset, i.offset + i.length - 1)]
+    return all(any(path == key and first <= at <= last for key, first, last in got) for path, at in ends)
+
+
 class Python(Case):
+    def test_tensor_by_tensor(self):
+        """What comes next is fetched ahead for who reads tensors in the order of the state dict, and for who reads them in that of the file."""
+        run_dir = self.path("m")
+        fsdp_run(run_dir, 4, 60, 1024)
+        with open(os.path.join(run_dir, ".metadata"), "rb") as f:
+            metadata = pickle.load(f)
+        for numbers in ([0, 1, 2, 3, 4, 5], [0, 1, 10, 11, 12, 13]):
+            with self.subTest(numbers), Store() as s:
+                s.put_folder("b", "m/", run_dir)
+                env = s.env(PYTHONPATH=os.path.join(SOURCE, "contrib", "python"), CKPTFS_LIBRARY_PATH=BUILD)
+                names = [f"layers.{n}.weight" for n in numbers]
+                with subprocess.Popen([sys.executable, "-c", READ, "s3://b/m", *names[:4]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+                    self.assertEqual(p.stdout.readline(), b"read\n")
+                    wait_until(lambda: all(is_asked_for(s, metadata, n) for n in names), "the next tensors")
+                    p.stdin.close()
+
     def test_view(self):
         """Also in a process that is forked."""
         with Store() as s:
