@@ -20,9 +20,10 @@
 
 enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
-/* Buffers for each thread: who has moved a chunk whose turn to be hashed has not come goes on with
- * the next one. */
-enum { BUFFERS = 2 };
+/* So many buffers more than threads: who has moved a chunk whose turn to be hashed has not come
+ * goes on with the next one. With more, they are not in the processors' caches when they are
+ * hashed. */
+enum { SPARE = 2 };
 
 /* So many bytes after the next chunk are prepared, as far as the view has room: scanned layers make
  * the first layer need chunks of all layers, which several threads decompress if they see some of
@@ -402,7 +403,7 @@ static int state_init(struct state *s, struct ckpt_err *err)
 {
     bool good;
 
-    s->nbuffer = (size_t)s->nthread * BUFFERS;
+    s->nbuffer = (size_t)s->nthread + SPARE;
     s->flying = calloc(s->nbuffer, sizeof *s->flying);
     s->buffer = chunks(s->nbuffer);
     s->hash = XXH3_createState();

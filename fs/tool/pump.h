@@ -22,7 +22,7 @@
 #include "tool/items.h"
 
 enum {
-    CKPT_PUMP_CHUNK = 1 << 20, /* size in bytes; there are two such buffers for every thread */
+    CKPT_PUMP_CHUNK = 1 << 20, /* size in bytes; there are two such buffers more than threads */
     CKPT_PUMP_MARK = 1 << 30,  /* bytes between two calls of mark; a multiple of the chunk */
 };
 

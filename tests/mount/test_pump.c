@@ -216,7 +216,7 @@ TEST(pump, tensors_have_nothing_to_prepare_and_empty_files_are_passed)
 
 /* ---- many threads ---- */
 
-enum { JOBS = 4, MOST_MARKS = 64, PATIENCE_MS = 20000 };
+enum { JOBS = 4, SPARE = 2 /* of the pump */, MOST_MARKS = 64, PATIENCE_MS = 20000 };
 
 static struct {
     size_t item;
@@ -235,7 +235,7 @@ static int pass(void *ctx, size_t item, const void *buf, size_t len, uint64_t of
     if (memcmp(buf, scratch, len) != 0)
         return ckpt_fail(err, CKPT_IO, "other bytes");
     if (item == 0 && off == 0)
-        for (unsigned ms = 0; passed < 2 * JOBS - 1; ms++) {
+        for (unsigned ms = 0; passed < JOBS + SPARE - 1; ms++) {
             if (ms == PATIENCE_MS)
                 return ckpt_fail(err, CKPT_IO, "after %zu chunks, nobody reads", (size_t)passed);
             ckpt_pause_ms(1);
