@@ -35,7 +35,7 @@ struct chunk {
     uint64_t ticket, off;
     size_t item, len;
     bool first, last; /* the first, or last, of its item in this run */
-    bool is_moved;    /* its bytes have been read, and passed through the sink */
+    char *buf;        /* its bytes; NULL: it is none */
 };
 
 struct place {
@@ -53,13 +53,14 @@ struct state {
     struct ckpt_err err;   /* the first failure */
     struct place next;     /* where the next chunk begins */
     uint64_t ticket;       /* ticket of the next chunk */
-    uint64_t turn;         /* ticket of the chunk to be hashed next: those from it to `ticket` are
-                              in flight */
+    uint64_t turn;         /* ticket of the chunk to be hashed next */
     struct place prepared; /* what is before it is; item SIZE_MAX: something can't be, and no more
                               is prepared, as a read will fail */
-    struct chunk *flying;  /* nbuffer: the chunk of a ticket, which has the buffer of its place */
-    char *buffer;
-    size_t nbuffer;
+    char *memory, **free;  /* nbuffer buffers; those that no chunk has, the last one used on top */
+    size_t nbuffer, nfree;
+    /* nbuffer: chunks that were moved and wait for their turn, at their tickets modulo nbuffer: as
+     * each in flight has a buffer, their tickets are no further apart. */
+    struct chunk *waiting;
     bool is_hashing;    /* a thread adds the chunk whose turn it is to the hash */
     XXH3_state_t *hash; /* hash of the current item; only used by that thread */
     struct worker *worker;
@@ -112,56 +113,52 @@ static void advance(const struct ckpt_items *items, struct place *at, uint64_t l
     }
 }
 
-static struct chunk *chunk_of(const struct state *s, uint64_t ticket)
+static struct chunk *place_of(const struct state *s, uint64_t ticket)
 {
-    return &s->flying[ticket % s->nbuffer];
-}
-
-static char *buffer_of(const struct state *s, const struct chunk *c)
-{
-    return s->buffer + (c->ticket % s->nbuffer) * CKPT_PUMP_CHUNK;
+    return &s->waiting[ticket % s->nbuffer];
 }
 
 /* These questions are asked with the lock held. */
 
 /* Is there a chunk that can be hashed now? */
-static bool has_turn(const struct state *s)
-{
-    return !s->is_hashing && s->turn < s->ticket && chunk_of(s, s->turn)->is_moved;
-}
+static bool has_turn(const struct state *s) { return !s->is_hashing && place_of(s, s->turn)->buf; }
 
 static bool has_more(const struct state *s) { return s->next.item < s->p->items->n; }
 
-/* Is there a buffer for one more chunk? */
-static bool has_room(const struct state *s) { return s->ticket - s->turn < s->nbuffer; }
+/* May a thread that has nothing to do get something to do later? */
+static bool has_prospects(const struct state *s)
+{
+    return has_more(s) || (s->p->hash && s->turn < s->ticket);
+}
 
 /* Cut off the next chunk. Every item has at least one, even an empty item. */
-static struct chunk *cut(struct state *s)
+static void cut(struct state *s, struct chunk *ret)
 {
     const struct ckpt_items *items = s->p->items;
     const struct ckpt_item *item = &items->item[s->next.item];
     const uint64_t left = item->size - s->next.off;
-    struct chunk *c = chunk_of(s, s->ticket);
 
-    *c = (struct chunk){.ticket = s->ticket++,
-                        .off = s->next.off,
-                        .item = s->next.item,
-                        .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
-                        .first = s->next.off == item->start};
-    c->last = c->len == left;
-    advance(items, &s->next, c->len);
-    return c;
+    *ret = (struct chunk){.ticket = s->ticket++,
+                          .off = s->next.off,
+                          .item = s->next.item,
+                          .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
+                          .first = s->next.off == item->start,
+                          .buf = s->free[--s->nfree]};
+    ret->last = ret->len == left;
+    advance(items, &s->next, ret->len);
 }
 
-/* Wait for work: *ret is a chunk to move, or NULL where there is one to be hashed. False: there is
+/* Wait for work: *ret is a chunk to move, or none where there is one to be hashed. False: there is
  * no more, or the run was stopped. */
-static bool take(struct state *s, struct chunk **ret)
+static bool take(struct state *s, struct chunk *ret)
 {
+    *ret = (struct chunk){0};
     (void)pthread_mutex_lock(&s->lock);
-    while (!s->stop && !has_turn(s) && (has_more(s) ? !has_room(s) : s->turn < s->ticket))
+    while (!s->stop && !has_turn(s) && !(has_more(s) && s->nfree) && has_prospects(s))
         (void)pthread_cond_wait(&s->work, &s->lock);
     const bool hash = has_turn(s), any = !s->stop && (hash || has_more(s));
-    *ret = any && !hash ? cut(s) : NULL;
+    if (any && !hash)
+        cut(s, ret);
     (void)pthread_mutex_unlock(&s->lock);
     return any;
 }
@@ -201,20 +198,29 @@ static void prepare(struct state *s)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Read a chunk and pass it to the sink. */
-static int move(struct worker *w, struct chunk *c, struct ckpt_err *err)
+/* Nobody needs the buffer any more. With the lock held. */
+static void put_buffer(struct state *s, char *buf)
+{
+    s->free[s->nfree++] = buf;
+    (void)pthread_cond_signal(&s->work);
+}
+
+/* Read a chunk and pass it to the sink; then it waits to be hashed. */
+static int move(struct worker *w, const struct chunk *c, struct ckpt_err *err)
 {
     struct state *s = w->s;
     const struct ckpt_pump *p = s->p;
-    char *buf = buffer_of(s, c);
 
     if (c->len &&
-        (ckpt_item_pread(p->view, &p->items->item[c->item], buf, c->len, c->off, err) < 0 ||
-         (p->sink && p->sink(p->ctx, c->item, buf, c->len, c->off, w->scratch, err) < 0)))
+        (ckpt_item_pread(p->view, &p->items->item[c->item], c->buf, c->len, c->off, err) < 0 ||
+         (p->sink && p->sink(p->ctx, c->item, c->buf, c->len, c->off, w->scratch, err) < 0)))
         return -1;
     (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
     (void)pthread_mutex_lock(&s->lock);
-    c->is_moved = true;
+    if (p->hash)
+        *place_of(s, c->ticket) = *c;
+    else
+        put_buffer(s, c->buf);
     (void)pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -234,7 +240,7 @@ static void add(struct state *s, const struct chunk *c, XXH128_hash_t *ret)
     else if (c->first)
         (void)XXH3_128bits_reset(s->hash);
     if (c->len)
-        (void)XXH3_128bits_update(s->hash, buffer_of(s, c), c->len);
+        (void)XXH3_128bits_update(s->hash, c->buf, c->len);
     if (has_mark(c))
         *ret = XXH3_128bits_digest(s->hash);
 }
@@ -283,19 +289,17 @@ static int hash(struct worker *w, struct ckpt_err *err)
 
     (void)pthread_mutex_lock(&s->lock);
     while (rc == 0 && !s->stop && has_turn(s)) {
-        const struct chunk c = *chunk_of(s, s->turn);
+        const struct chunk c = *place_of(s, s->turn);
         s->is_hashing = true;
         (void)pthread_mutex_unlock(&s->lock);
-        if (s->p->hash)
-            add(s, &c, &sum);
+        add(s, &c, &sum);
         (void)pthread_mutex_lock(&s->lock);
         s->is_hashing = false;
-        s->turn++;
-        if (s->turn == s->ticket && !has_more(s))
-            (void)pthread_cond_broadcast(&s->work); /* nobody has anything to wait for */
-        else /* its buffer is free, and another thread hashes while this one reports */
-            (void)pthread_cond_signal(&s->work);
-        if (s->p->hash && has_mark(&c)) {
+        place_of(s, s->turn++)->buf = NULL;
+        put_buffer(s, c.buf); /* who waits for it hashes while this thread reports */
+        if (!has_prospects(s))
+            (void)pthread_cond_broadcast(&s->work);
+        if (has_mark(&c)) {
             w->report = (struct report){.is = true, .ticket = c.ticket, .item = c.item};
             (void)pthread_mutex_unlock(&s->lock);
             rc = report(w, &c, &sum, err);
@@ -311,10 +315,10 @@ static void *work(void *arg)
     struct worker *w = arg;
     struct state *s = w->s;
     struct ckpt_err err = {0};
-    struct chunk *c;
+    struct chunk c;
 
     for (prepare(s); take(s, &c); prepare(s))
-        if ((c && move(w, c, &err) < 0) || hash(w, &err) < 0) {
+        if ((c.buf && move(w, &c, &err) < 0) || hash(w, &err) < 0) {
             fail(s, &err);
             break;
         }
@@ -404,11 +408,14 @@ static int state_init(struct state *s, struct ckpt_err *err)
     bool good;
 
     s->nbuffer = (size_t)s->nthread + SPARE;
-    s->flying = calloc(s->nbuffer, sizeof *s->flying);
-    s->buffer = chunks(s->nbuffer);
+    s->waiting = calloc(s->nbuffer, sizeof *s->waiting);
+    s->free = calloc(s->nbuffer, sizeof *s->free);
+    s->memory = chunks(s->nbuffer);
     s->hash = XXH3_createState();
     s->worker = calloc(s->nthread, sizeof *s->worker);
-    good = s->flying && s->buffer && s->hash && s->worker;
+    good = s->waiting && s->free && s->memory && s->hash && s->worker;
+    for (; good && s->nfree < s->nbuffer; s->nfree++)
+        s->free[s->nfree] = s->memory + s->nfree * CKPT_PUMP_CHUNK;
     for (unsigned i = 0; good && i < s->nthread; i++) {
         s->worker[i] = (struct worker){.s = s, .scratch = chunks(1)};
         good = s->worker[i].scratch;
@@ -430,8 +437,9 @@ static void state_release(struct state *s)
         free(s->worker[i].scratch);
     free(s->worker);
     (void)XXH3_freeState(s->hash);
-    free(s->buffer);
-    free(s->flying);
+    free(s->memory);
+    free(s->free);
+    free(s->waiting);
 }
 
 int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err)
