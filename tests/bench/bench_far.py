@@ -37,9 +37,11 @@ from storage import Storage  # noqa: E402
 NUMBERS = dict(num_attention_heads=bench_dcp.HEADS, num_key_value_heads=bench_dcp.KV, head_dim=bench_dcp.HIDDEN // bench_dcp.HEADS, model_type="llama",
                max_position_embeddings=4096, rms_norm_eps=1e-5)
 MAPPED = """
-import glob, json, mmap, struct, sys
+import glob, json, mmap, os, struct, sys
 step = mmap.PAGESIZE
-for path in sorted(glob.glob(sys.argv[1] + "/*.safetensors")):
+paths = {os.path.realpath(p) for p in glob.glob(sys.argv[1] + "/**/*.safetensors", recursive=True)}  # below a step, too, of which `latest` is a link
+assert paths
+for path in sorted(paths):
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
         n = struct.unpack("<Q", m[:8])[0]
         tensors = sorted(v["data_offsets"] for k, v in json.loads(m[8:8 + n]).items() if k != "__metadata__")
