@@ -250,12 +250,13 @@ def main():
     a = parser.parse_args()
     if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "core", "fs"], cwd=SOURCE).returncode:
         sys.exit("core or fs differ from HEAD: other places would be drawn; commit or undo that first")
-    todo = chosen(a.count, a.seed)
     if a.missed_at:
         kept, before = read_results(short(a.missed_at))
         if len(before) < a.count:
             sys.exit(f"{kept} has {len(before)} of {a.count} places: first run tests/mutate.py --commit {a.missed_at}")
         todo = [json.loads(p) for p, said in before.items() if said == "not noticed"]
+    else:
+        todo = chosen(a.count, a.seed)
     if a.list:
         for p in todo:
             print(f"{p['file']}: '{p['old'].strip()}' -> '{p['new'].strip()}': {p['line'].strip()}")

@@ -168,16 +168,21 @@ static uint64_t step_below(uint64_t to, uint64_t distance)
     return distance > 4 * (uint64_t)STEP ? to - to % STEP : to;
 }
 
-/* Finds or begins the stream of a read. *ret_to is the position up to which to fetch ahead of it;
- * 0: nothing is to be fetched now. */
-static struct stream *note(struct ckpt_ahead *a, struct order *order, uint64_t off, uint64_t end,
-                           uint64_t *ret_to)
+/* Positions [from, to) are to be fetched ahead of a stream; none if to <= from. */
+struct request {
+    struct order *order;
+    struct stream *stream;
+    uint64_t end; /* of the read */
+    uint64_t from, to;
+};
+
+/* Notes a read of positions [off, end): finds or begins its stream. With the lock held. */
+static struct request note(struct ckpt_ahead *a, struct order *order, uint64_t off, uint64_t end)
 {
     struct stream *mine = NULL, *oldest = &order->stream[0];
-    uint64_t active = 1;
+    uint64_t active = 1, to = 0;
 
     order->tick++;
-    *ret_to = 0;
     for (size_t i = 0; i < NSTREAM; i++) {
         struct stream *s = &order->stream[i];
         if (s->tick && off + NEAR >= s->next && off <= s->next + NEAR)
@@ -205,9 +210,9 @@ static struct stream *note(struct ckpt_ahead *a, struct order *order, uint64_t o
          * parts, so that of such a view it is half. */
         const uint64_t step = distance / (atomic_load(&a->is_scattered) ? 2 : 4);
         if (end >= mine->retry_from && mine->fetched_to < mine->next + distance - step)
-            *ret_to = step_below(mine->next + distance, distance);
+            to = step_below(mine->next + distance, distance);
     }
-    return mine;
+    return (struct request){order, mine, end, mine->fetched_to, to};
 }
 
 /* Adds to the batch what a read of bytes [off, end) of the file reads of its sources. */
@@ -278,25 +283,6 @@ static bool fetch_all(struct ckpt_ahead *a, const struct ckpt_reading *rd,
     return good;
 }
 
-/* Positions [from, to) are to be fetched ahead of a stream; none if to <= from. */
-struct request {
-    struct order *order;
-    struct stream *stream;
-    uint64_t end; /* of the read */
-    uint64_t from, to;
-};
-
-/* Notes a read of positions [off, end). With the lock held. */
-static struct request note_read(struct ckpt_ahead *a, struct order *order, uint64_t off,
-                                uint64_t end)
-{
-    struct request r = {.order = order, .end = end};
-
-    r.stream = note(a, order, off, end, &r.to);
-    r.from = r.stream->fetched_to;
-    return r;
-}
-
 /* Says that this is being fetched. With the lock held. */
 static void claim(const struct request *r)
 {
@@ -326,7 +312,7 @@ void ckpt_ahead_note(struct ckpt_reading *rd, const struct ckpt_vnode *file, uin
     /* where another thread has the lock one read less is noted, and no read waits */
     if (!a || off == end || pthread_mutex_trylock(&a->lock) != 0)
         return;
-    const struct request r = note_read(a, &a->files, file->at + off, file->at + end);
+    const struct request r = note(a, &a->files, file->at + off, file->at + end);
     claim(&r);
     (void)pthread_mutex_unlock(&a->lock);
     answer(rd, &r, file);
@@ -339,18 +325,19 @@ void ckpt_ahead_note_tensor(struct ckpt_reading *rd, const struct ckpt_vtree *tr
     const struct ckpt_vnode *file;
     uint64_t at;
 
+    if (!a)
+        return;
     ckpt_vtree_place(tree, tensor, &file, &at);
-    if (file && !(a && a->segment)) {
+    if (!a->segment) {
         ckpt_ahead_note(rd, file, at + off, at + end);
         return;
     }
-    if (!a || off == end || pthread_mutex_trylock(&a->lock) != 0)
+    if (off == end || pthread_mutex_trylock(&a->lock) != 0)
         return;
     const uint64_t listed = a->segment[tensor].off;
-    struct request r = note_read(a, &a->tensors, listed + off, listed + end);
+    struct request r = note(a, &a->tensors, listed + off, listed + end);
     if (file) {
-        const struct request other =
-            note_read(a, &a->files, file->at + at + off, file->at + at + end);
+        const struct request other = note(a, &a->files, file->at + at + off, file->at + at + end);
         if (a->files.jumps < a->tensors.jumps)
             r = other;
     }

@@ -56,7 +56,8 @@ struct state {
     uint64_t turn;         /* ticket of the chunk to be hashed next */
     struct place prepared; /* what is before it is; item SIZE_MAX: something can't be, and no more
                               is prepared, as a read will fail */
-    char *memory, **free;  /* nbuffer buffers; those that no chunk has, the last one used on top */
+    char *memory;          /* nbuffer buffers, and one for each thread's scratch */
+    char **free;           /* nbuffer: the buffers that no chunk has, the last one used on top */
     size_t nbuffer, nfree;
     /* nbuffer: chunks that were moved and wait for their turn, at their tickets modulo nbuffer: as
      * each in flight has a buffer, their tickets are no further apart. */
@@ -396,30 +397,25 @@ static int run(struct state *s, struct ckpt_err *err)
     return 0;
 }
 
-/* `n` chunks of memory; NULL: there is none. */
-static void *chunks(size_t n)
-{
-    void *ret;
-    return posix_memalign(&ret, PAGE, n * CKPT_PUMP_CHUNK) == 0 ? ret : NULL;
-}
-
 static int state_init(struct state *s, struct ckpt_err *err)
 {
+    const size_t nbuffer = (size_t)s->nthread + SPARE;
+    void *memory = NULL;
     bool good;
 
-    s->nbuffer = (size_t)s->nthread + SPARE;
+    s->nbuffer = nbuffer;
     s->waiting = calloc(s->nbuffer, sizeof *s->waiting);
     s->free = calloc(s->nbuffer, sizeof *s->free);
-    s->memory = chunks(s->nbuffer);
     s->hash = XXH3_createState();
     s->worker = calloc(s->nthread, sizeof *s->worker);
-    good = s->waiting && s->free && s->memory && s->hash && s->worker;
-    for (; good && s->nfree < s->nbuffer; s->nfree++)
+    good = s->waiting && s->free && s->hash && s->worker &&
+           posix_memalign(&memory, PAGE, (nbuffer + s->nthread) * CKPT_PUMP_CHUNK) == 0;
+    s->memory = memory;
+    for (; good && s->nfree < nbuffer; s->nfree++)
         s->free[s->nfree] = s->memory + s->nfree * CKPT_PUMP_CHUNK;
-    for (unsigned i = 0; good && i < s->nthread; i++) {
-        s->worker[i] = (struct worker){.s = s, .scratch = chunks(1)};
-        good = s->worker[i].scratch;
-    }
+    for (unsigned i = 0; good && i < s->nthread; i++)
+        s->worker[i] =
+            (struct worker){.s = s, .scratch = s->memory + (nbuffer + i) * CKPT_PUMP_CHUNK};
     (void)pthread_mutex_init(&s->lock, NULL);
     ckpt_cond_init(&s->work);
     ckpt_cond_init(&s->reported);
@@ -433,8 +429,6 @@ static void state_release(struct state *s)
     (void)pthread_cond_destroy(&s->reported);
     (void)pthread_cond_destroy(&s->ended);
     (void)pthread_mutex_destroy(&s->lock);
-    for (unsigned i = 0; s->worker && i < s->nthread; i++)
-        free(s->worker[i].scratch);
     free(s->worker);
     (void)XXH3_freeState(s->hash);
     free(s->memory);

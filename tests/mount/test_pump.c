@@ -93,17 +93,25 @@ static struct ckpt_item file_of(size_t i, uint64_t start, uint64_t size)
     return (struct ckpt_item){.path = path, .size = size, .start = start, .file = node(i)};
 }
 
-/* Let one thread move the items. */
-static void run(struct ckpt_item *item, size_t n, const int *answer, size_t nans)
+/* A list of these items, of which nothing was asked or moved yet. */
+static struct ckpt_items begin(struct ckpt_item *item, size_t n)
 {
     struct ckpt_items items = {.item = item, .n = n};
-    const struct ckpt_pump pump = {.items = &items, .jobs = 1, .quiet = true};
-    struct ckpt_err err = {0};
 
     for (size_t i = 0; i < n; i++)
         items.bytes += item[i].size;
-    nprepared = 0;
+    nprepared = nanswer = 0;
     nread = 0;
+    return items;
+}
+
+/* Let one thread move the items. */
+static void run(struct ckpt_item *item, size_t n, const int *answer, size_t nans)
+{
+    struct ckpt_items items = begin(item, n);
+    const struct ckpt_pump pump = {.items = &items, .jobs = 1, .quiet = true};
+    struct ckpt_err err = {0};
+
     nanswer = nans;
     for (size_t i = 0; i < nans; i++)
         answers[i] = answer[i];
@@ -263,7 +271,7 @@ static int note(void *ctx, size_t item, uint64_t off, struct ckpt_err *err)
 
 static int run_many(struct ckpt_item *item, size_t n, bool hash, struct ckpt_err *err)
 {
-    struct ckpt_items items = {.item = item, .n = n};
+    struct ckpt_items items = begin(item, n);
     const struct ckpt_pump pump = {.items = &items,
                                    .jobs = JOBS,
                                    .quiet = true,
@@ -272,10 +280,7 @@ static int run_many(struct ckpt_item *item, size_t n, bool hash, struct ckpt_err
                                    .sink = pass,
                                    .mark = note};
 
-    for (size_t i = 0; i < n; i++)
-        items.bytes += item[i].size;
-    nprepared = nanswer = nmark = 0;
-    nread = 0;
+    nmark = 0;
     passed = 0;
     return ckpt_pump_run(&pump, NULL, err);
 }
